@@ -14,14 +14,14 @@ import sys
 from pathlib import Path
 
 from tfpolicies import Algorithm, PPOConfig
-from tfpolicies.algorithms.tuned import tuned_settings
+from tfpolicies.algorithms.tuned import get_tuned_settings
 
 ENV = "CartPole-v1"
 
 
 def train(target: float, max_steps: int, *, seed: int = 0) -> Algorithm:
     """Trains until the mean return of the last 100 episodes is at least `target`."""
-    config = PPOConfig().update_from_dict(tuned_settings("PPO", ENV))
+    config = PPOConfig().update_from_dict(get_tuned_settings("PPO", ENV))
     algorithm: Algorithm = config.environment(ENV).debugging(seed=seed).build()
     while algorithm.counters["num_env_steps_sampled"] < max_steps:
         result = algorithm.train()
@@ -36,8 +36,8 @@ def play_exported(folder: Path, episodes: int) -> float:
     """Plays with the ONNX file in a process that imports neither TensorFlow nor this package."""
     command = [sys.executable, "-I", str(folder / "play.py"), "--env", ENV, "--json"]
     command += ["--episodes", str(episodes), "--seed", "1"]
-    played = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(json.loads(played.stdout)["mean_return"])
+    completed = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(completed.stdout)["mean_return"])
 
 
 def main(

@@ -47,7 +47,7 @@ class Member:
         self.episodes: deque[float] = deque(maxlen=50)
         self.returns: list[float] = []
         self.rates: list[float] = []
-        self.copied: list[int] = []
+        self.copy_rounds: list[int] = []
 
     def train(self) -> None:
         """Samples once and learns from it."""
@@ -65,7 +65,7 @@ def learn_from_the_best(population: PolicyMap, members: dict[str, Member], round
         population.copy_policy(best, worst)  # `worst` stays the same object, also in its worker
         population.perturb(worst, "lr", factors=(0.8, 1.25))
         members[worst].episodes = deque(members[best].episodes, maxlen=50)
-        members[worst].copied.append(round_)
+        members[worst].copy_rounds.append(round_)
 
 
 def train(size: int, rounds: int, exchange: int) -> tuple[dict[str, Member], float]:
@@ -76,13 +76,13 @@ def train(size: int, rounds: int, exchange: int) -> tuple[dict[str, Member], flo
     population.update({name: member.policy for name, member in members.items()})
     for member in members.values():
         member.policy.driver.learning.warm_up(ROWS, EPOCHS, MINIBATCH)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for round_ in range(rounds):
         for member in members.values():
             member.train()
         if size >= 4 and (round_ + 1) % exchange == 0 and round_ + 1 < rounds:
             learn_from_the_best(population, members, round_)
-    return members, time.perf_counter() - begun
+    return members, time.perf_counter() - start
 
 
 def draw(members: dict[str, Member], path: Path) -> None:
@@ -96,7 +96,7 @@ def draw(members: dict[str, Member], path: Path) -> None:
         for i in range(len(steps) - 1):
             colour = colours.to_rgba(member.rates[i + 1])
             axes.plot(steps[i : i + 2], member.returns[i : i + 2], color=colour, linewidth=1.4)
-        marks = member.copied
+        marks = member.copy_rounds
         axes.plot(steps[marks], np.array(member.returns)[marks], "o", ms=4, mfc="w", mec="0.3")
     axes.plot([], [], "o", ms=4, mfc="w", mec="0.3", label="becomes a copy of one of the best")
     axes.set(xlabel="environment steps of each member", ylabel="mean return of 50 episodes")
@@ -110,19 +110,19 @@ def draw(members: dict[str, Member], path: Path) -> None:
 
 def main(folder: str = ".", size: int = 16, rounds: int = 30, exchange: int = 5) -> list[float]:
     """Trains one policy, then a population; returns the last mean returns of the population."""
-    _, alone = train(1, rounds, exchange)
-    members, together = train(size, rounds, exchange)
+    _, single_seconds = train(1, rounds, exchange)
+    members, population_seconds = train(size, rounds, exchange)
     path = Path(folder) / "population.png"
     draw(members, path)
     print(f"{'member':>9} {'first rate':>10} {'last rate':>10} {'return':>7}  copied after round")
     for name, member in members.items():
         print(
             f"{name:>9} {member.rates[0]:10.2g} {member.rates[-1]:10.2g} {member.returns[-1]:7.1f}"
-            f"  {', '.join(str(round_ + 1) for round_ in member.copied)}"
+            f"  {', '.join(str(round_ + 1) for round_ in member.copy_rounds)}"
         )
     print(
-        f"One policy alone: {alone:.2f} s; {size} together: {together:.2f} s, "
-        f"{together / size:.2f} s each, {together / size / alone:.2f} times one alone."
+        f"One policy alone: {single_seconds:.2f} s; {size} together: {population_seconds:.2f} s, "
+        f"{population_seconds / size:.2f} s each, {population_seconds / size / single_seconds:.2f} times one alone."
     )
     print(f"Written: {path}")
     return [member.returns[-1] for member in members.values()]

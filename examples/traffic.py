@@ -28,8 +28,8 @@ class MultiAgentTrafficGrid(MultiAgentEnv):
     """The town as a multi-agent environment: all agents act in every step."""
 
     def __init__(self, num_cars: int = 25, **settings: int) -> None:
-        self._town = TrafficGrid(num_cars, **settings)
-        cars, lights = self._town.cars, self._town.lights
+        self._grid = TrafficGrid(num_cars, **settings)
+        cars, lights = self._grid.cars, self._grid.lights
         self._agent_ids = {*cars, *lights}
         self.observation_space = spaces.Dict(
             {**dict.fromkeys(cars, CAR_SPACE), **dict.fromkeys(lights, LIGHT_SPACE)}
@@ -40,10 +40,10 @@ class MultiAgentTrafficGrid(MultiAgentEnv):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
         super().reset(seed=seed)
-        return self._town.reset(self.np_random), {}
+        return self._grid.reset(self.np_random), {}
 
     def step(self, action_dict: Mapping[str, Any]) -> Any:
-        observations, rewards, over = self._town.step(dict(action_dict))
+        observations, rewards, over = self._grid.step(dict(action_dict))
         return observations, rewards, {"__all__": False}, {"__all__": over}, {}
 
 

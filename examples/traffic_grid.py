@@ -15,7 +15,7 @@ LIGHT_SPACE = gym.spaces.Box(0.0, 1.0, (4,), np.float32)
 STAY_OR_GO = gym.spaces.Discrete(2)  # for cars
 KEEP_OR_SWITCH = gym.spaces.Discrete(2)  # for lights
 
-_VIEW = 4  # cells that a car sees ahead
+_VIEW_CELLS = 4  # cells that a car sees ahead
 
 
 class TrafficGrid:
@@ -38,64 +38,68 @@ class TrafficGrid:
         self._free_cells = cells[cells % self.ring % block != 0]
         if num_cars > len(self._free_cells) // 2:
             raise ValueError(f"{num_cars} cars are too many for {len(self._free_cells)} cells.")
-        self._ahead = np.arange(1, _VIEW + 1)
+        self._ahead = np.arange(1, _VIEW_CELLS + 1)
 
     def reset(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Places the cars randomly, but not on crossings; returns the observations."""
         self._road, self._cell = np.divmod(
             rng.choice(self._free_cells, self.num_cars, replace=False), self.ring
         )
-        self._first = self._road < self.blocks  # roads of the first kind
-        self._green = rng.integers(2, size=len(self.lights)) == 1  # for roads of the first kind
+        self._is_first_direction = self._road < self.blocks  # roads of the first kind
+        self._is_green = rng.integers(2, size=len(self.lights)) == 1  # for roads of the first kind
         self._age = np.zeros(len(self.lights))
         self._moved = np.zeros(self.num_cars, bool)
-        self._now = 0
-        self._look()
+        self._time = 0
+        self._update_views()
         return self._observations()
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, bool]:
         """Executes a step; returns observations, rewards, and whether the episode is over."""
-        chosen = np.array([actions[name] for name in (*self.cars, *self.lights)], bool)
-        goes, switches = chosen[: self.num_cars], chosen[self.num_cars :]
+        flags = np.array([actions[name] for name in (*self.cars, *self.lights)], bool)
+        moves, switches = flags[: self.num_cars], flags[self.num_cars :]
         self._age = np.where(switches, 0.0, self._age + 1.0)
-        self._green = self._green ^ switches
+        self._is_green = self._is_green ^ switches
         red = self._to_crossing == 1
-        red &= self._green[self._light] != self._first
-        self._moved = goes & ~red & (self._free > 0)
+        red &= self._is_green[self._light] != self._is_first_direction
+        self._moved = moves & ~red & (self._free_ahead > 0)
         self._cell = (self._cell + self._moved) % self.ring
-        self._now += 1
-        self._look()
-        cars = np.where(self._moved, 1.0, np.where(goes, -1.0, -0.1))
+        self._time += 1
+        self._update_views()
+        cars = np.where(self._moved, 1.0, np.where(moves, -1.0, -0.1))
         lights = -0.5 * self._queues.sum(axis=0)
         rewards = dict(zip(self.cars, cars.tolist(), strict=True))
         rewards.update(zip(self.lights, lights.tolist(), strict=True))
-        return self._observations(), rewards, self._now >= self.steps
+        return self._observations(), rewards, self._time >= self.steps
 
-    def _look(self) -> None:
+    def _update_views(self) -> None:
         """Updates each car's next light, distance to it and free cells ahead, and the queues."""
         block, other = self._cell // self.block, self._road % self.blocks
         self._to_crossing = (block + 1) * self.block - self._cell
         number = (block + 1) % self.blocks
-        rows, columns = np.where(self._first, (other, number), (number, other))
+        rows, columns = np.where(self._is_first_direction, (other, number), (number, other))
         self._light = rows * self.blocks + columns
         occupied = np.zeros((2 * self.blocks, self.ring), bool)
         occupied[self._road, self._cell] = True
-        seen = occupied[self._road[:, None], (self._cell[:, None] + self._ahead) % self.ring]
-        self._free = np.where(seen.any(axis=1), seen.argmax(axis=1), _VIEW)
-        waits = ~self._moved & (self._to_crossing <= _VIEW)
-        queue = self._light[waits] + len(self.lights) * self._first[waits]
+        occupied_ahead = occupied[
+            self._road[:, None], (self._cell[:, None] + self._ahead) % self.ring
+        ]
+        self._free_ahead = np.where(
+            occupied_ahead.any(axis=1), occupied_ahead.argmax(axis=1), _VIEW_CELLS
+        )
+        is_waiting = ~self._moved & (self._to_crossing <= _VIEW_CELLS)
+        queue = self._light[is_waiting] + len(self.lights) * self._is_first_direction[is_waiting]
         self._queues = np.bincount(queue, minlength=2 * len(self.lights)).reshape(2, -1)
 
     def _observations(self) -> dict[str, np.ndarray]:
         cars = np.empty((self.num_cars, 5), np.float32)
         cars[:, 0] = self._to_crossing / self.block
-        cars[:, 1] = self._green[self._light] == self._first
-        cars[:, 2] = self._free / _VIEW
+        cars[:, 1] = self._is_green[self._light] == self._is_first_direction
+        cars[:, 2] = self._free_ahead / _VIEW_CELLS
         cars[:, 3] = self._moved
-        cars[:, 4] = self._now / self.steps
+        cars[:, 4] = self._time / self.steps
         lights = np.empty((len(self.lights), 4), np.float32)
-        lights[:, :2] = np.minimum(self._queues.T / _VIEW, 1.0)
-        lights[:, 2] = self._green
+        lights[:, :2] = np.minimum(self._queues.T / _VIEW_CELLS, 1.0)
+        lights[:, 2] = self._is_green
         lights[:, 3] = np.minimum(self._age / 10.0, 1.0)
         observations = dict(zip(self.cars, cars, strict=True))
         observations.update(zip(self.lights, lights, strict=True))

@@ -23,8 +23,8 @@ def test_a_users_own_model_learns_a_users_own_environment_and_is_exported(
     tmp_path: Path, load: Callable[[str], ModuleType]
 ) -> None:
     example = load("train_your_own")
-    assert len(inspect.getsource(example.train_and_ship).splitlines()) <= 15
-    mean_return = example.train_and_ship(str(tmp_path), iterations=10)
+    assert len(inspect.getsource(example.train_and_export).splitlines()) <= 15
+    mean_return = example.train_and_export(str(tmp_path), iterations=10)
     assert mean_return > 0.3  # of at most 1.0 - 0.45; a random walk pays about -1.8
     assert (tmp_path / "onnx" / "model.onnx").is_file()
     assert (tmp_path / "saved_model" / "1" / "saved_model.pb").is_file()

@@ -30,12 +30,12 @@ from tfpolicies import (
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.extending import (
-    AMOUNT,
-    COUNT,
+    NON_NEGATIVE,
+    POSITIVE_INT,
     Exploration,
     Greedy,
     Transform,
-    later,
+    lazy_class,
     masked_mean,
     setting,
 )
@@ -102,8 +102,8 @@ def test_the_distribution_of_the_page_is_that_of_laplace(names):
 def test_the_policy_with_several_networks_of_the_page_learns(names):
     policy = names["awac"].get_policy()
     assert policy.num_grad_updates == 1001
-    assert [*policy.program.layout.followed] == ["critic"]
-    assert {"learning", "learner", "exports"} <= {*check_policy(policy).passed}
+    assert [*policy.program.layout.networks_with_targets] == ["critic"]
+    assert {"learning", "learner", "exports"} <= {*check_policy(policy).passes}
 
 
 @pytest.mark.soak
@@ -147,9 +147,9 @@ def test_the_names_for_extending_stay_and_the_page_has_each():
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTraining(PPOConfig.training_section):
-    num_epochs: int = setting(5, COUNT)
-    num_workers: int = setting(1, COUNT)
-    fine: float = setting(0.1, AMOUNT)
+    num_epochs: int = setting(5, POSITIVE_INT)
+    num_workers: int = setting(1, POSITIVE_INT)
+    fine: float = setting(0.1, NON_NEGATIVE)
 
 
 class OwnConfig(PPOConfig):
@@ -301,12 +301,12 @@ def test_postprocessing_that_forgets_its_batch_is_told_to_return_it():
 
 
 class FinedPolicy(PPOTF2Policy):
-    config_class = later("OwnConfig")
+    config_class = lazy_class("OwnConfig")
     hyperparameters = (*PPOTF2Policy.hyperparameters, "fine")
 
 
 def test_a_policy_with_settings_of_its_own_has_them():
-    assert FinedPolicy(OBS, TWO, {"fine": 0.5, "inference": "tf"}).hyper("fine") == 0.5
+    assert FinedPolicy(OBS, TWO, {"fine": 0.5, "inference": "tf"}).get_hyperparameter("fine") == 0.5
 
 
 class OtherDQN(DQN):
@@ -348,7 +348,7 @@ def test_classes_of_a_script_that_wait_for_others_travel_to_other_processes():
 
 def test_a_class_that_is_waited_for_and_never_comes_is_named():
     class Waiting(PPOTF2Policy):
-        config_class = later("NoSuchConfig")
+        config_class = lazy_class("NoSuchConfig")
 
     with pytest.raises(UsageError, match=r"refers to a class 'NoSuchConfig', but .*_extend"):
         Waiting(OBS, TWO, {})
@@ -361,7 +361,7 @@ class Nudged(Exploration):
         super().__init__(Transform(Greedy(), where.leaves, mixed=True))
         self.until = until
 
-    def params(self, timestep, explore):
+    def get_params(self, timestep, explore):
         return np.array([explore and timestep >= self.until], np.float32)
 
 

@@ -94,8 +94,8 @@ def test_every_error_is_also_a_builtin(kind):
 
 
 def test_near_matches_are_offered_for_typos_only():
-    assert errors.near_matches("Gama", ["gamma", "lr"]) == " Did you mean 'gamma'?"
-    assert errors.near_matches("xyz", ["gamma", "lr"]) == ""
+    assert errors.suggest_similar_names("Gama", ["gamma", "lr"]) == " Did you mean 'gamma'?"
+    assert errors.suggest_similar_names("xyz", ["gamma", "lr"]) == ""
 
 
 PROBE = """

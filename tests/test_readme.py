@@ -65,9 +65,9 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 @pytest.mark.core
 @pytest.mark.parametrize("page", [README, GUIDE], ids=["readme", "guide"])
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
-    from tfpolicies.cli.arguments import _parsers
+    from tfpolicies.cli.arguments import _make_parsers
 
-    commands = _parsers()[1]
+    commands = _make_parsers()[1]
     known = {option for command in commands.values() for option in command.options()}
     used = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     assert used - known == set()

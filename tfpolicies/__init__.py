@@ -6,8 +6,8 @@ Names are imported on first use, so `import tfpolicies` loads neither TensorFlow
 from __future__ import annotations
 
 from tfpolicies._version import __version__
-from tfpolicies.algorithms.registry import exported_names
-from tfpolicies.lazy import lazily
+from tfpolicies.algorithms.registry import get_exported_names
+from tfpolicies.lazy import resolve_lazy_attribute
 from tfpolicies.system.quiet_start import quiet_tensorflow_start
 
 TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from tfpolicies.policy_map.policy_map import PolicyMap as PolicyMap
     from tfpolicies.rollout.rollout_worker import RolloutWorker as RolloutWorker
 
-_HOMES = {
-    **exported_names(),
-    "Algorithm": "tfpolicies.algorithms.algorithm",
+_MODULES = {
+    **get_exported_names(),
+    "Algorithm": "tfpolicies.algorithms.build",
     "AlgorithmConfig": "tfpolicies.config.algorithm_config",
     "DEFAULT_POLICY_ID": "tfpolicies.config.policy_spec",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
@@ -60,14 +60,14 @@ _HOMES = {
     "record_video": "tfpolicies.algorithms.recording",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*_MODULES, "__version__"]
 
 quiet_tensorflow_start()
 
 
 def __getattr__(name: str) -> object:
-    return lazily(name, _HOMES, globals())
+    return resolve_lazy_attribute(name, _MODULES, globals())
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

@@ -65,10 +65,10 @@ class TfPoliciesError(Exception):
         """Appends context to the message while the error propagates."""
         self.args = (f"{self} {sentence}",)
 
-    def advised(self: _Error, advice: str, settings: Mapping[str, Any]) -> _Error:
+    def add_advice(self: _Error, advice: str, settings: Mapping[str, Any]) -> _Error:
         """Adds advice for Python code, and the settings in it; returns the error.
 
-        >>> error = ConfigError("It is dark.").advised("Set lamp=True.", {"lamp": True})
+        >>> error = ConfigError("It is dark.").add_advice("Set lamp=True.", {"lamp": True})
         >>> str(error), error.settings
         ('It is dark. Set lamp=True.', {'lamp': 'True'})
         """
@@ -161,7 +161,7 @@ class FrozenPolicyError(UsageError):
     """An attempt to change a frozen policy."""
 
 
-class NotOfferedError(TfPoliciesError, NotImplementedError):
+class UnsupportedMethodError(TfPoliciesError, NotImplementedError):
     """A method that another class of policies has was called on one that lacks it."""
 
 
@@ -255,20 +255,20 @@ def show_value(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-_LONGEST_COMPARED = 256  # characters; the time of a comparison grows with their square
+_MAX_COMPARED_LENGTH = 256  # characters; the time of a comparison grows with their square
 
 
-def near_matches(name: object, known: Iterable[str], limit: int = 3) -> str:
+def suggest_similar_names(name: object, candidates: Iterable[str], limit: int = 3) -> str:
     """Returns a hint such as ``" Did you mean 'gamma'?"``, or an empty string.
 
-    >>> near_matches("gama", ["gamma", "lr"])
+    >>> suggest_similar_names("gama", ["gamma", "lr"])
     " Did you mean 'gamma'?"
-    >>> near_matches("zzz", ["gamma", "lr"])
+    >>> suggest_similar_names("zzz", ["gamma", "lr"])
     ''
     """
-    if not isinstance(name, str) or len(name) > _LONGEST_COMPARED:
+    if not isinstance(name, str) or len(name) > _MAX_COMPARED_LENGTH:
         return ""
-    names = {candidate.lower(): candidate for candidate in known}
+    names = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), list(names), n=limit, cutoff=0.6)
     if not close:
         return ""

@@ -9,13 +9,11 @@ from __future__ import annotations
 from tfpolicies.algorithms.actor_critic import (
     ActorCriticConfig,
     ActorCriticTFPolicy,
-    ActorCriticTraining,
 )
 from tfpolicies.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
-    OffPolicyTraining,
 )
 from tfpolicies.algorithms.tuned import register_tuned
 from tfpolicies.batch.postprocessing import (
@@ -23,26 +21,34 @@ from tfpolicies.batch.postprocessing import (
     generalized_advantages,
     n_step_returns,
 )
-from tfpolicies.config.later import later
-from tfpolicies.config.sections import SCHEDULE, Training
+from tfpolicies.config.later import lazy_class
+from tfpolicies.config.sections import SCHEDULE, TrainingSettings
 from tfpolicies.config.setting import setting
-from tfpolicies.exploration.exploration import Exploration, Scheduled
-from tfpolicies.exploration.exploration import Setting as ExplorationSetting
-from tfpolicies.exploration.transform import Disturb, Greedy, Sample, Transform
+from tfpolicies.exploration.exploration import Exploration
+from tfpolicies.exploration.exploration import ExplorationContext as ExplorationSetting
+from tfpolicies.exploration.transform import Greedy, Sample, Transform
 from tfpolicies.extensions import Extension, register_extension
 from tfpolicies.models.distributions import Distribution, register_box_distribution
 from tfpolicies.models.losses import explained_variance, huber, masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, UNIT, Rule, count, function, one_of
+from tfpolicies.rules import (
+    BOOL,
+    FRACTION,
+    POSITIVE,
+    Validator,
+    function,
+    int_at_least,
+    one_of,
+)
 
 __all__ = [
     "AMOUNT",
     "BOOL",
     "COUNT",
+    "FRACTION",
     "POSITIVE",
     "SCHEDULE",
-    "UNIT",
     "ActorCriticConfig",
     "ActorCriticTFPolicy",
     "ActorCriticTraining",
@@ -58,18 +64,18 @@ __all__ = [
     "OffPolicyConfig",
     "OffPolicyTFPolicy",
     "OffPolicyTraining",
-    "Rule",
     "Sample",
     "Scheduled",
-    "Training",
+    "TrainingSettings",
     "Transform",
-    "count",
+    "Validator",
     "discounted_returns",
     "explained_variance",
     "function",
     "generalized_advantages",
     "huber",
-    "later",
+    "int_at_least",
+    "lazy_class",
     "masked_mean",
     "n_step_returns",
     "one_of",

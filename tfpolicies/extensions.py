@@ -58,7 +58,7 @@ class Extension:
     def prepare_model(self, policy: object, model: keras.Model) -> None:
         """Called with the Keras model each time `policy.model` is read."""
 
-    def complete_memory(
+    def complete_recurrent_state(
         self, policy: object, states: Sequence[Any] | None
     ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]] | None:
         """Converts a recurrent state that does not fit the policy, `[B, ...]` per array.
@@ -141,18 +141,20 @@ class Extensions(dict[str, Any], Extension):
         for extension in self._load_all():
             extension.prepare_model(policy, model)
 
-    def complete_memory(
+    def complete_recurrent_state(
         self, policy: object, states: Sequence[Any] | None
     ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]] | None:
-        results = (extension.complete_memory(policy, states) for extension in self._load_all())
+        results = (
+            extension.complete_recurrent_state(policy, states) for extension in self._load_all()
+        )
         return next((result for result in results if result is not None), None)
 
     def read_statistics(
         self, view: object, train_batch: Mapping[str, Any]
     ) -> Mapping[str, Any] | None:
         results = [extension.read_statistics(view, train_batch) for extension in self._load_all()]
-        read = [result for result in results if result is not None]
-        return {name: x for result in read for name, x in result.items()} if read else None
+        reported = [result for result in results if result is not None]
+        return {name: x for result in reported for name, x in result.items()} if reported else None
 
     @contextlib.contextmanager
     def edit_batch(self, batch: Any, space: gym.Space) -> Iterator[None]:
@@ -236,7 +238,7 @@ def _get_or_raise(owner: object, cls: type[Extensible], name: str) -> Any:
     raise AttributeError(f"{cls._describe_missing(owner, name)}{describe_import(owner, name)}")
 
 
-class ExtensibleType(abc.ABCMeta):
+class ExtensibleMeta(abc.ABCMeta):
     """Metaclass of classes that extensions may add attributes to."""
 
     if not TYPE_CHECKING:  # it would let any name pass

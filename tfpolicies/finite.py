@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-NO_NUMBERS = "cSUOMm"
+NON_NUMERIC_KINDS = "cSUOMm"
 """Kinds of dtypes that are not real numbers, though NumPy would convert most of them."""
 
-_MANY = 4096
+_LARGE_SIZE = 4096
 
 
-def real(array: np.ndarray) -> np.ndarray:
+def require_real(array: np.ndarray) -> np.ndarray:
     """Returns an array of real numbers as it is.
 
     Raises:
         TypeError: if it has text, objects or complex numbers.
     """
-    if array.dtype.kind in NO_NUMBERS:
+    if array.dtype.kind in NON_NUMERIC_KINDS:
         raise TypeError(f"{array.dtype} is not a real number type")
     return array
 
@@ -44,7 +44,7 @@ def all_finite(arrays: Iterable[np.ndarray]) -> bool:
     for array in arrays:
         if array.dtype.kind != "f":
             continue
-        if array.size < _MANY:
+        if array.size < _LARGE_SIZE:
             if 0 in np.isfinite(array).tobytes("A"):
                 return False
         elif not (math.isfinite(np.vdot(array, array)) or np.isfinite(array).all()):
@@ -52,16 +52,16 @@ def all_finite(arrays: Iterable[np.ndarray]) -> bool:
     return True
 
 
-def first_bad(arrays: Mapping[str, Any]) -> tuple[str, float] | None:
+def find_first_non_finite(arrays: Mapping[str, Any]) -> tuple[str, float] | None:
     """Returns the location of the first number of named arrays that is not finite, and its value.
 
-    >>> first_bad({"weights['bias']": np.zeros(2), "weights['kernel']": np.array([[1.0, np.nan]])})
-    ("weights['kernel'][0, 1]", nan)
+    >>> find_first_non_finite({"weights['bias']": np.zeros(2), "weights['kernel']": np.array([[1.0,
+    np.nan]])}) ("weights['kernel'][0, 1]", nan)
     """
-    for name, given in arrays.items():
-        array = np.asarray(given)
+    for name, values in arrays.items():
+        array = np.asarray(values)
         if not is_finite(array):
-            place = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
-            index = [int(i) for i in place]
-            return f"{name}{index if index else ''}", float(array[place])
+            position = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+            index = [int(i) for i in position]
+            return f"{name}{index if index else ''}", float(array[position])
     return None

@@ -57,7 +57,7 @@ class KerasWeights:
     layers: list[LayerWeights]
 
 
-class Place(NamedTuple):
+class LayerLocation(NamedTuple):
     """The parsed path of a layer in a Keras 3 file.
 
     Attributes:
@@ -72,14 +72,14 @@ class Place(NamedTuple):
     class_name: str | None
 
 
-def place_of(path: str) -> Place:
+def parse_layer_path(path: str) -> LayerLocation:
     """Parses the path of a layer.
 
-    >>> place_of("layers/dense_12")
+    >>> parse_layer_path("layers/dense_12")
     Place(sequence='layers/dense', role='dense', class_name='dense')
-    >>> place_of("actor/layers/lstm_1/cell")
+    >>> parse_layer_path("actor/layers/lstm_1/cell")
     Place(sequence='actor/layers/lstm/cell', role='lstm/cell', class_name='lstm')
-    >>> place_of("first_1")
+    >>> parse_layer_path("first_1")
     Place(sequence='first_1', role='first_1', class_name=None)
     """
     parts = path.split("/")
@@ -88,17 +88,17 @@ def place_of(path: str) -> Place:
             parts[i] = split_number(parts[i])[0]
     inner = len(parts) - parts[::-1].index("layers") if "layers" in parts else 0
     class_name = parts[inner] if 0 < inner < len(parts) else None
-    role = without_underscores("/".join(parts[inner:]))
-    return Place("/".join(parts), role, class_name)
+    role = strip_underscores("/".join(parts[inner:]))
+    return LayerLocation("/".join(parts), role, class_name)
 
 
-def without_underscores(path: str) -> str:
+def strip_underscores(path: str) -> str:
     """Returns a path without the leading underscores of its parts.
 
     For an attribute that is also a property, Keras 3 saves the property's name, Keras 2 the
     attribute's.
 
-    >>> without_underscores("layers/multi_head_attention/_query_dense")
+    >>> strip_underscores("layers/multi_head_attention/_query_dense")
     'layers/multi_head_attention/query_dense'
     """
     return "/".join(part.lstrip("_") for part in path.split("/"))
@@ -116,7 +116,7 @@ def split_number(name: str) -> tuple[str, int]:
     return name, 0
 
 
-def natural_order(path: str) -> list[tuple[str, int]]:
+def natural_sort_key(path: str) -> list[tuple[str, int]]:
     """Returns a key that sorts paths part by part and numbers by value."""
     return [split_number(part) for part in path.split("/")]
 

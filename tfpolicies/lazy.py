@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def lazily(name: str, homes: Mapping[str, str], package: dict[str, Any]) -> Any:
+def resolve_lazy_attribute(
+    name: str, modules: Mapping[str, str], package_globals: dict[str, Any]
+) -> Any:
     """Returns a name of a package, for its `__getattr__`, and stores it in the package.
 
     Args:
@@ -23,10 +25,10 @@ def lazily(name: str, homes: Mapping[str, str], package: dict[str, Any]) -> Any:
         ConfigError: if Keras uses another backend than TensorFlow.
         MissingPackageError: if it needs a package that is not installed.
     """
-    if name not in homes:
-        raise AttributeError(f"module {package['__name__']!r} has no attribute {name!r}")
+    if name not in modules:
+        raise AttributeError(f"module {package_globals['__name__']!r} has no attribute {name!r}")
     importlib.import_module("tfpolicies.system.backend").require_tensorflow_backend()
     distributions = importlib.import_module("tfpolicies.system.distributions")
-    module = distributions.import_needed(f"{package['__name__']}.{name}", homes[name])
-    package[name] = getattr(module, name)
-    return package[name]
+    module = distributions.import_or_explain(f"{package_globals['__name__']}.{name}", modules[name])
+    package_globals[name] = getattr(module, name)
+    return package_globals[name]

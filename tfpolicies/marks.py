@@ -11,31 +11,31 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-_Marked = TypeVar("_Marked")
+_AllowedT = TypeVar("_AllowedT")
 
-_MARKED: dict[str, list[Any]] = {}
+_ALLOWED: dict[str, list[Any]] = {}
 
 
-def for_place(place: str) -> Callable[[_Marked], _Marked]:
+def allow_in_checkpoint(role: str) -> Callable[[_AllowedT], _AllowedT]:
     """Returns a decorator that allows a class with its subclasses, or a function, in one role.
 
-    >>> @for_place("greeting of an example")
+    >>> @allow_in_checkpoint("greeting of an example")
     ... def hello(): ...
-    >>> fits(hello, "greeting of an example"), fits(hello, "callbacks")
+    >>> is_allowed(hello, "greeting of an example"), is_allowed(hello, "callbacks")
     (True, False)
     """
 
-    def mark(value: _Marked) -> _Marked:
-        _MARKED.setdefault(place, []).append(value)
+    def mark(value: _AllowedT) -> _AllowedT:
+        _ALLOWED.setdefault(role, []).append(value)
         return value
 
     return mark
 
 
-def fits(value: object, place: str) -> bool:
+def is_allowed(value: object, role: str) -> bool:
     """Returns True if a concrete class, or a function, is allowed in a role."""
-    marked = _MARKED.get(place, [])
+    allowed = _ALLOWED.get(role, [])
     if isinstance(value, type):
-        bases = tuple(each for each in marked if isinstance(each, type))
+        bases = tuple(entry for entry in allowed if isinstance(entry, type))
         return issubclass(value, bases) and not inspect.isabstract(value)
-    return any(value is each for each in marked)
+    return any(value is entry for entry in allowed)

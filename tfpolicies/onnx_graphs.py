@@ -35,12 +35,12 @@ _FIELDS: dict[str, dict[str, tuple[int, str, bool]]] = {
 message in it ("" for a string), and whether it is repeated."""
 
 
-def with_inner(nodes: Iterable[Any]) -> Iterator[Any]:
+def iter_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
     """Yields nodes, each followed by those of its inner graphs: the bodies of Loop and If."""
     for node in nodes:
         yield node
         for graph in _inner_graphs(node):
-            yield from with_inner(graph.node)
+            yield from iter_nodes(graph.node)
 
 
 def _inner_graphs(node: onnx.NodeProto) -> Iterator[Any]:
@@ -48,7 +48,7 @@ def _inner_graphs(node: onnx.NodeProto) -> Iterator[Any]:
         yield from (attribute.g, *attribute.graphs)
 
 
-def without_outputs(content: bytes, names: Collection[str]) -> bytes:
+def remove_outputs(content: bytes, names: Collection[str]) -> bytes:
     """Returns a model without some outputs and the nodes that only they need.
 
     ONNX Runtime runs every node of a graph, whichever outputs are requested.
@@ -58,7 +58,7 @@ def without_outputs(content: bytes, names: Collection[str]) -> bytes:
         names: names of the outputs; those that the model does not have are ignored.
     """
     model = _model_class().FromString(content)
-    _keep(model.graph.output, lambda output: output.name not in names)
+    _remove_unless(model.graph.output, lambda output: output.name not in names)
     prune(model.graph)
     return bytes(model.SerializeToString())
 
@@ -69,9 +69,9 @@ def _model_class() -> Any:
     field_class = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="parts_of_onnx.proto", package="parts_of_onnx")
     for message, fields in _FIELDS.items():
-        described = file.message_type.add(name=message)
+        descriptor = file.message_type.add(name=message)
         for name, (number, inner, is_repeated) in fields.items():
-            described.field.add(
+            descriptor.field.add(
                 name=name,
                 number=number,
                 label=field_class.LABEL_REPEATED if is_repeated else field_class.LABEL_OPTIONAL,
@@ -89,25 +89,27 @@ def prune(graph: onnx.GraphProto) -> None:
     needed = {output.name for output in graph.output}
 
     def is_needed(node: onnx.NodeProto) -> bool:
-        found = not needed.isdisjoint(node.output)
-        if found:
-            needed.update(_read_by(node))
-        return found
+        is_read = not needed.isdisjoint(node.output)
+        if is_read:
+            needed.update(_iter_inputs(node))
+        return is_read
 
-    _keep(graph.node, is_needed)  # from the last to the first: nodes come after those they read
-    _keep(graph.initializer, lambda tensor: tensor.name in needed)
+    _remove_unless(
+        graph.node, is_needed
+    )  # from the last to the first: nodes come after those they read
+    _remove_unless(graph.initializer, lambda tensor: tensor.name in needed)
 
 
-def _keep(parts: list[Any], is_kept: Callable[[Any], bool]) -> None:
+def _remove_unless(parts: list[Any], is_kept: Callable[[Any], bool]) -> None:
     """Deletes the parts of a graph that are not kept, from the last to the first."""
     for i in reversed(range(len(parts))):
         if not is_kept(parts[i]):
             del parts[i]
 
 
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+def _iter_inputs(node: onnx.NodeProto) -> Iterator[str]:
     """Yields the names that a node reads, including those that its inner graphs read."""
-    for each in with_inner([node]):
-        yield from filter(None, each.input)  # a missing optional input has no name
-        for graph in _inner_graphs(each):
+    for inner_node in iter_nodes([node]):
+        yield from filter(None, inner_node.input)  # a missing optional input has no name
+        for graph in _inner_graphs(inner_node):
             yield from (output.name for output in graph.output)

@@ -25,7 +25,7 @@ _TABLE = re.compile(r"^(\|.*)\n(?:\|.*\n)*", re.MULTILINE)
 
 _IMPORT = re.compile(r"with `(import ([\w.]+))`")
 
-_OWNERS = {
+_OBJECT_NAMES = {
     "Algorithm": "algorithm",
     "AlgorithmConfig": "config",
     "Episode": "episode",
@@ -40,25 +40,25 @@ _OWNERS = {
 """The names of objects of each class in the table of RLlib's names."""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table."""
 
     names: list[str]  # each code of its first cell
-    here: str  # its second cell
+    replacement: str  # its second cell
     differs: str  # its last cell, equal to `here` if there are two cells
 
 
 @functools.cache
-def _blocks() -> dict[str, str]:
+def _load_tables() -> dict[str, str]:
     """Returns the text of each table, by its first line."""
     from importlib import resources  # it takes long to import
 
     text = resources.files(__package__).joinpath("porting_tables.md").read_text("utf-8")
-    return {found[1]: found[0] for found in _TABLE.finditer(text)}
+    return {match[1]: match[0] for match in _TABLE.finditer(text)}
 
 
 @functools.cache
-def read_table(header: str) -> list[Row]:
+def read_table(header: str) -> list[TableRow]:
     """Returns the rows of a table, without the titles of its parts.
 
     Args:
@@ -67,9 +67,11 @@ def read_table(header: str) -> list[Row]:
     >>> read_table(LATER_SETTINGS)[0].names
     ['num_env_runners']
     """
-    lines = [line for line in _blocks()[header].splitlines()[2:] if not line.startswith("| **")]
+    lines = [
+        line for line in _load_tables()[header].splitlines()[2:] if not line.startswith("| **")
+    ]
     rows = [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
-    return [Row(codes(row[0]), row[1], row[-1]) for row in rows]
+    return [TableRow(extract_code(row[0]), row[1], row[-1]) for row in rows]
 
 
 @functools.cache
@@ -77,13 +79,13 @@ def _read_imports() -> dict[tuple[str, str], tuple[str, str]]:
     """Returns the import that an attribute needs, `(statement, module)` by owner and name."""
     result = {}
     for row in read_table(RLLIB):
-        needed = _IMPORT.search(row.here)
+        statement = _IMPORT.search(row.replacement)
         owner = re.match(r"\w+", row.names[0])
-        if needed and owner:
+        if statement and owner:
             for code in row.names:
                 name = re.match(r"(?:\w+\.)?(\w+)", code)
                 if name:
-                    result[owner[0], name[1]] = needed[1], needed[2]
+                    result[owner[0], name[1]] = statement[1], statement[2]
     return result
 
 
@@ -98,7 +100,9 @@ def find_required_import(owner: type, name: str) -> str:
         "" if no import is needed, or if it has run.
     """
     for base in owner.__mro__:
-        statement, module = _read_imports().get((_OWNERS.get(base.__name__, ""), name), ("", ""))
+        statement, module = _read_imports().get(
+            (_OBJECT_NAMES.get(base.__name__, ""), name), ("", "")
+        )
         if statement and module not in sys.modules:
             return statement
     return ""
@@ -106,13 +110,13 @@ def find_required_import(owner: type, name: str) -> str:
 
 def update_tables(page: str) -> str:
     """Replaces each table of a page by the table of the file that has the same first line."""
-    return _TABLE.sub(lambda found: _blocks().get(found[1], found[0]), page)
+    return _TABLE.sub(lambda found: _load_tables().get(found[1], found[0]), page)
 
 
-def codes(cell: str) -> list[str]:
+def extract_code(cell: str) -> list[str]:
     """Returns the code spans of a cell.
 
-    >>> codes("`tau` or `lr=x`")
+    >>> extract_code("`tau` or `lr=x`")
     ['tau', 'lr=x']
     """
     return re.findall(r"`([^`]*)`", cell)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-class Register(dict[str, Any]):
+class NameRegistry(dict[str, Any]):
     """Objects of one kind by name.
 
     It belongs to the process: workers are sent its content (`distributed/names.py`), and a process
@@ -22,50 +22,52 @@ class Register(dict[str, Any]):
         error_class: raised for an invalid name.
         entries: the initial content.
 
-    >>> pets = Register("A pet", ValueError)
+    >>> pets = NameRegistry("A pet", ValueError)
     >>> pets.add("rex", "dog")
     >>> pets.find("rex"), pets.find(["rex"])
     ('dog', None)
     """
 
-    def __init__(self, what: str, error: type[Exception], **known: object) -> None:
-        super().__init__(known)
-        self._what = what
-        self._error = error
+    def __init__(self, description: str, error_class: type[Exception], **entries: object) -> None:
+        super().__init__(entries)
+        self._description = description
+        self._error_class = error_class
 
-    def add(self, name: str, found: object) -> None:
+    def add(self, name: str, value: object) -> None:
         """Registers an object under a name, replacing another object of that name.
 
         Raises:
             Exception: the register's error, if the name is not a text or is empty.
         """
         if not isinstance(name, str) or not name:
-            raise self._error(f"{self._what}'s name must be a non-empty str, got {name!r}.")
-        self[name] = found
+            raise self._error_class(
+                f"{self._description}'s name must be a non-empty str, got {name!r}."
+            )
+        self[name] = value
 
     def find(self, name: object) -> Any:
         """Returns the object of a name; None if there is none, or the name is invalid."""
         return self.get(name) if isinstance(name, str) else None
 
 
-def installed(group: str) -> dict[str, EntryPoint]:
+def get_entry_points(group: str) -> dict[str, EntryPoint]:
     """Returns the entry points of a group by name; of several with one name, the first."""
     from importlib.metadata import entry_points  # slow to import
 
-    found: dict[str, EntryPoint] = {}
+    result: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=group):
-        found.setdefault(entry_point.name, entry_point)
-    return found
+        result.setdefault(entry_point.name, entry_point)
+    return result
 
 
-def told(kind: str, entry_point: EntryPoint) -> str:
+def describe_entry_point(kind: str, entry_point: EntryPoint) -> str:
     """Returns how messages describe an entry point of some kind."""
     dist = entry_point.dist
     package = "a package" if dist is None else f"the package {dist.name} {dist.version}"
     return f"The {kind} {entry_point.name!r} of {package}"
 
 
-def import_installed(kind: str, entry_point: EntryPoint, attribute: str = "") -> Any:
+def load_entry_point(kind: str, entry_point: EntryPoint, attribute: str = "") -> Any:
     """Imports the object of an entry point.
 
     Args:
@@ -82,6 +84,6 @@ def import_installed(kind: str, entry_point: EntryPoint, attribute: str = "") ->
         return getattr(module, name) if name else module
     except Exception as error:
         raise ConfigError(
-            f"{told(kind, entry_point)} cannot be imported from {entry_point.value!r}: "
+            f"{describe_entry_point(kind, entry_point)} cannot be imported from {entry_point.value!r}: "
             f"{type(error).__name__}: {error}. Fix or uninstall that package."
         ) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 
-class Rule(NamedTuple):
+class Validator(NamedTuple):
     """Validator of a value, with a description for messages.
 
     Attributes:
@@ -17,13 +17,15 @@ class Rule(NamedTuple):
         hint: returns an addition to the message about an invalid value, or "".
     """
 
-    holds: Callable[[Any], bool]
-    words: str
+    is_valid: Callable[[Any], bool]
+    description: str
     hint: Callable[[Any], str] = lambda value: ""
 
-    def or_none(self) -> Rule:
+    def or_none(self) -> Validator:
         """Returns a validator that also allows None."""
-        return Rule(lambda x: x is None or self.holds(x), f"None or {self.words}", self.hint)
+        return Validator(
+            lambda x: x is None or self.is_valid(x), f"None or {self.description}", self.hint
+        )
 
 
 def is_number(value: object) -> bool:
@@ -56,7 +58,7 @@ def _as_float(number: Any) -> float:
         return math.nan
 
 
-def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> bool:
+def is_schedule(value: object, is_element: Callable[[Any], bool] = is_number) -> bool:
     """Returns True if a value is `[[timestep, number], ...]` with increasing timesteps.
 
     Args:
@@ -68,34 +70,36 @@ def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> boo
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
         return False
     times = [pair[0] for pair in value]
-    return all(is_one(x) for pair in value for x in pair) and times == sorted(set(times))
+    return all(is_element(x) for pair in value for x in pair) and times == sorted(set(times))
 
 
-def is_count(value: object, least: int = 1) -> bool:
+def is_int_at_least(value: object, minimum: int = 1) -> bool:
     """Returns True if `value` is an integer of at least `minimum` (and not a bool)."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
-def count(least: int) -> Rule:
+def int_at_least(minimum: int) -> Validator:
     """Returns a validator of integers >= `minimum`."""
-    return Rule(lambda x: is_count(x, least), f"an integer >= {least}")
+    return Validator(lambda x: is_int_at_least(x, minimum), f"an integer >= {minimum}")
 
 
-def one_of(*choices: object) -> Rule:
+def one_of(*allowed: object) -> Validator:
     """Returns a validator that allows only some values."""
-    return Rule(lambda x: is_one_of(x, *choices), f"one of {choices}")
+    return Validator(lambda x: is_one_of(x, *allowed), f"one of {allowed}")
 
 
-def function(words: str) -> Rule:
+def function(description: str) -> Validator:
     """Returns a validator of callables with the given description."""
-    return Rule(callable, words)
+    return Validator(callable, description)
 
 
-BOOL = Rule(lambda x: isinstance(x, bool), "True or False")
-COUNT = count(1)
-AMOUNT = Rule(lambda x: is_number(x) and x >= 0, "a number >= 0")
-POSITIVE = Rule(lambda x: is_number(x) and x > 0, "a number > 0")
-UNIT = Rule(lambda x: is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
-DICT = Rule(lambda x: isinstance(x, Mapping), "a dict")
-FINITE = Rule(lambda x: is_number(x) and math.isfinite(x), "a finite number")
-COUNT_OR_AUTO = Rule(lambda x: is_one_of(x, "auto") or COUNT.holds(x), "an integer >= 1 or 'auto'")
+BOOL = Validator(lambda x: isinstance(x, bool), "True or False")
+POSITIVE_INT = int_at_least(1)
+NON_NEGATIVE = Validator(lambda x: is_number(x) and x >= 0, "a number >= 0")
+POSITIVE = Validator(lambda x: is_number(x) and x > 0, "a number > 0")
+FRACTION = Validator(lambda x: is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
+DICT = Validator(lambda x: isinstance(x, Mapping), "a dict")
+FINITE = Validator(lambda x: is_number(x) and math.isfinite(x), "a finite number")
+POSITIVE_INT_OR_AUTO = Validator(
+    lambda x: is_one_of(x, "auto") or POSITIVE_INT.is_valid(x), "an integer >= 1 or 'auto'"
+)

@@ -16,8 +16,8 @@ def piecewise_linear(points: Sequence[Sequence[float]], timestep: float) -> floa
     >>> piecewise_linear([[0, 1.0], [10, 0.0]], 99)
     0.0
     """
-    for (start, first), (stop, last) in pairwise(points):
-        if timestep < stop:
-            slope = (last - first) / (stop - start or 1)
-            return float(first + slope * max(timestep - start, 0))
+    for (start_step, start_value), (end_step, end_value) in pairwise(points):
+        if timestep < end_step:
+            slope = (end_value - start_value) / (end_step - start_step or 1)
+            return float(start_value + slope * max(timestep - start_step, 0))
     return float(points[-1][1])

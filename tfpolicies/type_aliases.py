@@ -25,7 +25,7 @@ Structure: TypeAlias = Union[
 ]
 """Arrays and numbers nested in dicts, tuples and lists, such as an observation or an action."""
 
-Memory: TypeAlias = "Sequence[Structure] | Mapping[str, Structure]"
+ModelState: TypeAlias = "Sequence[Structure] | Mapping[str, Structure]"
 """The recurrent state of a model: arrays in a list, or in dicts."""
 
 TensorStructure: TypeAlias = Union[

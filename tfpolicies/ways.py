@@ -5,10 +5,10 @@ path. To add a backend, define its `Way` and add a line here; "auto" takes the f
 fits and can be built.
 """
 
-OPSETS = range(11, 19)
+ONNX_OPSETS = range(11, 19)
 """The supported ONNX opsets; old ones lack operators that some networks need."""
 
-WAYS = {
+ACTING_RUNTIMES = {
     "onnx": "tfpolicies.program.inference:ONNX",
     "tf": "tfpolicies.program.inference:TENSORFLOW",
 }

@@ -1,7 +1,7 @@
 """Counts the package's own calls, files and functions on the way from a call to its effect.
 
 `python -m tools.call_paths` profiles one warm call of each kind with `sys.setprofile`, and
-times acting: the median of 2,000 calls in microseconds. `--json FILE` writes the figures down.
+times acting: the median of 2,000 calls in microseconds. `--encode FILE` writes the figures down.
 """
 
 import argparse
@@ -131,8 +131,8 @@ def main() -> int:
     for name, path in paths.items():
         table.add_row(name, *("" if x is None else f"{x:,.4g}" for x in path))
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps({k: v._asdict() for k, v in paths.items()}, indent=2))
+    if options.encode:
+        options.encode.write_text(json.dumps({k: v._asdict() for k, v in paths.items()}, indent=2))
     return 0
 
 

@@ -3,7 +3,7 @@
 `python -m tools.code_metrics` prints the code lines of each room (without docstrings, comments and
 blank lines), how long functions are, which classes have more than 500 lines (with docstrings), how
 many public names the classes have that users meet, how many annotated parameters are `Any` (without
-ported code), and how many Python frames of this package one call of a policy takes. `--json FILE`
+ported code), and how many Python frames of this package one call of a policy takes. `--encode FILE`
 writes them down.
 """
 
@@ -192,8 +192,8 @@ def main() -> int:
         for name, number in numbers.items():
             table.add_row(name, f"{number:,}")
         console.print(table)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    if options.encode:
+        options.encode.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 

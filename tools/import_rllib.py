@@ -22,8 +22,8 @@ from rich.table import Table
 
 from tfpolicies import Policy
 from tfpolicies.compat.import_rllib import import_checkpoint
-from tfpolicies.models.spaces import leaves, nest
-from tfpolicies.program.networks import NetworkView
+from tfpolicies.models.spaces import leaves, unflatten
+from tfpolicies.program.networks import NetworkHandle
 from tools import peers
 
 HERE = Path(__file__).parent
@@ -75,7 +75,7 @@ def differences(policy: Policy, expected: dict[str, np.ndarray]) -> dict[str, fl
     actions = np.zeros_like(expected["actions"][0])
     largest: dict[str, float] = {}
     for step in range(steps):
-        obs = nest(policy.observation_space, [expected[name][step] for name in names])
+        obs = unflatten(policy.observation_space, [expected[name][step] for name in names])
         before: Any = {"prev_action_batch": actions}
         before["prev_reward_batch"] = expected["prev_rewards"][step]
         actions, memory, extras = policy.compute_actions(obs, memory, **before, explore=False)
@@ -95,7 +95,9 @@ def _critic_values(policy: Any, obs: Any, actions: np.ndarray) -> np.ndarray:
     with policy.program.lock:
         policy.program.model_of(policy.driver.state)  # whose variables are resident then
         functions = policy.program.functions
-        critic = NetworkView(functions.networks["critic"].model, functions.network, training=False)
+        critic = NetworkHandle(
+            functions.networks["critic"].model, functions.network, training=False
+        )
         return critic(obs, **inputs).numpy()
 
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from tfpolicies.compat.port import port
+from tfpolicies.compat.port import port_script
 from tfpolicies.errors import UsageError
 from tools.rllib_stand_in import PACKAGE, SECONDS, VERDICTS
 from tools.rllib_verdicts import is_repaired, repaired, why_not_counted
@@ -105,7 +105,7 @@ def test_files(rllib: Path, only: list[str]) -> list[Path]:
 
 def translated(source: Path) -> str:
     """Returns a file of RLlib with imports of this package and of stand-ins."""
-    text = port(source.read_bytes(), str(source)).source.decode()
+    text = port_script(source.read_bytes(), str(source)).source.decode()
     text = text.replace('"ray.rllib.examples.', f'"{PACKAGE}.examples.')  # environments by name
     text = _STACK.sub(r"\1False", _TORCH.sub(r"\1tf2", text))
     return _WHOLE.sub(rf"\1import {PACKAGE}.\2 as \2", _REST.sub(rf"\1{PACKAGE}", text))
@@ -199,7 +199,7 @@ def _failure(reason: str) -> tuple[str, str]:
 
 def wanted(rllib: Path, path: Path) -> set[str]:
     """Returns the names of RLlib that a file imports and that have no place here."""
-    names = {remark.name for remark in port((rllib / path).read_bytes(), str(path)).remarks}
+    names = {remark.name for remark in port_script((rllib / path).read_bytes(), str(path)).remarks}
     return {name for name in names if not _is_foreign(name)}
 
 

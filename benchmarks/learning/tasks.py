@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tfpolicies.algorithms.tuned import find_tuned, require_tuned, tuned_settings
+from tfpolicies.algorithms.tuned import find_tuned, get_tuned_settings, require_tuned
 
 LIBRARIES = ("ours", "sb3", "sbx")
 NAMES = {"ours": "ours", "sb3": "Stable-Baselines3", "sbx": "SBX"}
@@ -48,7 +48,7 @@ class Task:
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings of this package's config."""
-        return tuned_settings(self.algorithm, self.env) | dict(self.changes)
+        return get_tuned_settings(self.algorithm, self.env) | dict(self.changes)
 
     def threshold(self) -> float | None:
         """Returns the return that the source of the settings reports, if for no more steps."""

@@ -25,7 +25,7 @@ from traffic_grid import (  # noqa: E402
 )
 
 from tfpolicies import PPOTF2Policy  # noqa: E402
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments  # noqa: E402
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter  # noqa: E402
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler  # noqa: E402
 
 
@@ -46,7 +46,7 @@ def sampling(request: probe.Request) -> probe.Figures:
         return f"car_policy{rng.integers(1, 3)}" if agent_id.startswith("car_") else "lights"
 
     sampler = MultiAgentSampler(
-        MultiAgentEnvironments(envs),
+        MultiAgentEnvAdapter(envs),
         {**cars, "lights": lights},
         SimpleNamespace(policy_mapping_fn=mapping),
         fragment_length=settings["fragment"],

@@ -69,7 +69,7 @@ def measure(name: str, copies: int, seconds: float) -> tuple[float, float, float
     check_env(envs.envs[0], steps=100)
     alone = _rate(lambda: _play_alone(envs.envs[0], 50), seconds)
     spaces = {
-        agent: (envs.envs[0].observation_space_of(agent), envs.envs[0].action_space_of(agent))
+        agent: (envs.envs[0].get_observation_space(agent), envs.envs[0].get_action_space(agent))
         for agent in sorted(envs.envs[0].get_agent_ids(), key=str)
     }
     kinds: list[Any] = []
@@ -110,7 +110,7 @@ def _play_alone(env: Any, steps: int) -> int:
 
     obs, _ = env.reset()
     for _ in range(steps):
-        actions = {a: random_action(env.action_space_of(a), x) for a, x in obs.items()}
+        actions = {a: random_action(env.get_action_space(a), x) for a, x in obs.items()}
         obs, _, terminateds, truncateds, _ = env.step(actions)
         obs = {a: x for a, x in obs.items() if not (terminateds.get(a) or truncateds.get(a))}
         if terminateds["__all__"] or truncateds["__all__"]:

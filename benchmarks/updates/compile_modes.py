@@ -27,14 +27,14 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from tfpolicies import PPOConfig, PPOTF2Policy  # noqa: E402
-from tfpolicies.program.update_forms import Form  # noqa: E402
+from tfpolicies.program.update_forms import CompileMode  # noqa: E402
 from tfpolicies.testing import random_batch  # noqa: E402
 
 ROUNDS = 5
 COMPILES_QUICKLY = 20.0  # seconds; slower forms are no measure for "auto"
 HOPELESS = 10.0  # times as long as the best: one round tells enough
 ACTING_ROWS = (1, 8, 32)
-SETTINGS = {Form.PLAIN: False, Form.STEP: True, Form.LOOP: "auto"}
+SETTINGS = {CompileMode.PLAIN: False, CompileMode.STEP: True, CompileMode.LOOP: "auto"}
 """One Program for each form: these settings make policies of different kinds."""
 
 
@@ -87,18 +87,20 @@ class Measured:
     update_ms: float
 
 
-def updates(case: Case, forms: tuple[Form, ...]) -> tuple[dict[Form, Measured], Form]:
+def updates(
+    case: Case, forms: tuple[CompileMode, ...]
+) -> tuple[dict[CompileMode, Measured], CompileMode]:
     """Returns what each form takes, in interleaved rounds, and the form that "auto" is."""
     batch = random_batch(case.policy(), case.rows)
-    calls: dict[Form, Callable[[], float]] = {}
-    first: dict[Form, float] = {}
-    automatic = Form.PLAIN
+    calls: dict[CompileMode, Callable[[], float]] = {}
+    first: dict[CompileMode, float] = {}
+    automatic = CompileMode.PLAIN
     for form in forms:
         policy = case.policy(jit_compile=SETTINGS[form])
-        policy._learner.discover()
-        if form is Form.LOOP:
-            automatic = policy.program.updates.resolve_form(policy._state)
-        policy.program.updates.form = form
+        policy._learner.discover_columns()
+        if form is CompileMode.LOOP:
+            automatic = policy.program.updates.resolve_compile_mode(policy._state)
+        policy.program.updates.compile_mode = form
 
         def call(policy: PPOTF2Policy = policy) -> float:
             began = time.perf_counter()
@@ -106,7 +108,7 @@ def updates(case: Case, forms: tuple[Form, ...]) -> tuple[dict[Form, Measured], 
             return time.perf_counter() - began
 
         calls[form], first[form] = call, call()
-    times: dict[Form, list[float]] = {form: [calls[form]()] for form in forms}
+    times: dict[CompileMode, list[float]] = {form: [calls[form]()] for form in forms}
     least = min(found[0] for found in times.values())
     for _ in range(ROUNDS - 1):
         for form, found in times.items():
@@ -120,13 +122,13 @@ def updates(case: Case, forms: tuple[Form, ...]) -> tuple[dict[Form, Measured], 
 def update_table(cases: list[Case]) -> Table:
     """Measures the updates of all cases."""
     table = Table(title="PPO updates: ms (s until the first was done); * what auto takes")
-    for heading in ("network", *(form.value for form in Form), "auto / best"):
+    for heading in ("network", *(form.value for form in CompileMode), "auto / best"):
         table.add_column(heading, justify="left" if heading == "network" else "right")
     for case in cases:
-        found, automatic = updates(case, tuple(Form))
+        found, automatic = updates(case, tuple(CompileMode))
         cells = [
             f"{'* ' * (form is automatic)}{found[form].update_ms:.1f} ({found[form].compile_s:.1f})"
-            for form in Form
+            for form in CompileMode
         ]
         quick = [x.update_ms for x in found.values() if x.compile_s < COMPILES_QUICKLY]
         ratio = found[automatic].update_ms / min(quick)

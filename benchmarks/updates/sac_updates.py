@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.learning import peer_settings
 from tfpolicies import SACConfig, SACTF2Policy, SampleBatch
-from tfpolicies.algorithms.tuned import tuned_settings
+from tfpolicies.algorithms.tuned import get_tuned_settings
 from tools import peers
 
 ENV = "LunarLanderContinuous-v3"
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", type=Path, default=peers.PEERS)
     options = parser.parse_args(argv)
     python = peers.interpreter(peers.SB3, options.peers.absolute())
-    settings = tuned_settings("SAC", ENV)
+    settings = get_tuned_settings("SAC", ENV)
     settings.pop("lr_schedule")
     settings["optimizer"] = {"epsilon": 1e-12}  # which the bias correction scales in Keras alone
     rows = played()

@@ -25,7 +25,7 @@ def main(
     target: float = 475.0,
     max_steps: int = 500_000,
 ) -> float:
-    algorithm = PPOConfig.tuned(ENV).debugging(seed=0).build()
+    algorithm = PPOConfig.from_tuned(ENV).debugging(seed=0).build()
     learned = algorithm.learn(
         max_steps,
         callbacks=[

@@ -26,11 +26,11 @@ from tfpolicies import (
     PolicySpec,
     PPOConfig,
 )
-from tfpolicies.algorithms.results import Results
+from tfpolicies.algorithms.results import TrainingMetrics
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.columns import BatchReader
-from tfpolicies.program.update_forms import Form
+from tfpolicies.program.update_forms import CompileMode
 from tfpolicies.rollout.episode import RolloutMetrics
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -62,7 +62,7 @@ def test_an_algorithm_is_shown_by_its_class_environment_and_iteration():
 
 
 def test_recent_returns_are_those_of_the_last_steps_and_the_first_go_to_checkpoints():
-    results = Results(tiny().build().config)
+    results = TrainingMetrics(tiny().build().config)
 
     class Workers:
         fresh = []
@@ -74,10 +74,10 @@ def test_recent_returns_are_those_of_the_last_steps_and_the_first_go_to_checkpoi
             return lambda: types.SimpleNamespace(get_node_ip=lambda: "")
 
     def iterate(returns, length=200):
-        results.begin()
+        results.begin_iteration()
         Workers.fresh = [RolloutMetrics(length, value) for value in returns]
         results.counters["num_env_steps_sampled"] += length * len(returns)
-        return results.result(1, {}, Workers())["recent_returns"]
+        return results.make_result(1, {}, Workers())["recent_returns"]
 
     few = iterate([-1200.0] * 3)
     assert few == {**few, "mean": -1200.0, "std": 0.0, "episodes": 3, "env_steps": 600}
@@ -92,10 +92,10 @@ def test_recent_returns_are_those_of_the_last_steps_and_the_first_go_to_checkpoi
     assert (late["episodes"], late["env_steps"], late["mean"]) == (50, 10_000, -150.0)
     assert iterate([-100.0] * 80)["episodes"] == 80  # all of a long iteration
     assert iterate([-100.0] * 2, length=30_000)["episodes"] == 5
-    again = Results(results._config)
-    again.set_progress(json.loads(json.dumps(results.progress(9))))
+    again = TrainingMetrics(results._config)
+    again.set_progress(json.loads(json.dumps(results.get_progress(9))))
     assert again.first_returns == [-1200.0] * 20
-    old = {name: x for name, x in results.progress(9).items() if name != "first_returns"}
+    old = {name: x for name, x in results.get_progress(9).items() if name != "first_returns"}
     again.set_progress(old)
     assert again.first_returns is None
 
@@ -302,7 +302,7 @@ def test_an_iteration_goes_on_until_it_sampled_enough():
 def test_a_train_batch_is_joined_from_as_many_samples_as_it_takes():
     algorithm = tiny().rollouts(rollout_fragment_length=4).build()
     batch = algorithm.sample_train_batch()["default_policy"]
-    assert batch.count == algorithm._expected_train_batch_rows() == 32
+    assert batch.count == algorithm._count_expected_train_batch_rows() == 32
     assert len(set(batch["unroll_id"].tolist())) >= 8
 
 
@@ -319,7 +319,7 @@ def test_a_vector_environment_that_decides_its_number_shares_the_train_batch(cap
     config = tiny().environment(counting_creator("next_step", 4)).debugging(log_level="WARN")
     algorithm = config.rollouts(num_envs_per_worker=1).build()
     assert "4 environments x 8 steps per sample." in capsys.readouterr().out
-    assert algorithm._expected_train_batch_rows() == 32
+    assert algorithm._count_expected_train_batch_rows() == 32
     assert algorithm.train()["num_env_steps_sampled"] == 32
     assert algorithm.config.rollout_fragment_length == 8
 
@@ -772,14 +772,14 @@ def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_t
     config.evaluation(evaluation_duration=3, evaluation_config={"explore": False})
     algorithm = config.build()
     program = algorithm.get_policy().program
-    key = Form.LOOP, False, False
-    learner, shapes, rows = program.updates._compiler._learners[key], set(), set()
+    key = CompileMode.LOOP, False, False
+    learner, shapes, rows = program.updates._compiler._learn_functions[key], set(), set()
 
     def spy(state, columns, *rest, **kw):
         shapes.add(str([np.shape(x) for x in tf.nest.flatten([columns, rest])]))
         return learner(state, columns, *rest, **kw)
 
-    monkeypatch.setitem(program.updates._compiler._learners, key, spy)
+    monkeypatch.setitem(program.updates._compiler._learn_functions, key, spy)
     for _ in range(12):
         rows.add(algorithm.train()["num_env_steps_sampled_this_iter"])
         algorithm.evaluate()

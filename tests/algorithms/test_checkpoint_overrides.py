@@ -201,4 +201,4 @@ def test_a_policy_that_restores_a_state_has_all_of_it():
     first = PPOTF2Policy(factories.OBS, factories.TWO, {"lr": 0.5})
     second = PPOTF2Policy(factories.OBS, factories.TWO, {"lr": 0.25})
     second.set_state(first.get_state())
-    assert second.hyper("lr") == np.float32(0.5)
+    assert second.get_hyperparameter("lr") == np.float32(0.5)

@@ -25,13 +25,13 @@ from tfpolicies import (
     PPOTF2Policy,
     TFPolicy,
 )
-from tfpolicies.config.stored_settings import decode_settings, environment_of_file
+from tfpolicies.config.stored_settings import check_environment_name, decode_settings
 from tfpolicies.envs.registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
 from tfpolicies.exploration.strategies import EpsilonGreedy
-from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_checkpoint
-from tfpolicies.storage.json_values import Missing, encode_value, find_missing
-from tfpolicies.storage.manifest import checksum
+from tfpolicies.storage.checkpoint import CheckpointData, read_checkpoint, write_checkpoint
+from tfpolicies.storage.json_values import UnresolvedObject, encode_value, find_unresolved
+from tfpolicies.storage.manifest import compute_checksum
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -424,7 +424,7 @@ def test_a_checkpoint_from_before_channels_could_be_first_keeps_its_network(tmp_
     policy.export_checkpoint(tmp_path)
     manifest = json.loads((tmp_path / "policy.json").read_text())
     del manifest["config"]["settings"]["model"]["channels_first"]
-    manifest["checksum"] = checksum(manifest)
+    manifest["checksum"] = compute_checksum(manifest)
     (tmp_path / "policy.json").write_text(json.dumps(manifest))
     twin = TFPolicy.from_checkpoint(tmp_path)
     obs = np.random.default_rng(0).integers(0, 256, (5, *space.shape), np.uint8)
@@ -537,21 +537,21 @@ def test_an_environment_that_the_caller_names_may_be_named_by_the_file_too(forei
 )
 def test_a_file_may_choose_among_environments_that_are_there(name, is_taken):
     register_environment("registered_here:Env", SeededEnv)
-    found = environment_of_file(name)
-    assert found == (name if is_taken else Missing(name, importable=True))
+    found = check_environment_name(name)
+    assert found == (name if is_taken else UnresolvedObject(name, importable=True))
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["GymV21Environment-v0", "GymV26Environment"])
 def test_an_environment_that_makes_what_its_settings_name_is_asked_for(name):
-    assert environment_of_file(name) == Missing(name)
+    assert check_environment_name(name) == UnresolvedObject(name)
 
 
 def test_objects_that_an_optimizer_would_make_are_held_back():
     inner = {"module": "foreign_module", "class_name": "Inner", "config": {}}
     settings = {"optimizer": {"type": "lossscaleoptimizer", "inner_optimizer": inner}}
     found = decode_settings(encode_value({"policies": {"a": (None, None, None, settings)}}))
-    names = [missing.name for missing in find_missing(found).values()]
+    names = [missing.name for missing in find_unresolved(found).values()]
     assert names == ["Inner"]
 
 
@@ -611,7 +611,7 @@ def test_a_policy_spec_with_a_class_of_the_users_asks_for_it():
     with pytest.raises(CheckpointError, match=r"OwnPolicy.*known=\{path: object\}"):
         PolicySpec.deserialize(record)
     known = {record["policy_class"]["$import"]: OwnPolicy}
-    assert PolicySpec.deserialize(record, known=known) == spec
+    assert PolicySpec.deserialize(record, objects=known) == spec
     with pytest.raises(CheckpointError, match="lacks policy_class"):
         PolicySpec.deserialize({})
 
@@ -653,7 +653,7 @@ def test_a_run_whose_state_is_garbled_is_refused_before_anything_is_restored(
     manifest = {name: each for name, each in found.manifest.items() if name not in _ADDED}
     manifest[part] = {**(manifest[part] or {}), entry: value}
     policies = {
-        pid: PolicyPart(
+        pid: CheckpointData(
             "policy.json", {k: x for k, x in each.manifest.items() if k not in _ADDED}, each.arrays
         )
         for pid, each in found.policies.items()

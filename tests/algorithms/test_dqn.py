@@ -490,7 +490,7 @@ def test_defaults_are_those_of_the_contract():
         "prioritized_replay_eps": 1e-6,
     }
     assert config.rollout_fragment_length == "auto"
-    assert config.fragment_length() == 1
+    assert config.get_fragment_length() == 1
     assert config.evaluation_config == {"explore": False}
     assert config.exploration_config == {
         "type": "EpsilonGreedy",

@@ -176,7 +176,7 @@ def test_epsilon_follows_the_environment_steps():
 def test_rows_too_large_for_one_call_are_learned_in_several(monkeypatch):
     algorithm = tiny(training_intensity=4).build()
     whole = tiny(training_intensity=4).build()
-    monkeypatch.setattr("tfpolicies.algorithms.off_policy._BYTES_PER_CALL", 600)
+    monkeypatch.setattr("tfpolicies.algorithms.off_policy._MAX_BYTES_PER_CALL", 600)
     result = algorithm.train()
     assert algorithm.get_policy().num_grad_updates == 12
     assert result["num_env_steps_trained"] == 48

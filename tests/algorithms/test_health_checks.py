@@ -10,8 +10,8 @@ from gymnasium import spaces
 
 from tfpolicies import DQNConfig, MultiAgentEnv, PPOConfig
 from tfpolicies.algorithms import diagnosis
-from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
-from tfpolicies.algorithms.tuned import tuned_settings
+from tfpolicies.algorithms.diagnosis import HealthChecks, PolicyStats, RunStats
+from tfpolicies.algorithms.tuned import get_tuned_settings
 from tfpolicies.rollout.episode import RolloutMetrics
 
 TWO = spaces.Discrete(2)
@@ -101,13 +101,13 @@ def told(caplog, iterations, action_space=TWO, *, sizes=(1.0, 16.0), run=None, *
         **settings: of the training.
     """
     caplog.clear()
-    observer, config = Diagnosis(), PPOConfig().environment("CartPole-v1")
+    observer, config = HealthChecks(), PPOConfig().environment("CartPole-v1")
     config.training(train_batch_size=256, **settings)
     result = {**RESULT, **(run or {})}
     episodes, first = result.pop("episodes", EPISODES), result.pop("first_returns", FIRST)
     for stats in iterations:
-        one = Trained("p", {**SOUND, **stats}, config.to_dict(), action_space, result, *sizes)
-        observer.look(Sampled(result, config, episodes, 1, first), [one])
+        one = PolicyStats("p", {**SOUND, **stats}, config.to_dict(), action_space, result, *sizes)
+        observer.check(RunStats(result, config, episodes, 1, first), [one])
     return [record.getMessage() for record in caplog.records]
 
 
@@ -264,7 +264,7 @@ def test_values_that_rewards_allow_are_no_explosion(caplog):
 
 def test_a_policy_of_several_is_told_its_own_mean_return(caplog):
     result = {"episode_reward_mean": 0.0, "policy_reward_mean": {"cat": -7.5, "mouse": 7.5}}
-    cat = Trained("cat", CLIPPED, PPOConfig().to_dict(), TWO, result)
+    cat = PolicyStats("cat", CLIPPED, PPOConfig().to_dict(), TWO, result)
     assert "(the mean return is -7.5)" in diagnosis._check_value_errors(cat)
 
 
@@ -299,13 +299,13 @@ def test_a_policy_of_several_with_the_same_return_from_the_start_is_named(
 
 
 def test_each_thing_is_told_of_one_policy_alone(caplog):
-    observer, config = Diagnosis(), PPOConfig()
+    observer, config = HealthChecks(), PPOConfig()
     result = {"num_env_steps_sampled": 1, "info": {"learner": {"p": {}}}}
     result |= {f"num_env_steps_{x}_this_iter": 1 for x in ("sampled", "trained")}
-    learned = [Trained(name, CLIPPED, config.to_dict(), TWO, result) for name in "abc"]
+    learned = [PolicyStats(name, CLIPPED, config.to_dict(), TWO, result) for name in "abc"]
     result["episodes_total"] = 90
     for _ in range(5):
-        observer.look(Sampled(result, config, EPISODES, 1), learned)
+        observer.check(RunStats(result, config, EPISODES, 1), learned)
     assert len(caplog.records) == 1
 
 
@@ -315,7 +315,7 @@ def test_each_thing_is_told_of_one_policy_alone(caplog):
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_a_sound_run_of_ppo_says_nothing(env, caplog):
     config = ppo(env, num_sgd_iter=5, vf_clip_param=float("inf"), lambda_=0.9)
-    config.update_from_dict(tuned_settings("PPO", env)).rollouts(num_envs_per_worker=4)
+    config.update_from_dict(get_tuned_settings("PPO", env)).rollouts(num_envs_per_worker=4)
     assert lines(caplog, config, 8) == []
 
 
@@ -391,7 +391,7 @@ def test_rewards_of_agents_that_cancel_out_are_rewards(caplog):
 
 
 def test_episodes_that_never_end_are_told_and_why_the_mean_is_nan(caplog, monkeypatch):
-    monkeypatch.setattr(diagnosis, "_WITHOUT_END", 256)
+    monkeypatch.setattr(diagnosis, "_MAX_STEPS_WITHOUT_END", 256)
     endless = ppo(lambda _: Flat(reward=0.1, length=0)).rollouts(num_envs_per_worker=2)
     assert lines(caplog, endless, 3) == []
     (line,) = lines(caplog, endless, 4)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfpolicies import PG, Algorithm, DefaultCallbacks, PGConfig, PGTF2Policy, Policy
-from tfpolicies.algorithms.run_records import Goals, RunRecords
+from tfpolicies.algorithms.run_records import RunLogger, TrainingOptions
 from tfpolicies.cli import main
 from tfpolicies.errors import FolderInUseError, NonFiniteError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
@@ -170,9 +170,9 @@ def test_a_resumed_run_measures_its_best_checkpoint_as_it_evaluates_now(tmp_path
     (run / "progress.csv").write_text("\n".join(lines) + "\n")
 
     again = build(**evaluates)
-    records = RunRecords(RunFolder.open(run), again, Goals(steps=1, keep_best=True))
+    records = RunLogger(RunFolder.open(run), again, TrainingOptions(steps=1, keep_best=True))
     records.close()
-    assert 8.0 < records._best < 500.0
+    assert 8.0 < records._best_score < 500.0
     fresh = build(**evaluates)  # nothing else has changed
     assert_equal(again.get_policy().get_weights(), fresh.get_policy().get_weights())
 
@@ -197,9 +197,9 @@ def test_the_best_iteration_is_that_with_the_best_recent_returns(tmp_path: Path)
 
 def stored_best(run: Path, algorithm: Algorithm) -> float:
     """Returns the score that a resumed run compares with."""
-    records = RunRecords(RunFolder.open(run), algorithm, Goals(steps=1, keep_best=True))
+    records = RunLogger(RunFolder.open(run), algorithm, TrainingOptions(steps=1, keep_best=True))
     records.close()
-    return records._best
+    return records._best_score
 
 
 def test_the_best_of_a_run_without_recent_returns_is_that_of_the_last_episodes(
@@ -278,7 +278,7 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"is not a run folder, but holds \['notes.txt', 'run'\]"):
         build().learn(BATCH, run_dir=tmp_path, progress=False)
-    with RunFolder.open(run_dir).hold(), pytest.raises(FolderInUseError):
+    with RunFolder.open(run_dir).acquire(), pytest.raises(FolderInUseError):
         build().learn(BATCH, run_dir=run_dir, progress=False)
     assert iterations(run_dir) == [1]
 

@@ -123,10 +123,10 @@ def test_policies_have_their_own_class_spaces_and_overrides():
     left, right = worker.get_policy("left"), worker.get_policy("right")
     assert type(left) is PPOTF2Policy
     assert type(right) is PGTF2Policy
-    assert left.hyper("gamma") == 0.5
+    assert left.get_hyperparameter("gamma") == 0.5
     assert left.config["gamma"] == 0.5
-    assert right.hyper("gamma") == 0.25
-    assert right.hyper("lr") == 0.5
+    assert right.get_hyperparameter("gamma") == 0.25
+    assert right.get_hyperparameter("lr") == 0.5
     assert left.observation_space == SPACE
     assert right.action_space == THREE
     assert worker.policy_dict["right"].policy_class is PGTF2Policy

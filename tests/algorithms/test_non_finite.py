@@ -338,7 +338,7 @@ def test_text_is_no_weight():
 def test_a_weights_file_with_nan_is_refused(tmp_path):
     policy = factories.make()
     model = policy.to_keras()
-    model.variables[0].assign(np.full(model.variables[0].shape, np.nan))
+    model.variables[0].set_mapping_and_trainable(np.full(model.variables[0].shape, np.nan))
     model.save_weights(tmp_path / "bad.weights.h5")
     before = everything(policy)
     with pytest.raises(ModelImportError, match="NaN or infinite"):
@@ -354,7 +354,7 @@ def test_a_checkpoint_that_is_not_finite_is_marked_and_loaded_on_request_only(tm
         algorithm.train()
     algorithm.save(tmp_path / "bad")
     algorithm.get_policy().export_checkpoint(tmp_path / "policy")
-    assert algorithm._last_good == str(tmp_path / "good")
+    assert algorithm._last_finite_checkpoint == str(tmp_path / "good")
     for folder, name, finite in (
         ("good", "algorithm.json", True),
         ("bad", "algorithm.json", False),
@@ -391,7 +391,7 @@ def test_other_states_can_be_saved_in_the_place_of_the_present_ones(tmp_path):
     before = algorithm.get_policy().get_state()
     algorithm.train()
     algorithm.save(tmp_path / "best", policy_states={"default_policy": before})
-    assert algorithm._last_good is None
+    assert algorithm._last_finite_checkpoint is None
     loaded = Policy.from_checkpoint(tmp_path / "best")["default_policy"]
     factories.assert_equal(loaded.get_weights(), before["weights"])
     assert loaded.global_timestep == 0

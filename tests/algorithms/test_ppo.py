@@ -5,7 +5,7 @@ import pytest
 
 from helpers.factories import batch_for, make, trajectory
 from tfpolicies import PPOConfig, SampleBatch
-from tfpolicies.batch.postprocessing import standardized
+from tfpolicies.batch.postprocessing import standardize_columns
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.fragments import Fragments
 
@@ -67,7 +67,10 @@ def test_all_trajectories_at_once_are_each_trajectory_alone():
             policy.postprocess_trajectory(alone)
             for name in ("advantages", "value_targets", "values_bootstrapped"):
                 np.testing.assert_allclose(
-                    fragments.added[name][env, start:stop], alone[name], atol=1e-6, err_msg=name
+                    fragments.new_columns[name][env, start:stop],
+                    alone[name],
+                    atol=1e-6,
+                    err_msg=name,
                 )
 
 
@@ -180,9 +183,9 @@ def test_perfect_values_explain_all_of_the_variance():
 
 def test_advantages_are_standardised_even_if_all_are_equal():
     np.testing.assert_allclose(
-        standardized(np.array([1.0, 2.0, 3.0])), [-1.224745, 0, 1.224745], 1e-5
+        standardize_columns(np.array([1.0, 2.0, 3.0])), [-1.224745, 0, 1.224745], 1e-5
     )
-    assert standardized(np.full(3, 7.0)).tolist() == [0, 0, 0]
+    assert standardize_columns(np.full(3, 7.0)).tolist() == [0, 0, 0]
 
 
 # -- the config -----------------------------------------------------------------------------------

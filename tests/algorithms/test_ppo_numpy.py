@@ -14,7 +14,7 @@ import pytest
 
 from helpers.factories import PLANE, make
 from tfpolicies import SampleBatch
-from tfpolicies.program.update_forms import Form
+from tfpolicies.program.update_forms import CompileMode
 
 NAMES = [
     f"{layer}/{role}"
@@ -305,9 +305,11 @@ def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     policy = scaled_up(make(jit_compile=jit, **settings._asdict()))
     reference = Reference(policy, settings)
     policy._learner.discover()
-    form = Form.LOOP if jit else Form.PLAIN
+    form = CompileMode.LOOP if jit else CompileMode.PLAIN
     spy = Shapes(policy.program.updates._compiler.learner(form, fetches=False, clips=False))
-    monkeypatch.setitem(policy.program.updates._compiler._learners, (form, False, False), spy)
+    monkeypatch.setitem(
+        policy.program.updates._compiler._learn_functions, (form, False, False), spy
+    )
     for i, rows in enumerate((2047, 2048, 2049, 2100)):
         batch = random_batch(rows, seed=i)
         rng = copy.deepcopy(policy._state.rng)

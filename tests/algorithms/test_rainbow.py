@@ -16,7 +16,7 @@ from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.catalog.layers import NoisyDense
 from tfpolicies.models.distributions import MASKED_LOGIT, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues
-from tfpolicies.models.q_learning import atom_errors, atom_targets, projected
+from tfpolicies.models.q_learning import atom_errors, atom_targets, project_distribution
 from tfpolicies.policy_map.stacked_acting import compute_actions
 from tfpolicies.testing import check_policy
 
@@ -53,7 +53,7 @@ def greedy_epsilon(value):
 def test_a_moved_distribution_is_shared_by_the_nearest_atoms(reward, discount, wanted):
     before = np.array([[0.1, 0.2, 0.3, 0.4, 0.0]], np.float32)
     rows = np.array([reward], np.float32), np.array([discount], np.float32)
-    found = projected(before, *rows, FIVE).numpy()
+    found = project_distribution(before, *rows, FIVE).numpy()
     np.testing.assert_allclose(found, [wanted], atol=1e-6)
 
 
@@ -73,7 +73,7 @@ def test_the_projection_is_that_of_the_papers_loop():
             wanted[row, low] += before[row, j] * (high - at)
             wanted[row, high] += before[row, j] * (at - low)
     given = [np.asarray(x, np.float32) for x in (before, rewards, discounts, atoms)]
-    found = projected(*given).numpy()
+    found = project_distribution(*given).numpy()
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
 
@@ -88,10 +88,12 @@ def test_projected_distributions_sum_to_one_wherever_the_atoms_are(v_min, v_max,
     before = rng.dirichlet(np.ones(count), 40).astype(np.float32)
     rewards = (rng.uniform(-1.0, 1.0, 40) * width).astype(np.float32)
     discounts = rng.choice([0.0, 0.9, 1.0], 40).astype(np.float32)
-    found = projected(before, rewards, discounts, atoms).numpy()
+    found = project_distribution(before, rewards, discounts, atoms).numpy()
     np.testing.assert_allclose(found.sum(axis=-1), 1.0, atol=1e-5)
     assert (found >= 0.0).all()
-    stays = projected(before, np.zeros(40, np.float32), np.ones(40, np.float32), atoms).numpy()
+    stays = project_distribution(
+        before, np.zeros(40, np.float32), np.ones(40, np.float32), atoms
+    ).numpy()
     np.testing.assert_allclose(stays, before, atol=1e-6)
 
 
@@ -109,9 +111,9 @@ def test_where_no_action_is_allowed_nothing_comes_after_and_nothing_is_learned()
 def test_the_value_of_an_action_is_the_mean_of_its_atoms():
     kind = AtomValues(spaces.Discrete(2), (Categorical,), 3, 0.0, 4.0, False)
     logits = np.log([[0.5, 0.25, 0.25, 0.25, 0.25, 0.5]]).astype(np.float32)
-    np.testing.assert_allclose(kind.inputs_of(logits), [[1.5, 2.5]], atol=1e-6)
-    forbidden = kind.masked(logits, np.array([[1, 0]]))
-    np.testing.assert_allclose(kind.inputs_of(forbidden), [[1.5, MASKED_LOGIT]])
+    np.testing.assert_allclose(kind.compute_inputs(logits), [[1.5, 2.5]], atol=1e-6)
+    forbidden = kind.apply_mask(logits, np.array([[1, 0]]))
+    np.testing.assert_allclose(kind.compute_inputs(forbidden), [[1.5, MASKED_LOGIT]])
     assert (kind.num_outputs, kind.num_inputs, kind.mask_size, kind.noise_size) == (6, 2, 2, 2)
 
 
@@ -146,7 +148,9 @@ def test_the_error_is_the_cross_entropy_of_the_projected_target(double_q, duelin
     batch = transitions(policy, 30)
 
     def shares(each, obs):
-        logits = each._outputs_of(each._state, obs).numpy().reshape(-1, 2, 5).astype(np.float64)
+        logits = (
+            each._compute_outputs(each._state, obs).numpy().reshape(-1, 2, 5).astype(np.float64)
+        )
         return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
 
     rows = np.arange(30)
@@ -154,7 +158,7 @@ def test_the_error_is_the_cross_entropy_of_the_projected_target(double_q, duelin
     chooser = (shares(policy, batch["new_obs"]) if double_q else after) @ FIVE
     discounts = 0.9 * (1 - batch["terminateds"]).astype(np.float32)
     best = after[rows, chooser.argmax(-1)].astype(np.float32)
-    wanted = projected(best, batch["rewards"], discounts, FIVE).numpy()
+    wanted = project_distribution(best, batch["rewards"], discounts, FIVE).numpy()
     present = shares(policy, batch["obs"])
     wanted = -(wanted * np.log(present[rows, batch["actions"]])).sum(-1)
     columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
@@ -181,7 +185,7 @@ def test_gradients_of_logits_are_what_they_say_minus_what_they_should():
     logits = (batch["obs"] @ kernel + bias).reshape(9, 2, 5)
     shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     nothing = np.zeros(9, np.float32)
-    target = projected(shares[:, 0], batch["rewards"], nothing, FIVE).numpy()
+    target = project_distribution(shares[:, 0], batch["rewards"], nothing, FIVE).numpy()
     taken = np.eye(2)[batch["actions"]][:, :, None]
     slope = (taken * (shares - target[:, None]) * batch["weights"][:, None, None] / 9).reshape(
         9, 10
@@ -378,7 +382,7 @@ def test_many_noisy_policies_act_in_one_call():
         twin.set_state(policies[name].get_state())
     obs = {name: rows_of(OBS, 3, seed=i) for i, name in enumerate(policies)}
     together = compute_actions(policies, obs, explore=True)
-    assert policies["0"].program.inference.stacked_actor("tf") is not None
+    assert policies["0"].program.inference.get_stacked_runtime("tf") is not None
     for name, twin in twins.items():
         alone = twin.compute_actions(obs[name], explore=True)
         np.testing.assert_array_equal(together[name].actions, alone.actions)

@@ -17,8 +17,8 @@ from rich.console import Console
 from helpers import rendering_envs as filmed
 from reporting.test_video import decoded
 from tfpolicies import Algorithm, PPOConfig, record_video
-from tfpolicies.algorithms.run_records import Goals, RunRecords
-from tfpolicies.algorithms.training_run import TrainingRun
+from tfpolicies.algorithms.run_records import RunLogger, TrainingOptions
+from tfpolicies.algorithms.training_run import TrainingLoop
 from tfpolicies.cli import main
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.connectors import FrameStack
@@ -27,9 +27,9 @@ from tfpolicies.envs.registry import ENVIRONMENTS
 from tfpolicies.errors import EnvError, SpaceError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder
-from tfpolicies.rollout.connected import connected
+from tfpolicies.rollout.connected import wrap_connectors
 from tfpolicies.rollout.evaluation import play_episodes
-from tfpolicies.rollout.sampler import Goal
+from tfpolicies.rollout.sampler import EvaluationDuration
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -60,7 +60,7 @@ def brightness(path: Path) -> list[int]:
 
 def evaluated(policy: Any, env: Any, seeds: list[int]) -> list[float]:
     envs = make_environments(env, len(seeds), EnvContext({}))
-    played = play_episodes(policy, envs, Goal(len(seeds), True), seeds=seeds)
+    played = play_episodes(policy, envs, EvaluationDuration(len(seeds), True), seeds=seeds)
     return [episode.episode_reward for episode in played]
 
 
@@ -138,8 +138,8 @@ def test_memories_filters_and_connectors_act_as_in_evaluations(tmp_path: Path) -
     policy = algorithm.get_policy()
     before = policy.get_weights()
     greedy = policy.driver.copy_with_settings("greedy", {"explore": False}, rebuild=False)
-    envs = connected(make_environments(filmed.Painted, 2, EnvContext({})), greedy)
-    played = play_episodes(greedy, envs, Goal(2, True), seeds=[0, 1])
+    envs = wrap_connectors(make_environments(filmed.Painted, 2, EnvContext({})), greedy)
+    played = play_episodes(greedy, envs, EvaluationDuration(2, True), seeds=[0, 1])
     wanted = [episode.episode_reward for episode in played]
     for player in (policy, algorithm):
         made = record_video(player, tmp_path / "a.mp4", episodes=2)
@@ -253,10 +253,10 @@ def test_a_bar_says_that_a_video_is_recorded(tmp_path: Path) -> None:
     output = io.StringIO()
     terminal = {"TERM": "xterm-256color"}
     console = Console(file=output, width=100, force_terminal=True, _environ=terminal)
-    goals, algorithm = Goals(steps=64, record_every=2), config().build()
-    with RunFolder.make(tmp_path / "run", {}) as run:
-        records = RunRecords(run, algorithm, goals)
-        TrainingRun(algorithm, goals, records, console).train(lambda what: None)
+    goals, algorithm = TrainingOptions(steps=64, record_every=2), config().build()
+    with RunFolder.create_at(tmp_path / "run", {}) as run:
+        records = RunLogger(run, algorithm, goals)
+        TrainingLoop(algorithm, goals, records, console).train(lambda what: None)
         records.close()
     algorithm.stop()
     assert "| recording a video" in output.getvalue()

@@ -8,9 +8,9 @@ import pytest
 import tfpolicies
 from tfpolicies import PG, PPO
 from tfpolicies.algorithms.registry import (
-    algorithm_names,
-    exported_names,
     find_algorithm,
+    get_algorithm_names,
+    get_exported_names,
     register_algorithm,
 )
 from tfpolicies.cli import main
@@ -58,9 +58,9 @@ class ENTConfig(PGConfig):
 '''
 
 
-@pytest.mark.parametrize("module", sorted(set(exported_names().values())))
+@pytest.mark.parametrize("module", sorted(set(get_exported_names().values())))
 def test_type_checkers_see_the_names_that_are_registered(module: str) -> None:
-    registered = {name for name, home in exported_names().items() if home == module}
+    registered = {name for name, home in get_exported_names().items() if home == module}
     assert set(import_module(module).__all__) == registered
     assert f"    from {module} import *\n" in Path(tfpolicies.__file__).read_text()
 
@@ -85,7 +85,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.core
 def test_algorithms_of_the_package_are_found_by_name():
-    assert algorithm_names()[:5] == ["PPO", "PG", "A2C", "DQN", "SAC"]
+    assert get_algorithm_names()[:5] == ["PPO", "PG", "A2C", "DQN", "SAC"]
     assert find_algorithm("PPO") is PPO
     assert find_algorithm("PG") is PG is tfpolicies.PG
     with pytest.raises(ConfigError, match=r"no algorithm 'DQM'; .*Did you mean 'DQN'"):
@@ -100,7 +100,7 @@ def test_a_name_is_given_to_one_algorithm():
 
 def test_an_algorithm_of_another_package_trains_and_resumes_by_its_name(installed, capfd):
     installed({"ENT": "entropic_algorithm"}, entropic_algorithm=MINE)
-    assert algorithm_names()[-1] == "ENT"
+    assert get_algorithm_names()[-1] == "ENT"
     words = ["--set", "jit_compile=False", "--set", "inference=tf", "--num-envs", "2"]
     assert main(["train", "CartPole-v1", "--algo", "ENT", "--steps", "400", *words]) == 0
     assert main(["train", "--resume", "--steps", "800"]) == 0

@@ -15,7 +15,7 @@ from helpers.environments import MODES, CountingEnv, counting_creator
 from helpers.multi_agent_envs import World, flags
 from tfpolicies import DQNConfig, DQNTF2Policy
 from tfpolicies.config.callbacks import DefaultCallbacks
-from tfpolicies.replay.room import Room
+from tfpolicies.replay.room import BufferAllocator
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -204,7 +204,7 @@ def test_images_are_in_checkpoints_and_travel_by_pickle(tmp_path, kept_in):
     for other in drawn[1:]:
         for name in drawn[0]:
             np.testing.assert_array_equal(drawn[0][name], other[name])
-    room = algorithm.replay_buffer.room
+    room = algorithm.replay_buffer.allocator
     assert (room.bytes_in_files > 0) == (kept_in == "files")
     for each in (algorithm, restored, twin):
         each.stop()
@@ -295,9 +295,9 @@ def resident():
 
 def test_the_system_has_the_memory_back_of_arrays_that_are_let_go_of():
     np.ones(2**24, np.uint8)  # from then on the C library puts 8 MB among small arrays
-    room, kept, between = Room(), [], []
+    room, kept, between = BufferAllocator(), [], []
     for _ in range(8):
-        kept.append(room.array((2**23,), np.uint8))
+        kept.append(room.allocate((2**23,), np.uint8))
         kept[-1][:] = 1
         between.append(np.ones(2**20, np.uint8))
     most = resident()

@@ -20,7 +20,7 @@ def add(returns, rewards, episodes, ends, running, packing=None, terminated=()):
         "agent_index": np.zeros(len(rewards), np.int64),
     }
     ends = np.array(ends, bool)
-    packing = packing or Packing.of(ends)
+    packing = packing or Packing.from_ends(ends)
     return returns.add(columns, ends, packing, running, gamma=GAMMA).tolist()
 
 
@@ -32,7 +32,7 @@ def test_returns_go_on_across_fragments_and_begin_anew_with_an_episode():
     # 7 ends at once and 8 begins in its place; 9 goes on
     second = add(returns, [1, 1, 0, 0], [7, 8, 9, 9], [1, 1, 0, 1], {8, 9}, Packing((2, 2)))
     assert second == [2.25, 1, 5, 2.5]
-    assert returns.open == {(8, 0): 1.0, (9, 0): 2.5}
+    assert returns.last_returns == {(8, 0): 1.0, (9, 0): 2.5}
 
 
 def test_trajectories_of_different_lengths_are_added_up_alike():
@@ -54,8 +54,8 @@ def test_what_is_kept_can_be_restored():
     returns = RunningReturns()
     add(returns, [1, 2], [7, 8], [1, 1], {7, 8})
     restored = RunningReturns.from_state(returns.get_state())
-    assert restored.open == {(7, 0): 1.0, (8, 0): 2.0}
-    assert not RunningReturns.from_state(RunningReturns().get_state()).open
+    assert restored.last_returns == {(7, 0): 1.0, (8, 0): 2.0}
+    assert not RunningReturns.from_state(RunningReturns().get_state()).last_returns
 
 
 @pytest.mark.core

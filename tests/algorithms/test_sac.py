@@ -639,7 +639,7 @@ def td3_of(**settings):
 
 
 def test_bounds_that_are_very_far_apart_are_told_of_once(caplog, monkeypatch):
-    monkeypatch.setattr(off_policy, "_told_of_width", set())
+    monkeypatch.setattr(off_policy, "_classes_warned_of_width", set())
     for bound in (499.0, 1000.0, 2000.0):
         sac(actions=spaces.Box(-bound, bound, (2,)))
     (told,) = [x.getMessage() for x in caplog.records]

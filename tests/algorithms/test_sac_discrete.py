@@ -15,7 +15,7 @@ from helpers.factories import OBS, assert_close, assert_equal, rows_of
 from helpers.marks import telling
 from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.models.distributions import ActionDistribution, Categorical, WholeSpace
+from tfpolicies.models.distributions import ActionDistribution, Categorical, WholeSpaceDistribution
 from tfpolicies.testing import check_policy
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -236,9 +236,9 @@ def test_actor_and_critics_of_ones_own():
 
 
 def test_a_distribution_for_boxes_changes_nothing_and_one_for_all_spaces_is_refused():
-    class Whole(WholeSpace):
+    class Whole(WholeSpaceDistribution):
         @classmethod
-        def over(cls, space, settings, **arguments):
+        def for_space(cls, space, settings, **arguments):
             return ActionDistribution(space, (cls,))
 
     policy = discrete(model={"custom_action_dist": "deterministic"})

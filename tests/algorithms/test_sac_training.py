@@ -77,13 +77,13 @@ def assert_same_states(one, other):
 
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_a_thousand_steps_that_act_and_learn_read_nothing_back(inference, monkeypatch):
-    read, bring_back = [], PolicyState._brought_back
+    read, bring_back = [], PolicyState._load_segments
 
     def counted(state):
         read.append(state)
         return bring_back(state)
 
-    monkeypatch.setattr(PolicyState, "_brought_back", counted)
+    monkeypatch.setattr(PolicyState, "_load_segments", counted)
     config = tiny().rollouts(num_envs_per_worker=1, rollout_fragment_length=1)
     config.framework(inference=inference).reporting(min_sample_timesteps_per_iteration=1000)
     algorithm = config.build()

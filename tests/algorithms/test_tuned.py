@@ -12,11 +12,11 @@ import pytest
 from tfpolicies import AlgorithmConfig, PPOConfig, SACConfig
 from tfpolicies.algorithms.registry import find_algorithm
 from tfpolicies.algorithms.tuned import (
-    nearest_tuned,
+    get_tuned_entries,
+    get_tuned_settings,
     register_tuned,
     require_tuned,
-    tuned_entries,
-    tuned_settings,
+    suggest_tuned,
 )
 from tfpolicies.algorithms.tuned_table import TUNED
 from tfpolicies.cli import main
@@ -30,12 +30,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.mark.parametrize(("algo", "env"), TUNED, ids=" on ".join)
 def test_an_entry_is_a_valid_config_and_names_its_source(algo, env):
     config = find_algorithm(algo).get_default_config().environment(env)
-    config.update_from_dict(tuned_settings(algo, env)).validate()
+    config.update_from_dict(get_tuned_settings(algo, env)).validate()
     entry = TUNED[algo, env]
     assert re.search(r"hyperparams/\w+\.yml|arXiv:\d", entry.source)
     assert entry.steps >= 20_000
     assert entry.threshold is None or math.isfinite(entry.threshold)
-    sampled = config.fragment_length() * config.num_envs_per_worker
+    sampled = config.get_fragment_length() * config.num_envs_per_worker
     if "sgd_minibatch_size" in config:
         assert sampled == config.train_batch_size
     intensity = config.get("training_intensity")
@@ -50,30 +50,30 @@ def test_environments_of_the_table_are_registered():
 
 
 def test_settings_are_the_callers_to_change():
-    tuned_settings("PPO", "CartPole-v1")["model"]["fcnet_hiddens"].append(1)
-    assert tuned_settings("PPO", "CartPole-v1")["model"]["fcnet_hiddens"] == [64, 64]
-    assert tuned_settings("PPO", "Nothing-v0") == {}
+    get_tuned_settings("PPO", "CartPole-v1")["model"]["fcnet_hiddens"].append(1)
+    assert get_tuned_settings("PPO", "CartPole-v1")["model"]["fcnet_hiddens"] == [64, 64]
+    assert get_tuned_settings("PPO", "Nothing-v0") == {}
 
 
 def test_a_config_begins_with_tuned_settings():
-    config = SACConfig.tuned("HalfCheetah-v4")
+    config = SACConfig.from_tuned("HalfCheetah-v4")
     assert isinstance(config, SACConfig)
     assert (config.env, config.lr, config.train_batch_size) == ("HalfCheetah-v4", 3e-4, 256)
-    robot = PPOConfig.tuned("Hopper-v5")
+    robot = PPOConfig.from_tuned("Hopper-v5")
     assert (robot.observation_filter, robot.reward_filter) == ("MeanStdFilter", "ReturnStdFilter")
 
 
 def test_an_unknown_pair_names_the_nearest_entries():
     with pytest.raises(ConfigError, match=r"SAC on HalfCheetah-v3; nearest are SAC on HalfCheetah"):
-        SACConfig.tuned("HalfCheetah-v3")
+        SACConfig.from_tuned("HalfCheetah-v3")
     with pytest.raises(ConfigError, match=r"AlgorithmConfig has no algorithm"):
-        AlgorithmConfig.tuned("CartPole-v1")
-    assert nearest_tuned("SAC", "MountainCarContinuous-v0") == (
+        AlgorithmConfig.from_tuned("CartPole-v1")
+    assert suggest_tuned("SAC", "MountainCarContinuous-v0") == (
         "TD3 on MountainCarContinuous-v0, DDPG on MountainCarContinuous-v0"
     )
-    assert nearest_tuned("SAC", "my_module:Drone") == ""
+    assert suggest_tuned("SAC", "my_module:Drone") == ""
     with pytest.raises(ConfigError, match=r"SAC on my_module:Drone; none are near\."):
-        SACConfig.tuned("my_module:Drone")
+        SACConfig.from_tuned("my_module:Drone")
 
 
 def test_a_package_adds_entries_of_its_own(monkeypatch):
@@ -81,30 +81,32 @@ def test_a_package_adds_entries_of_its_own(monkeypatch):
     register_tuned("MINE", "Mine-v0", {"lr": 1.0}, source="my paper", steps=7, deviations=["none"])
     entry = require_tuned("MINE", "Mine-v0")
     assert (entry.settings, entry.steps, entry.deviations) == ({"lr": 1.0}, 7, ("none",))
-    assert list(tuned_entries("MINE")) == [("MINE", "Mine-v0")]
-    assert ("PPO", "HalfCheetah-v5") in tuned_entries(env="cheetah")
+    assert list(get_tuned_entries("MINE")) == [("MINE", "Mine-v0")]
+    assert ("PPO", "HalfCheetah-v5") in get_tuned_entries(env="cheetah")
 
 
 def test_train_says_which_settings_it_begins_with():
     tuned = TrainSettings(env="HalfCheetah-v4", algo="SAC")
-    assert "hyperparams/sac.yml, for 1,000,000 steps; this run has 100,000." in tuned.told_tuned()
-    assert tuned.config().num_steps_sampled_before_learning_starts == 10_000
+    assert (
+        "hyperparams/sac.yml, for 1,000,000 steps; this run has 100,000." in tuned.describe_tuned()
+    )
+    assert tuned.make_config().num_steps_sampled_before_learning_starts == 10_000
     plain = TrainSettings(env="HalfCheetah-v4", algo="SAC", no_tuned=True)
-    assert plain.told_tuned() == "Settings: RLlib's defaults."
-    assert plain.config().num_steps_sampled_before_learning_starts == 1500
+    assert plain.describe_tuned() == "Settings: RLlib's defaults."
+    assert plain.make_config().num_steps_sampled_before_learning_starts == 1500
     without = TrainSettings(env="HalfCheetah-v3", algo="SAC")
-    assert "none are tuned for SAC on HalfCheetah-v3 (nearest: SAC on" in without.told_tuned()
+    assert "none are tuned for SAC on HalfCheetah-v3 (nearest: SAC on" in without.describe_tuned()
 
 
 def test_words_override_tuned_settings():
     settings = TrainSettings(env="Pendulum-v1", algo="SAC", lr=2e-3, set=("tau=0.5",))
-    config = settings.config()
+    config = settings.make_config()
     assert (config.lr, config.tau, config.train_batch_size) == (2e-3, 0.5, 256)
 
 
 def test_without_tuned_settings_each_step_of_a_replay_algorithm_has_an_update():
     configs = [
-        TrainSettings(env="Acrobot-v1", algo=x, no_tuned=True).config() for x in ("DQN", "PPO")
+        TrainSettings(env="Acrobot-v1", algo=x, no_tuned=True).make_config() for x in ("DQN", "PPO")
     ]
     assert [config.num_envs_per_worker for config in configs] == [1, 8]
 

@@ -14,7 +14,7 @@ from tfpolicies.errors import CheckpointError, ConfigError, MissingColumnError
 from tfpolicies.models.distributions import SquashedGaussian
 from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS, register_box_distribution
 from tfpolicies.program import inference
-from tfpolicies.program.runtimes.runtime import Actor
+from tfpolicies.program.runtimes.runtime import ActingRuntime
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -50,7 +50,7 @@ def test_a_policy_whose_class_has_lost_a_hyperparameter_is_refused(tmp_path, mon
         Growing.from_checkpoint(tmp_path)
 
 
-class Breaking(Actor):
+class Breaking(ActingRuntime):
     """Cannot act at all."""
 
     def run(self, states, inputs, noise, params):

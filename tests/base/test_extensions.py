@@ -142,9 +142,9 @@ def test_workers_elsewhere_get_the_extensions(register):
     names = pytest.importorskip("tfpolicies.distributed.names")
     register("json:loads")
     register(Sums)
-    packed = names.pack_names()
+    packed = names.pack_registries()
     EXTENSIONS.clear()
-    names.take_names(packed)
+    names.register_packed(packed)
     assert EXTENSIONS["json:loads"] == "json:loads"
     del EXTENSIONS["json:loads"]
     assert SampleBatch(rewards=[1.0]).total == 1.0
@@ -208,7 +208,7 @@ class Hooks(Extension):
     def prepare_model(self, policy, model):
         object.__setattr__(model, "owner_id", policy.policy_id)
 
-    def complete_memory(self, policy, states):
+    def complete_recurrent_state(self, policy, states):
         if len(states) != 1:
             return None
         halves = np.split(np.asarray(states[0], np.float32), 2, axis=1)
@@ -229,7 +229,7 @@ def test_hooks_do_nothing_by_default():
     assert hooks.make_model_factory(model) is model
     assert hooks.wrap_model(model, None, None) is model
     assert hooks.prepare_model(None, model) is None
-    assert hooks.complete_memory(None, []) is None
+    assert hooks.complete_recurrent_state(None, []) is None
     assert hooks.read_statistics(None, {}) is None
     with hooks.edit_batch({}, None) as edited:
         assert edited is None
@@ -300,7 +300,7 @@ def test_episodes_record_steps_where_an_extension_reads_them(register, extension
         register(extension)
     episode = Episode(1, 0, None)
     for action, reward in ((3, 0.5), (4, 1.5)):
-        episode.note({"agent0": [0.0]}, {"agent0": action}, {"agent0": reward})
+        episode.record_step({"agent0": [0.0]}, {"agent0": action}, {"agent0": reward})
     assert episode.last_action_for() == 4
     previous = {"agent0": 3} if Hooks in extensions else {}
     assert episode._prev_actions == previous

@@ -23,7 +23,7 @@ def left_state():
     kernel = np.arange(4096, dtype=np.float32)
     small, moment = np.float32([1, 2, 3, 4]), np.float32([5, 6])
     with state.lock:
-        state.leave({"kernel": kernel, SMALL: small, LEARNER: moment})
+        state.set_pending_update({"kernel": kernel, SMALL: small, LEARNER: moment})
     by_key = {
         "kernel": kernel.reshape(64, 64),
         "bias": small[:3],
@@ -35,7 +35,7 @@ def left_state():
 
 @pytest.mark.core
 def test_an_update_leaves_large_variables_singly_and_small_ones_joined():
-    pieces = StateLayout(SLOTS).pieces
+    pieces = StateLayout(SLOTS).buffers
     assert {name: [slot.key for slot in piece] for name, piece in pieces.items()} == {
         "kernel": ["kernel"],
         SMALL: ["bias", "scale"],
@@ -54,8 +54,8 @@ def test_acting_views_what_an_update_left_and_copies_nothing():
         assert np.shares_memory(found["kernel"], by_key["kernel"])
         assert found["mean"].tolist() == [8.0, 9.0]
         flat = np.concatenate([np.arange(4096), [1, 2, 3, 4]]).astype(np.float32)
-        assert_equal(state.acting, {"model/float32": flat, "filter/float64": [8.0, 9.0]})
-        assert state.left is not None
+        assert_equal(state.acting_segments, {"model/float32": flat, "filter/float64": [8.0, 9.0]})
+        assert state.pending_update is not None
 
 
 @pytest.mark.core
@@ -64,7 +64,7 @@ def test_what_an_update_left_is_copied_when_somebody_asks():
     version = state.version
     wanted = {**by_key, "mean": [8.0, 9.0]}
     assert_equal(state.arrays, {slot.key: wanted[slot.key] for slot in SLOTS})
-    assert (state.left, state.version) == (None, version)
+    assert (state.pending_update, state.version) == (None, version)
     assert not np.shares_memory(state.arrays["kernel"], by_key["kernel"])
     with state.lock:
         assert state.acting_arrays is state.arrays

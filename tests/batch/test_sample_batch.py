@@ -103,7 +103,7 @@ def test_a_single_number_belongs_to_the_whole_batch():
     assert batch.count == 3
     assert (batch[1:].count, batch[1:]["a"], batch.copy()["a"]) == (2, 7, 7)
     assert [row["a"] for row in batch.rows()] == [7, 7, 7]
-    assert batch._take([2, 0])["a"] == batch.concat(batch)["a"] == 7
+    assert batch._take_rows([2, 0])["a"] == batch.concat(batch)["a"] == 7
     with pytest.raises(BatchError, match="'a'"):
         batch.concat(SampleBatch(a=8, obs=[1]))
 
@@ -327,7 +327,7 @@ def test_shuffle_leaves_the_global_generator_alone():
 
 
 def test_take_copies_the_chosen_rows():
-    batch = six_rows()._take([4, 0, 4])
+    batch = six_rows()._take_rows([4, 0, 4])
     assert batch["rewards"].tolist() == [4, 0, 4]
     assert [info["i"] for info in batch["infos"]] == [4, 0, 4]
 

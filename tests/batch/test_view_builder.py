@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tfpolicies.batch.view_builder import Past, Trajectories, steps_back
-from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
+from tfpolicies.batch.view_builder import Trajectories, TrajectoryHistory, get_history_lengths
+from tfpolicies.batch.view_defaults import add_state_views, make_default_view_requirements
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import MissingColumnError
 
@@ -20,7 +20,7 @@ TWO = np.array([False, True, False, False, True])  # one of two, one of three
 def seen(shift, ends=ONE, past=None, **arguments):
     """Returns what is seen of a column with the numbers from 1 to 5."""
     view = ViewRequirement("x", shift=shift, **arguments)
-    return Trajectories(ends, past).views({"x": FIVE}, {"y": view})["y"].tolist()
+    return Trajectories(ends, past).build_views({"x": FIVE}, {"y": view})["y"].tolist()
 
 
 # -- one trajectory ---------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_the_observation_after_the_last_row_is_new_obs():
         "later": ViewRequirement("obs", shift=1),
         "window": ViewRequirement("obs", shift="-1:2"),
     }
-    found = Trajectories(np.array([False, True, True])).views(columns, views)
+    found = Trajectories(np.array([False, True, True])).build_views(columns, views)
     assert found["later"].tolist() == [[2], [9], [4]]
     assert found["window"][..., 0].tolist() == [[0, 1, 2, 9], [1, 2, 9, 0], [0, 3, 4, 0]]
 
@@ -70,7 +70,7 @@ def test_the_observation_after_the_last_row_is_new_obs():
 def test_nested_columns_and_those_that_are_seen_as_they_are():
     columns = {"obs": {"a": np.array([[1], [2]], np.uint8), "b": (np.array([5, 6]),)}}
     views = {"old": ViewRequirement("obs", shift=-1), "same": ViewRequirement("obs")}
-    found = Trajectories(np.array([False, True])).views(columns, views)
+    found = Trajectories(np.array([False, True])).build_views(columns, views)
     assert found["old"]["a"].tolist() == [[0], [1]]
     assert found["old"]["a"].dtype == np.uint8
     assert found["old"]["b"][0].tolist() == [0, 5]
@@ -80,8 +80,8 @@ def test_nested_columns_and_those_that_are_seen_as_they_are():
 def test_a_source_that_nobody_collected_is_named():
     trajectories = Trajectories(ONE)
     with pytest.raises(MissingColumnError, match=r"'y' needs the column 'z'.*there are.*'x'"):
-        trajectories.views({"x": FIVE}, {"y": ViewRequirement("z")})
-    assert trajectories.views({"x": FIVE}, {"y": ViewRequirement()}) == {}  # postprocessing's
+        trajectories.build_views({"x": FIVE}, {"y": ViewRequirement("z")})
+    assert trajectories.build_views({"x": FIVE}, {"y": ViewRequirement()}) == {}  # postprocessing's
 
 
 # -- several trajectories, and what came before them ------------------------------------------
@@ -96,7 +96,7 @@ def test_nothing_is_seen_of_another_trajectory():
 @pytest.mark.core
 def test_a_running_episode_goes_on_from_the_rows_before():
     rows = [np.array([[-3.0, -2.0, -1.0], [-6.0, -5.0, -4.0]])]
-    past = Past(np.array([3, 1]), {"x": rows})
+    past = TrajectoryHistory(np.array([3, 1]), {"x": rows})
     found = seen("-3:-1", TWO, past)
     assert found[:2] == [[-3, -2, -1], [-2, -1, 1]]
     assert found[2:] == [[0, 0, -4], [0, -4, 3], [-4, 3, 4]]  # it is one row old
@@ -105,9 +105,11 @@ def test_a_running_episode_goes_on_from_the_rows_before():
 
 
 def test_the_last_rows_are_kept_with_those_before_them():
-    past = Past(np.array([3, 0]), {"x": [np.array([[-3.0, -2.0, -1.0], [0.0, 0.0, 0.0]])]})
-    kept = Trajectories(TWO, past).tails({"x": FIVE}, ["x"], 4)
-    assert kept.known.tolist() == [4, 3]
+    past = TrajectoryHistory(
+        np.array([3, 0]), {"x": [np.array([[-3.0, -2.0, -1.0], [0.0, 0.0, 0.0]])]}
+    )
+    kept = Trajectories(TWO, past).get_history({"x": FIVE}, ["x"], 4)
+    assert kept.num_rows.tolist() == [4, 3]
     assert kept.leaves["x"][0].tolist() == [[-2, -1, 1, 2], [0, 3, 4, 5]]
 
 
@@ -118,7 +120,7 @@ def test_how_far_is_looked_back_on_each_column():
         "c": ViewRequirement("y", shift=1),
         "d": ViewRequirement("y", index=-1),
     }
-    assert steps_back(views) == {"x": 5}
+    assert get_history_lengths(views) == {"x": 5}
 
 
 # -- the default set --------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def test_how_far_is_looked_back_on_each_column():
 
 @pytest.mark.core
 def test_the_default_columns():
-    views = default_view_requirements(LINE, spaces.Discrete(3))
+    views = make_default_view_requirements(LINE, spaces.Discrete(3))
     assert set(views) == {
         *("obs", "new_obs", "actions", "prev_actions", "rewards", "prev_rewards"),
         *("terminateds", "truncateds", "infos", "eps_id", "unroll_id", "agent_index", "t"),
@@ -146,15 +148,15 @@ def test_the_default_columns():
 
 
 def test_a_memory_adds_its_states_and_keeps_what_is_there():
-    views = default_view_requirements(LINE, LINE)
+    views = make_default_view_requirements(LINE, LINE)
     state = [np.zeros(4, np.float32), np.zeros((2, 3), np.float32)]
-    more = with_memory(views, state, max_seq_len=20)
+    more = add_state_views(views, state, max_seq_len=20)
     assert set(more) - set(views) == {"state_in_0", "state_out_0", "state_in_1", "state_out_1"}
     assert more["state_in_1"].data_col == "state_out_1"
     assert more["state_in_1"].space.shape == (2, 3)
     assert more["state_in_0"].batch_repeat_value == 20
     assert not more["state_out_0"].used_for_compute_actions
-    attention = with_memory(views, state[:1], max_seq_len=20, shift="-50:-1")
+    attention = add_state_views(views, state[:1], max_seq_len=20, shift="-50:-1")
     assert len(attention["state_in_0"].shift_arr) == 50
     own = dataclasses.replace(more["state_in_0"], shift=-2)
-    assert with_memory({"state_in_0": own}, state, max_seq_len=9)["state_in_0"] is own
+    assert add_state_views({"state_in_0": own}, state, max_seq_len=9)["state_in_0"] is own

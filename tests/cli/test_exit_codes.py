@@ -21,7 +21,7 @@ from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.checkpoint import read_checkpoint
-from tfpolicies.system.signals import SignalEnd, Signals, current
+from tfpolicies.system.signals import ShutdownHandler, SignalInterrupt, get_active_handler
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -214,7 +214,7 @@ def test_a_run_that_another_process_trains_is_refused_before_anything_is_changed
     run = the_run(here)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     words = ["train", ENV, "--resume", str(run.path), "--steps", "80"]
-    with run.hold():
+    with run.acquire():
         before[run.path / "lock"] = f"{os.getpid()}\n".encode()
         assert main(words) == 5
         assert f"is in use by process {os.getpid()}" in capsys.readouterr().err
@@ -274,9 +274,9 @@ def test_an_environment_that_swallows_interruptions_is_named_and_left(here: Path
     ("number", "module"),
     [
         (signal.SIGINT, "tfpolicies.cli"),
-        (signal.SIGINT, "tfpolicies.cli.arguments"),
-        (signal.SIGTERM, "tfpolicies.cli.arguments"),
-        (signal.SIGHUP, "tfpolicies.cli.arguments"),
+        (signal.SIGINT, "tfpolicies.cli.make_arguments"),
+        (signal.SIGTERM, "tfpolicies.cli.make_arguments"),
+        (signal.SIGHUP, "tfpolicies.cli.make_arguments"),
     ],
 )
 def test_a_signal_while_modules_are_imported_is_one_line(number: int, module: str) -> None:
@@ -301,19 +301,19 @@ def test_ignored_signals_stay_ignored_and_other_threads_change_nothing() -> None
     before = signal.getsignal(signal.SIGTERM)
     found = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Signals():
+        with ShutdownHandler():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             assert signal.getsignal(signal.SIGTERM) is not before
             handler = signal.getsignal(signal.SIGTERM)
 
             def enter() -> None:
-                with Signals():
+                with ShutdownHandler():
                     assert signal.getsignal(signal.SIGTERM) is handler
 
             thread = threading.Thread(target=enter)
             thread.start()
             thread.join()
-            with Signals():
+            with ShutdownHandler():
                 assert signal.getsignal(signal.SIGTERM) is handler
             assert signal.getsignal(signal.SIGTERM) is handler
     finally:
@@ -327,12 +327,12 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost(capfd: pytest.CaptureFi
             signal.raise_signal(signal.SIGTERM)
 
     def die() -> None:
-        with Signals():
+        with ShutdownHandler():
             Dying()  # Python ignores what is raised here
             time.sleep(10.0)
 
     hook = sys.unraisablehook
-    with pytest.raises(SignalEnd):
+    with pytest.raises(SignalInterrupt):
         die()
     assert "ignored" not in capfd.readouterr().err
     assert sys.unraisablehook is hook
@@ -369,17 +369,17 @@ def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_no
     reached = []
 
     def send(number: int) -> None:
-        with current().held_back(lambda what: None):
+        with get_active_handler().defer(lambda what: None):
             os.kill(os.getpid(), number)
-            reached.append(current().requested)
+            reached.append(get_active_handler().requested)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60.0)  # the thread that sees signals does not run before this one ends
     try:
-        with Signals():
-            with pytest.raises(SignalEnd, match="Terminated"):
+        with ShutdownHandler():
+            with pytest.raises(SignalInterrupt, match="Terminated"):
                 send(signal.SIGTERM)
-            with pytest.raises(SignalEnd, match="Terminated"):
+            with pytest.raises(SignalInterrupt, match="Terminated"):
                 send(signal.SIGINT)
     finally:
         sys.setswitchinterval(interval)

@@ -27,8 +27,8 @@ from tfpolicies.compat import (
     TFModelV2,
     get_categorical_class_with_temperature,
 )
-from tfpolicies.compat.chance import gamma
-from tfpolicies.errors import ConfigError, ExportError, NotOfferedError
+from tfpolicies.compat.chance import sample_gamma
+from tfpolicies.errors import ConfigError, ExportError, UnsupportedMethodError
 from tfpolicies.models import distributions as own
 
 FIVE = rows_of(OBS, 5, seed=3)
@@ -126,7 +126,7 @@ def test_beta_and_dirichlet_are_those_of_scipy():
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 9.0])
 def test_gamma_variates_have_their_distribution(alpha):
     tf.random.set_seed(3)
-    drawn = gamma(tf.fill([4000], alpha)).numpy()
+    drawn = sample_gamma(tf.fill([4000], alpha)).numpy()
     assert scipy.stats.kstest(drawn, scipy.stats.gamma(alpha).cdf).pvalue > 1e-3
 
 
@@ -161,7 +161,7 @@ def test_parts_of_a_dict_are_independent():
     dist = kind(np.random.default_rng(0).normal(size=(2, width)), None)
     actions = dist.sample()
     assert {name: x.shape for name, x in actions.items()} == {"a": (2,), "b": (2, 2), "c": (2, 2)}
-    core = own.ActionDistribution.of(MIXED)(dist.inputs)
+    core = own.ActionDistribution.for_space(MIXED)(dist.inputs)
     np.testing.assert_allclose(dist.logp(actions), core.logp(actions), rtol=1e-5)
     np.testing.assert_allclose(dist.entropy(), core.entropy(), rtol=1e-5)
     parts = [tf.cast(x, tf.float32) for x in actions.values()]
@@ -346,11 +346,15 @@ def test_what_a_class_lacks_is_named():
     class Empty(ActionDistribution):
         pass
 
-    with pytest.raises(NotOfferedError, match=r"Empty has no `logp`.*Write `logp\(self, x\)`"):
+    with pytest.raises(
+        UnsupportedMethodError, match=r"Empty has no `logp`.*Write `logp\(self, x\)`"
+    ):
         Empty(INPUTS, None).logp(0)
-    with pytest.raises(NotOfferedError, match=r"must define its number of inputs"):
+    with pytest.raises(UnsupportedMethodError, match=r"must define its number of inputs"):
         make(PGTF2Policy, model={"custom_action_dist": Empty})
-    with pytest.raises(NotOfferedError, match=r"TFActionDistribution has no `_build_sample_op`"):
+    with pytest.raises(
+        UnsupportedMethodError, match=r"TFActionDistribution has no `_build_sample_op`"
+    ):
         TFActionDistribution(INPUTS, None).sample()
 
 

@@ -11,12 +11,12 @@ from gymnasium import spaces
 
 from tfpolicies import Policy
 from tfpolicies.cli import main
-from tfpolicies.compat.foreign_pickle import Named
+from tfpolicies.compat.foreign_pickle import ObjectRecord
 from tfpolicies.compat.import_rllib import import_checkpoint
-from tfpolicies.compat.rllib_networks import network_of, q_network_of, weights_of
-from tfpolicies.compat.rllib_policies import networks_of
-from tfpolicies.compat.rllib_settings import settings_of
-from tfpolicies.compat.rllib_spaces import space_of
+from tfpolicies.compat.rllib_networks import convert_network_weights, make_network, make_q_network
+from tfpolicies.compat.rllib_policies import make_policy_networks
+from tfpolicies.compat.rllib_settings import convert_policy_spec
+from tfpolicies.compat.rllib_spaces import convert_space
 from tfpolicies.errors import (
     CheckpointError,
     ModelImportError,
@@ -108,7 +108,7 @@ def test_heads_of_dqn_follow_the_features_and_a_value_of_no_use(named, tmp_path)
     if named:
         weights = {f"default_policy/dense_{i}/anything": x for i, x in enumerate(weights)}
     (imported,) = import_checkpoint(written(tmp_path, q_state(weights))).values()
-    assert imported.left[-1].startswith("target networks, which RLlib does not save")
+    assert imported.not_imported[-1].startswith("target networks, which RLlib does not save")
     policy = imported.policy
     assert policy.config["model"]["fcnet_hiddens"] == [2]
     extras = policy.compute_actions(np.ones((1, 2)), explore=False).extras
@@ -223,10 +223,10 @@ def test_layers_before_heads_end_in_one_of_their_own_width(model, order, setting
     vector, acted = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
     heads = QHeads((5,), dueling=True, num_atoms=1, noisy=False, sigma0=0.5)
     given = {"fcnet_activation": "relu", "post_fcnet_activation": "swish", **model}
-    found = q_network_of(heads, given, vector, acted)
+    found = make_q_network(heads, given, vector, acted)
     heads = [f"heads/{x}" for x in ("advantage_1", "advantage_out", "value_1", "value_out")]
     assert found.order == [*order, *heads]
-    assert found.ours["fc_out"] == f"fc_{len(settings[0])}"
+    assert found.layer_names["fc_out"] == f"fc_{len(settings[0])}"
     kept = found.settings
     assert (kept["fcnet_hiddens"], kept["fcnet_activation"]) == settings
     assert (kept["post_fcnet_hiddens"], kept["no_final_linear"]) == ([], False)
@@ -310,7 +310,7 @@ def test_values_that_no_network_has_are_named(config, of):
         spec["config"] |= {"policy_model_config": {}, "q_model_config": {}}
     vector, acted = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
     with pytest.raises((CheckpointError, ModelSettingError), match=name):
-        networks_of(settings_of(spec), vector, acted)
+        make_policy_networks(convert_policy_spec(spec), vector, acted)
 
 
 @pytest.mark.core
@@ -319,51 +319,55 @@ def test_values_that_no_setting_has_stay_behind_and_the_networks_are_those_of_th
                "exploration_config": {"type": PAIR_OF_NUMBERS}, "td_error_loss_fn": PAIR_OF_NUMBERS,
                "replay_buffer_config": {"replay_sequence_length": PAIR_OF_NUMBERS},
                "categorical_distribution_temperature": PAIR_OF_NUMBERS}  # fmt: skip
-    found = settings_of(q_state([], **strange)["policy_spec"])
-    assert sorted(line.partition("=")[0] for line in found.left) == sorted(strange)
+    found = convert_policy_spec(q_state([], **strange)["policy_spec"])
+    assert sorted(line.partition("=")[0] for line in found.not_imported) == sorted(strange)
     vector, acted = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-    (network,) = networks_of(found, vector, acted).parts
+    (network,) = make_policy_networks(found, vector, acted).parts
     assert network.order[-2:] == ["heads/value_1", "heads/value_out"]
 
-    pair = settings_of(sac_state([], config={"twin_q": PAIR_OF_NUMBERS})["policy_spec"])
-    assert len(networks_of(pair, vector, acted).parts) == 4
-    assert [line.partition("=")[0] for line in pair.left] == ["twin_q"]
+    pair = convert_policy_spec(sac_state([], config={"twin_q": PAIR_OF_NUMBERS})["policy_spec"])
+    assert len(make_policy_networks(pair, vector, acted).parts) == 4
+    assert [line.partition("=")[0] for line in pair.not_imported] == ["twin_q"]
 
 
 @pytest.mark.core
 def test_what_configs_of_networks_have_beside_is_listed_and_objects_are_configs_too():
     model = {"fcnet_hiddens": [], "of_the_future": 7}
     state = sac_state([], config={"policy_model_config": model})
-    assert settings_of(state["policy_spec"]).left == ["policy_model_config['of_the_future']=7"]
+    assert convert_policy_spec(state["policy_spec"]).not_imported == [
+        "policy_model_config['of_the_future']=7"
+    ]
     config = state["policy_spec"]["config"]
     config["framework_str"] = config.pop("framework")
-    state["policy_spec"]["config"] = Named("ray.rllib:SACConfig", None, config, [])
-    found = settings_of(state["policy_spec"])
+    state["policy_spec"]["config"] = ObjectRecord("ray.rllib:SACConfig", None, config, [])
+    found = convert_policy_spec(state["policy_spec"])
     assert found.policy_class.__name__ == "SACTF2Policy"
-    assert len(networks_of(found, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)).parts) == 4
+    assert len(make_policy_networks(found, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)).parts) == 4
 
 
 @pytest.mark.core
 def test_buffers_are_those_of_the_names_here():
     module = "ray.rllib.utils.replay_buffers.multi_agent_prioritized_replay_buffer"
     stored = {
-        "type": Named(f"{module}:MultiAgentPrioritizedReplayBuffer", None, None, []),
+        "type": ObjectRecord(f"{module}:MultiAgentPrioritizedReplayBuffer", None, None, []),
         "prioritized_replay": -1,
         "capacity": 70,
         "prioritized_replay_alpha": 0.5,
         "replay_sequence_length": 1,
         "worker_side_prioritization": False,
     }
-    found = settings_of(q_state([], replay_buffer_config=stored)["policy_spec"])
-    assert found.left == []
+    found = convert_policy_spec(q_state([], replay_buffer_config=stored)["policy_spec"])
+    assert found.not_imported == []
     kept = found.config["replay_buffer_config"]
     assert (kept["capacity"], kept["prioritized_replay_alpha"]) == (70, 0.5)
     assert kept["type"] == "MultiAgentPrioritizedReplayBuffer"
     unread = {**stored, "prioritized_replay": False}  # as SAC has it, and no code of RLlib reads
-    again = settings_of(q_state([], replay_buffer_config=unread)["policy_spec"])
+    again = convert_policy_spec(q_state([], replay_buffer_config=unread)["policy_spec"])
     assert again.config["replay_buffer_config"] == kept
-    foreign = {**stored, "type": Named("mine:Buffer", None, None, [])}
-    (left,) = settings_of(q_state([], replay_buffer_config=foreign)["policy_spec"]).left
+    foreign = {**stored, "type": ObjectRecord("mine:Buffer", None, None, [])}
+    (left,) = convert_policy_spec(
+        q_state([], replay_buffer_config=foreign)["policy_spec"]
+    ).not_imported
     assert left == "replay_buffer_config=<with custom objects>"
 
 
@@ -457,17 +461,19 @@ def test_settings_go_by_their_names_and_what_stays_behind_is_listed():
         "torch_compile_learner": False,
         "sample_async": -1,
         "_rl_module_spec": None,
-        "callbacks": Named("ray.rllib.algorithms.callbacks:DefaultCallbacks", None, None, []),
-        "env": Named("mine:Env", None, None, []),
-        "sample_collector": Named("ray.rllib:Collector", None, None, []),
+        "callbacks": ObjectRecord(
+            "ray.rllib.algorithms.callbacks:DefaultCallbacks", None, None, []
+        ),
+        "env": ObjectRecord("mine:Env", None, None, []),
+        "sample_collector": ObjectRecord("ray.rllib:Collector", None, None, []),
         "remote_worker_envs": True,
         "of_the_future": 3,
     }
-    found = settings_of(state_of(config=stored)["policy_spec"])
+    found = convert_policy_spec(state_of(config=stored)["policy_spec"])
     assert [found.config[name] for name in ("gamma", "lambda_", "num_sgd_iter")] == [0.9, 0.5, 3]
     assert found.config["sgd_minibatch_size"] == 7
     assert found.policy_class.__name__ == "PPOTF2Policy"
-    env, future, remote = found.left
+    env, future, remote = found.not_imported
     assert env == "env=<mine:Env>"
     assert future.startswith("of_the_future=3 (Invalid property name")
     assert remote.startswith("remote_worker_envs=True (env_processes=N spreads")
@@ -476,21 +482,21 @@ def test_settings_go_by_their_names_and_what_stays_behind_is_listed():
 @pytest.mark.core
 def test_spaces_are_rebuilt_from_records_and_from_pickled_objects():
     inner = {"a": VECTOR["space"], "b": PAIR["space"]}
-    found = space_of({"space": {"space": "dict", "spaces": inner}}, "observation_space")
+    found = convert_space({"space": {"space": "dict", "spaces": inner}}, "observation_space")
     assert found == spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(2))
     turned = {"space": {"space": "dict", "spaces": dict(reversed(inner.items()))}}
-    assert [*space_of(turned, "observation_space").spaces] == ["b", "a"]
+    assert [*convert_space(turned, "observation_space").spaces] == ["b", "a"]
     state = {"_shape": (), "n": 4, "start": 1}
-    pickled = Named("gymnasium.spaces.discrete:Discrete", None, state, [])
+    pickled = ObjectRecord("gymnasium.spaces.discrete:Discrete", None, state, [])
     both = {"space": {"space": "tuple", "spaces": [pickled, PAIR["space"]]}}
-    assert space_of(both, "action_space") == spaces.Tuple(
+    assert convert_space(both, "action_space") == spaces.Tuple(
         [spaces.Discrete(4, start=1), spaces.Discrete(2)]
     )
     with pytest.raises(UnsupportedSpaceError, match="os:system"):
-        space_of(Named("os:system", ("true",), {}, []), "action_space")
+        convert_space(ObjectRecord("os:system", ("true",), {}, []), "action_space")
     for broken in ({**VECTOR["space"], "shape": (3,)}, {"space": "box"}, {"space": ["box"]}, 3):
         with pytest.raises((CheckpointError, SpaceError)):
-            space_of({"space": broken} if broken != 3 else 3, "action_space")
+            convert_space({"space": broken} if broken != 3 else 3, "action_space")
 
 
 @pytest.mark.core
@@ -498,15 +504,15 @@ def test_eager_lists_are_in_the_order_of_keras_2():
     vector, image = spaces.Box(-1, 1, (4,)), spaces.Box(0, 255, (42, 42, 3), np.uint8)
     acted = spaces.Discrete(3)
     dense = {"fcnet_hiddens": [8, 6], "vf_share_layers": False}
-    assert network_of(dense, vector, acted).order == [
+    assert make_network(dense, vector, acted).order == [
         *("fc_1", "fc_value_1", "fc_2", "fc_value_2", "fc_out", "value_out")
     ]
     lstm = {**dense, "fcnet_hiddens": [8], "use_lstm": True}
-    assert network_of(lstm, vector, acted).order == [
+    assert make_network(lstm, vector, acted).order == [
         *("fc_value_1", "fc_1", "value_out", "lstm", "logits", "values")
     ]
     filters = {"conv_filters": [[2, 4, 2], [3, 4, 2], [4, 11, 1]], "vf_share_layers": False}
-    assert network_of(filters, image, acted).order == [
+    assert make_network(filters, image, acted).order == [
         *("conv_value_1", "conv1", "conv_value_2", "conv2", "conv_value_3", "conv3"),
         *("conv_value_out", "conv_out"),
     ]
@@ -515,11 +521,11 @@ def test_eager_lists_are_in_the_order_of_keras_2():
 @pytest.mark.core
 def test_images_of_0_to_255_are_images_of_0_to_1_with_larger_kernels():
     image = spaces.Box(0, 255, (10, 10, 1), np.uint8)
-    network = network_of({"conv_filters": [[1, 10, 1]], "vf_share_layers": True}, image, None)
+    network = make_network({"conv_filters": [[1, 10, 1]], "vf_share_layers": True}, image, None)
     weights = [np.ones((10, 10, 1, 1), "f4"), array(1), array(1, 1, 1, 2), array(2)]
-    found = weights_of([*weights, array(1, 1), array(1)], network)
+    found = convert_network_weights([*weights, array(1, 1), array(1)], network)
     kernels = {layer.name: layer.weights[0].array for layer in found.layers}
     assert kernels["conv_1"].max() == kernels["conv_1"].min() == 255
     assert kernels["fc_out"].shape == (1, 2)
     with pytest.raises(CheckpointError, match="whose value shares no layers"):
-        network_of({"post_fcnet_hiddens": [3], "vf_share_layers": False}, image, None)
+        make_network({"post_fcnet_hiddens": [3], "vf_share_layers": False}, image, None)

@@ -21,7 +21,7 @@ from tfpolicies.compat import (
     add_time_dimension,
     normc_initializer,
 )
-from tfpolicies.errors import ConfigError, ModelError, ModelSettingError, NotOfferedError
+from tfpolicies.errors import ConfigError, ModelError, ModelSettingError, UnsupportedMethodError
 from tfpolicies.models.distributions import DiagGaussian
 from tfpolicies.models.registry import MODELS
 from tfpolicies.testing import random_batch
@@ -541,10 +541,10 @@ def test_the_base_class_says_what_is_missing():
     losses = [tf.constant(1.0)]
     assert model.custom_loss(losses, {}) is losses
     assert model.metrics() == {}
-    with model.context(), pytest.raises(NotOfferedError, match="has no `value_function"):
+    with model.context(), pytest.raises(UnsupportedMethodError, match="has no `value_function"):
         model.value_function()
     rnn = RecurrentNetwork(OBS, TWO, 2, {}, "m")
-    with pytest.raises(NotOfferedError, match="has no `forward_rnn"):
+    with pytest.raises(UnsupportedMethodError, match="has no `forward_rnn"):
         rnn({"obs": tf.zeros([2, 3])}, [], tf.constant([2]))
 
 

@@ -46,8 +46,8 @@ from tfpolicies.compat import (
     validate_policy_id,
     with_common_config,
 )
-from tfpolicies.envs.making import EnvContext, check_source, make_any_environments
-from tfpolicies.errors import ConfigError, EnvError, NotOfferedError, PolicyOwnedError
+from tfpolicies.envs.making import EnvContext, check_env_name, make_any_environments
+from tfpolicies.errors import ConfigError, EnvError, PolicyOwnedError, UnsupportedMethodError
 from tfpolicies.models.filters import MeanStdFilter
 
 FIVE = rows_of(OBS, 5, seed=3)
@@ -112,7 +112,7 @@ def test_a_registered_environment_is_found_by_its_name():
 
 def test_a_registered_environment_may_have_several_agents():
     register_env("two.of:them", lambda env_config: Pair())
-    check_source("two.of:them")
+    check_env_name("two.of:them")
     made = make_any_environments("two.of:them", 2, EnvContext({}))
     assert len(made.get_sub_environments()) == 2
     made.close()
@@ -129,7 +129,7 @@ def test_registering_a_name_again_replaces_it_and_shadows_gymnasiums():
 def test_wrong_registrations_and_unknown_names_are_refused():
     register_env("corridor", Corridor)
     with pytest.raises(EnvError, match=r"Did you mean 'corridor'\?"):
-        check_source("coridor")
+        check_env_name("coridor")
     with pytest.raises(EnvError, match="non-empty str, got None"):
         register_env(None, Corridor)
     with pytest.raises(EnvError, match="must be an environment class or f"):
@@ -372,7 +372,7 @@ def test_helpers_do_what_they_did():
         """What stands beside the TensorFlow model in many scripts."""
 
     assert torch is None
-    with pytest.raises(NotOfferedError, match="TorchModel is a model of PyTorch"):
+    with pytest.raises(UnsupportedMethodError, match="TorchModel is a model of PyTorch"):
         TorchModel()
     validate_policy_id("main", error=True)
     assert SampleBatch.CUR_OBS == "obs"

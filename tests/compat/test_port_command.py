@@ -9,17 +9,17 @@ import pytest
 import tfpolicies
 from tfpolicies import compat
 from tfpolicies.cli import main
-from tfpolicies.compat.port import port
-from tfpolicies.compat.rllib_names import INSTEAD, MODULES, PLACES
+from tfpolicies.compat.port import port_script
+from tfpolicies.compat.rllib_names import ALTERNATIVES, MODULES, REPLACEMENTS
 from tfpolicies.errors import UsageError
 
 
 def ported(text: str) -> str:
-    return port(text.encode()).source.decode()
+    return port_script(text.encode()).source.decode()
 
 
 def left(text: str) -> list[str]:
-    return [remark.name for remark in port(text.encode()).remarks]
+    return [remark.name for remark in port_script(text.encode()).remarks]
 
 
 # -- imports ------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def make():
     ],
 )
 def test_every_other_byte_stays(source: bytes) -> None:
-    assert port(source).source == source.replace(b"ray.rllib.policy", b"tfpolicies")
+    assert port_script(source).source == source.replace(b"ray.rllib.policy", b"tfpolicies")
 
 
 def test_names_that_part_keep_the_line_ends_of_the_script() -> None:
@@ -182,14 +182,14 @@ def test_what_python_warns_of_in_a_script_stays_as_it_is() -> None:
 
 def test_a_ported_script_is_not_changed_again() -> None:
     source = b"import numpy\nfrom . import ray\nfrom .ray.rllib import Policy\nimport rays as ray\n"
-    assert port(source) == (source, [])
+    assert port_script(source) == (source, [])
     once = ported("from ray.rllib.policy import Policy\nPolicy.x._counters\n")
     assert ported(once) == once
 
 
 def test_what_cannot_be_changed_safely_is_refused() -> None:
     with pytest.raises(UsageError, match=r"mine\.py cannot be ported: invalid syntax"):
-        port(b"import = 1", "mine.py")
+        port_script(b"import = 1", "mine.py")
     for text in (
         "from ray . rllib.policy import Policy",
         "if a: \\\n  from ray.rllib.env import EnvContext, MultiAgentEnv",
@@ -249,7 +249,7 @@ def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
 def test_what_has_no_place_stays_and_is_told_with_what_helps(
     text: str, name: str, advice: str
 ) -> None:
-    source, remarks = port(text.encode())
+    source, remarks = port_script(text.encode())
     assert source == text.encode()
     assert [remark.name for remark in remarks] == [name]
     assert advice in remarks[0].advice
@@ -257,13 +257,13 @@ def test_what_has_no_place_stays_and_is_told_with_what_helps(
 
 def test_what_a_module_lacks_is_told_when_it_is_changed() -> None:
     old = "import ray.rllib.algorithms.ppo as ppo\nppo.PPO(ppo.DEFAULT_CONFIG)"
-    source, remarks = port(old.encode())
+    source, remarks = port_script(old.encode())
     assert source == b"import tfpolicies.algorithms.ppo as ppo\nppo.PPO(ppo.DEFAULT_CONFIG)"
     assert [remark.name for remark in remarks] == ["ray.rllib.algorithms.ppo.DEFAULT_CONFIG"]
 
 
 def test_what_ray_air_lacks_is_named() -> None:
-    source, remarks = port(b"from ray import air\nair.RunConfig(), air.session.report({})\n")
+    source, remarks = port_script(b"from ray import air\nair.RunConfig(), air.session.report({})\n")
     assert source.startswith(b"from tfpolicies.compat import tune as air\n")
     assert [remark.name for remark in remarks] == ["ray.air.session"]
     assert left("from ray.air import session, RunConfig") == ["ray.air.session"]
@@ -359,18 +359,18 @@ def test_a_package_adds_a_command(
 
 
 def test_every_name_that_is_here_for_ported_code_is_in_the_table() -> None:
-    here = {name for _, name in PLACES.values()}
+    here = {name for _, name in REPLACEMENTS.values()}
     new = {"__version__", "import_policy", "record_video"}  # which RLlib has nothing like
     assert here >= {*compat.__all__, *tfpolicies.__all__} - new
-    assert not INSTEAD.keys() & here
+    assert not ALTERNATIVES.keys() & here
 
 
 def test_every_place_of_the_table_has_its_name() -> None:
     pytest.importorskip("ray.tune")
-    for module, name in {*PLACES.values()}:
+    for module, name in {*REPLACEMENTS.values()}:
         imported = __import__(module, fromlist=[name])
         assert hasattr(imported, name), (module, name)
-    for (module, name), (home, _) in PLACES.items():
+    for (module, name), (home, _) in REPLACEMENTS.items():
         if module in MODULES:
             own = __import__(MODULES[module], fromlist=[name])
             assert getattr(own, name) is getattr(__import__(home, fromlist=[name]), name)

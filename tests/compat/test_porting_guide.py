@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 
 from tfpolicies import SACConfig
-from tfpolicies.compat.extension import RECORDED, RLlibExtension
-from tfpolicies.compat.rllib_names import ATTRIBUTES, INSTEAD, MODULES, PLACES, SECTIONS
+from tfpolicies.compat.extension import RECORDED_STATISTICS, RLlibExtension
+from tfpolicies.compat.rllib_names import (
+    ALTERNATIVES,
+    MODULES,
+    REPLACEMENTS,
+    RLLIB_ATTRIBUTES,
+    SECTIONS,
+)
 from tfpolicies.config.dialect import ALIASES
-from tfpolicies.config.idioms import setting_answer
+from tfpolicies.config.idioms import find_setting_equivalent
 from tfpolicies.porting_tables import (
     KERAS,
     LATER_SETTINGS,
@@ -77,17 +83,23 @@ def test_the_tables_of_the_guide_are_those_of_the_file() -> None:
 
 
 def test_the_command_and_configs_go_by_the_tables() -> None:
-    assert PLACES["ray.rllib.policy.sample_batch", "SampleBatch"] == ("tfpolicies", "SampleBatch")
-    assert PLACES["ray.rllib.env", "EnvContext"] == ("tfpolicies.compat", "EnvContext")
-    assert PLACES["ray.train", "report"] == ("tfpolicies.compat.tune", "report")
+    assert REPLACEMENTS["ray.rllib.policy.sample_batch", "SampleBatch"] == (
+        "tfpolicies",
+        "SampleBatch",
+    )
+    assert REPLACEMENTS["ray.rllib.env", "EnvContext"] == ("tfpolicies.compat", "EnvContext")
+    assert REPLACEMENTS["ray.train", "report"] == ("tfpolicies.compat.tune", "report")
     assert MODULES["ray.rllib.algorithms.ppo.ppo"] == "tfpolicies.algorithms.ppo"
     assert MODULES["ray.tune"] == "tfpolicies.compat.tune"
-    assert ("ray.rllib.env.external_env", "ExternalEnv") not in PLACES
-    assert INSTEAD["JsonReader"] == "Use policy.learn_on_batch(batch), with batches that you read."
-    assert not INSTEAD.keys() & {name for _, name in PLACES}
+    assert ("ray.rllib.env.external_env", "ExternalEnv") not in REPLACEMENTS
+    assert (
+        ALTERNATIVES["JsonReader"]
+        == "Use policy.learn_on_batch(batch), with batches that you read."
+    )
+    assert not ALTERNATIVES.keys() & {name for _, name in REPLACEMENTS}
     assert ALIASES["num_epochs"] == "num_sgd_iter"
     config = SACConfig().to_dict()
-    assert setting_answer("ent_coef", dict.fromkeys(config, "training")) == (
+    assert find_setting_equivalent("ent_coef", dict.fromkeys(config, "training")) == (
         "training(initial_alpha=...)"
     )
 
@@ -99,15 +111,15 @@ def test_the_table_has_the_names_that_only_compat_makes_known() -> None:
         if here.startswith("not ") or "with `import tfpolicies.compat`" in here
         for word in re.findall(r"\w+", " ".join(code(names)))
     }
-    assert asked >= ATTRIBUTES
+    assert asked >= RLLIB_ATTRIBUTES
     added = {
         name
         for getters in (RLlibExtension.attributes, RLlibExtension.class_attributes)
         for names in getters.values()
         for name in names
     }
-    recorded = {name for names in RECORDED.values() for name in names}
-    assert added - recorded - {"_value_fn_out"} == ATTRIBUTES
+    recorded = {name for names in RECORDED_STATISTICS.values() for name in names}
+    assert added - recorded - {"_value_fn_out"} == RLLIB_ATTRIBUTES
 
 
 def test_the_table_can_be_searched_by_eye() -> None:

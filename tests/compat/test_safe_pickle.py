@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tfpolicies.compat import foreign_pickle
-from tfpolicies.compat.foreign_pickle import Named, read_pickle
+from tfpolicies.compat.foreign_pickle import ObjectRecord, read_pickle
 from tfpolicies.errors import CheckpointError
 
 MOST_SECONDS, MOST_MEGABYTES = 5.0, 500  # of a slow machine: half of that elsewhere
@@ -107,14 +107,14 @@ def test_a_hostile_pickle_does_nothing_at_little_cost(name, tmp_path):
     path = stored(tmp_path, hostile(canary)[name])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     if name in INERT:
-        assert isinstance(read_pickle(path), Named | list | None)
+        assert isinstance(read_pickle(path), ObjectRecord | list | None)
     else:
         with pytest.raises(CheckpointError, match=r"was refused: .*Nothing in it was executed"):
             read_pickle(path)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
     assert seconds < MOST_SECONDS
-    assert foreign_pickle._MEGABYTES < MOST_MEGABYTES  # the limit of all memory of the reader
+    assert foreign_pickle._BASE_MEGABYTES < MOST_MEGABYTES  # the limit of all memory of the reader
     assert not canary.exists()
 
 
@@ -143,8 +143,8 @@ def test_a_refusal_says_what_was_found(name, found, tmp_path):
 def test_names_become_records_with_their_arguments_and_state(tmp_path):
     found = read(tmp_path, pickle.dumps({"f": Stated(os.system, "true"), "g": os.system}))
     assert found == {
-        "f": Named("posix:system", ("true",), {"x": 1}, []),
-        "g": Named("posix:system", None, None, []),
+        "f": ObjectRecord("posix:system", ("true",), {"x": 1}, []),
+        "g": ObjectRecord("posix:system", None, None, []),
     }
 
 
@@ -169,7 +169,9 @@ def test_plain_values_and_arrays_are_what_they_were(protocol, tmp_path):
 
 def test_random_bytes_are_refused_or_read_but_never_more(tmp_path):
     rng = np.random.default_rng(0)
-    whole = bytearray(pickle.dumps({"w": np.ones(4, np.float32), "c": [Named("a:b", 1, 2, [])]}))
+    whole = bytearray(
+        pickle.dumps({"w": np.ones(4, np.float32), "c": [ObjectRecord("a:b", 1, 2, [])]})
+    )
     for _ in range(5):
         broken = whole.copy()
         for place in rng.integers(2, len(whole), 3):

@@ -111,7 +111,7 @@ def test_settings_take_schedules():
     config = PPOConfig().training(lr=lr, model={"fcnet_hiddens": [4]})
     policy = PPOTF2Policy(OBS, TWO, config.to_dict())
     policy.on_global_var_update({"timestep": 50})
-    assert policy.hyper("lr") == pytest.approx(0.25)
+    assert policy.get_hyperparameter("lr") == pytest.approx(0.25)
     explores = {"type": "EpsilonGreedy", "epsilon_schedule": Halving(10, "tf2")}
     config = DQNConfig().exploration(exploration_config=explores)
     config.training(model={"fcnet_hiddens": [4]})

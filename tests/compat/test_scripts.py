@@ -43,8 +43,8 @@ from tfpolicies.compat import (
 from tfpolicies.errors import (
     ConfigError,
     EnvError,
-    NotOfferedError,
     UnknownPolicyError,
+    UnsupportedMethodError,
     UsageError,
 )
 from tfpolicies.policy.recurrent_state import RecurrentState
@@ -109,13 +109,13 @@ def test_algorithms_have_names():
     assert get_trainable_cls("PG").get_default_config() == PGConfig()
     with pytest.raises(ConfigError, match=r"no algorithm 'PP0'.*Did you mean 'PPO'"):
         get_trainable_cls("PP0")
-    assert tune.as_trainable(print, {"x": 1}) == (print, {"x": 1})
+    assert tune.make_trainable(print, {"x": 1}) == (print, {"x": 1})
     pytest.importorskip("ray.tune")
-    made, space = tune.as_trainable("DQN", {"gamma": 0.5, "lr": {"grid_search": [0.1, 0.2]}})
+    made, space = tune.make_trainable("DQN", {"gamma": 0.5, "lr": {"grid_search": [0.1, 0.2]}})
     assert (made.__name__, space) == ("DQN", {"lr": {"grid_search": [0.1, 0.2]}})
-    assert tune.as_trainable(DQNTrainer, PPOConfig.overrides(gamma=0.5))[1] == {}
+    assert tune.make_trainable(DQNTrainer, PPOConfig.overrides(gamma=0.5))[1] == {}
     with pytest.raises(ConfigError, match="gama"):
-        tune.as_trainable("PPO", {"gama": 0.5})
+        tune.make_trainable("PPO", {"gama": 0.5})
 
 
 def test_a_trainer_is_built_of_a_policy_class():
@@ -285,12 +285,12 @@ def test_a_hand_written_policy_draws_its_memory_for_each_episode():
     policy = Stubborn(OBS, TWO, {})
     assert policy._create_exploration() is None
     memory = RecurrentState(policy, 2)
-    (states,) = memory.inputs([np.zeros((2, *OBS.shape), np.float32)])[1]
+    (states,) = memory.get_inputs([np.zeros((2, *OBS.shape), np.float32)])[1]
     first = states[:, 0].tolist()
-    memory.forget(np.array([False, True]))
+    memory.reset(np.array([False, True]))
     memory.grow(3)
     obs = [np.zeros((3, *OBS.shape), np.float32)]
-    after = memory.inputs(obs)[1][0][:, 0].tolist()
+    after = memory.get_inputs(obs)[1][0][:, 0].tolist()
     assert after[0] == first[0]
     assert len({*first, *after}) == 4
 
@@ -353,7 +353,7 @@ def test_environments_get_the_task_that_a_function_says():
     assert asked == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert algorithm.worker.foreach_env(lambda env: env.get_task()) == [4, 4]
     algorithm.stop()
-    with pytest.raises(NotOfferedError, match="sample_tasks"):
+    with pytest.raises(UnsupportedMethodError, match="sample_tasks"):
         Levels(None).sample_tasks(1)
 
 

@@ -8,7 +8,7 @@ from helpers.environments import CountingEnv, NestedCountingEnv
 from helpers.factories import OBS, TWO
 from tfpolicies import AlgorithmConfig, DefaultCallbacks, RolloutWorker
 from tfpolicies.compat import RandomPolicy, VectorEnv
-from tfpolicies.errors import EnvError, NotOfferedError
+from tfpolicies.errors import EnvError, UnsupportedMethodError
 
 
 class Counting(VectorEnv):
@@ -97,17 +97,17 @@ def test_it_says_what_it_lacks():
     bare = VectorEnv(OBS, TWO, 2)
     assert bare.get_sub_environments() == []
     assert bare.try_render_at(1) is None
-    assert bare.as_environments().get_sub_environments() == [bare]
+    assert bare.make_adapter().get_sub_environments() == [bare]
     for call, words in (
         (bare.vector_reset, "vector_reset"),
         (lambda: bare.reset_at(0), "reset_at"),
         (lambda: bare.restart_at(0), "restart_at"),
         (lambda: bare.vector_step([0, 0]), "vector_step"),
     ):
-        with pytest.raises(NotOfferedError, match=words):
+        with pytest.raises(UnsupportedMethodError, match=words):
             call()
     with pytest.raises(EnvError, match="observation_space"):
-        VectorEnv(None, TWO, 2).as_environments()
+        VectorEnv(None, TWO, 2).make_adapter()
 
 
 class Mending(Counting):

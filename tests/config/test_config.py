@@ -24,7 +24,7 @@ from tfpolicies.config.setting import Section, setting
 from tfpolicies.connectors import FrameStack
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.rules import AMOUNT
+from tfpolicies.rules import NON_NEGATIVE
 
 CONFIGS = [AlgorithmConfig, PPOConfig, PGConfig]
 
@@ -599,7 +599,7 @@ def test_a_dict_that_is_read_can_be_copied_into_a_plain_one():
         lambda c: c.resources(num_cpus_per_worker=2),
         lambda c: c.multi_agent(policies=["a"]),
         lambda c: c.rollouts(ignore_worker_failures=False),
-        lambda c: c.add_foreign({"mood": 1}),
+        lambda c: c.add_custom_settings({"mood": 1}),
         lambda c: c.update_from_dict({"lr": 0.5}),
         lambda c: c.update_from_dict({"env_config": {"a": 3}}),
         lambda c: setattr(c, "algo_class", PG),
@@ -673,7 +673,7 @@ def test_an_automatic_fragment_shares_the_train_batch_among_the_environments(
 ):
     config = PPOConfig().training(train_batch_size=batch)
     config.rollouts(num_envs_per_worker=envs, rollout_fragment_length=given)
-    assert config.fragment_length() == expected
+    assert config.get_fragment_length() == expected
 
 
 def test_building_needs_an_algorithm_and_an_environment():
@@ -745,7 +745,7 @@ def test_an_equal_value_of_another_type_is_checked_all_the_same():
 def test_an_invalid_default_of_a_section_is_refused_each_time():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Wrong(Section):
-        rate: float = setting(-1.0, AMOUNT)
+        rate: float = setting(-1.0, NON_NEGATIVE)
 
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"rate must be a number >= 0, got -1\.0"):

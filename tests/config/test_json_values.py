@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from tfpolicies import DefaultCallbacks, PGTF2Policy, Policy
 from tfpolicies.errors import CheckpointError, ConfigError, TfPoliciesError, UnsupportedSpaceError
-from tfpolicies.marks import fits
+from tfpolicies.marks import is_allowed
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.json_values import (
-    Missing,
+    UnresolvedObject,
     decode_value,
     encode_value,
-    find_missing,
-    import_path,
-    warn_of_unavailable,
+    find_unresolved,
+    get_import_path,
+    warn_unavailable_objects,
 )
-from tfpolicies.storage.places import Place, admitted
+from tfpolicies.storage.places import AllowedObject, resolve_allowed
 
 
 def through_json(value):
@@ -130,17 +130,19 @@ def test_an_unknown_space_is_refused_clearly():
         encode_value([Simplex(0, 1)])
 
 
-CALLBACKS = Place("callbacks")
-MAPPING = Place("policy_mapping_fn", functions=True)
+CALLBACKS = AllowedObject("callbacks")
+MAPPING = AllowedObject("policy_mapping_fn", allows_functions=True)
 
 
 def test_a_class_of_the_package_is_stored_by_path_and_found_where_it_belongs():
     record = encode_value(DefaultCallbacks)
     path = "tfpolicies.config.callbacks:DefaultCallbacks"
     assert record == {"$import": path}
-    assert admitted(decode_value(record), CALLBACKS) is DefaultCallbacks
-    for elsewhere in (None, MAPPING, Place("policy_class"), {"callbacks": CALLBACKS}):
-        assert admitted(decode_value(record), elsewhere) == Missing(path, importable=True)
+    assert resolve_allowed(decode_value(record), CALLBACKS) is DefaultCallbacks
+    for elsewhere in (None, MAPPING, AllowedObject("policy_class"), {"callbacks": CALLBACKS}):
+        assert resolve_allowed(decode_value(record), elsewhere) == UnresolvedObject(
+            path, importable=True
+        )
 
 
 def test_an_object_is_found_in_its_place_alone():
@@ -150,27 +152,27 @@ def test_an_object_is_found_in_its_place_alone():
     one = DefaultCallbacks
     places = {"callbacks": CALLBACKS, "each": {"*": {0: CALLBACKS}}}
     told = named({"callbacks": one, "each": {"a": (one, one), "b": [one]}, one: {one}, 3: one})
-    found = admitted(told, places)
-    left = Missing("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
+    found = resolve_allowed(told, places)
+    left = UnresolvedObject("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
     assert found == {
         "callbacks": one,
         "each": {"a": (one, left), "b": [one]},
         left: {left},
         3: left,
     }
-    assert admitted(named({"callbacks": [one]}), places) == {"callbacks": [left]}
+    assert resolve_allowed(named({"callbacks": [one]}), places) == {"callbacks": [left]}
 
 
 def test_spaces_stay_spaces_where_objects_are_looked_up():
     space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Tuple([spaces.Discrete(3)])})
-    assert admitted({"space": space}, {"*": {"*": CALLBACKS}})["space"] is space
+    assert resolve_allowed({"space": space}, {"*": {"*": CALLBACKS}})["space"] is space
 
 
 def test_a_class_that_cannot_be_made_fits_nowhere():
-    assert fits(DefaultCallbacks, "callbacks")
-    assert fits(PGTF2Policy, "policy_class")
-    assert not fits(Policy, "policy_class")  # it is abstract
-    assert not fits(PGTF2Policy, "callbacks")
+    assert is_allowed(DefaultCallbacks, "callbacks")
+    assert is_allowed(PGTF2Policy, "policy_class")
+    assert not is_allowed(Policy, "policy_class")  # it is abstract
+    assert not is_allowed(PGTF2Policy, "callbacks")
 
 
 def test_lambdas_local_functions_and_instances_are_named_once_and_asked_for():
@@ -180,35 +182,38 @@ def test_lambdas_local_functions_and_instances_are_named_once_and_asked_for():
     value = {"map": lambda agent: "main", "more": [local, object()], "lr": 0.1}
     record = encode_value(value)
     with pytest.warns(UserWarning, match="stored by name only") as caught:
-        warn_of_unavailable({"value": [record, record]})
+        warn_unavailable_objects({"value": [record, record]})
     assert len(caught) == 1
     for name in ("<lambda>", "local", "builtins:object"):
         assert name in str(caught[0].message)
     back = decode_value(json.loads(json.dumps(record)))
     assert back["lr"] == 0.1
-    assert sorted(find_missing(back)) == ["['map']", "['more'][0]", "['more'][1]"]
+    assert sorted(find_unresolved(back)) == ["['map']", "['more'][0]", "['more'][1]"]
     assert not back["map"].importable
 
 
 def test_a_missing_object_can_be_handed_over():
     record = encode_value({"map": lambda agent: "main"})
     name = record["map"]["$unavailable"]
-    assert admitted(decode_value(record), None, known={name: len}) == {"map": len}
+    assert resolve_allowed(decode_value(record), None, objects={name: len}) == {"map": len}
     path = "train:mapping"
-    assert admitted(decode_value({"$import": path}), MAPPING, known={path: len}) is len
+    assert resolve_allowed(decode_value({"$import": path}), MAPPING, objects={path: len}) is len
 
 
 def test_markers_are_stored_again_without_a_warning():
-    value = [Missing("a:<lambda>"), Missing("train:mapping", importable=True)]
+    value = [UnresolvedObject("a:<lambda>"), UnresolvedObject("train:mapping", importable=True)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert through_json(value) == value
 
 
 def test_find_missing_looks_into_every_collection():
-    value = {"a": ({Missing("x"): 1}, [Missing("y")]), "b": frozenset({Missing("z")})}
-    assert [marker.name for marker in find_missing(value).values()] == ["x", "y", "z"]
-    assert find_missing({"a": [1, (2,)]}) == {}
+    value = {
+        "a": ({UnresolvedObject("x"): 1}, [UnresolvedObject("y")]),
+        "b": frozenset({UnresolvedObject("z")}),
+    }
+    assert [marker.name for marker in find_unresolved(value).values()] == ["x", "y", "z"]
+    assert find_unresolved({"a": [1, (2,)]}) == {}
 
 
 HOSTILE = [
@@ -239,15 +244,17 @@ HOSTILE = [
 
 @pytest.mark.parametrize("path", HOSTILE)
 def test_a_strangers_import_path_reaches_nothing(path):
-    for place in (CALLBACKS, MAPPING, Place("env", functions=True), None):
-        assert admitted(decode_value({"$import": path}), place) == Missing(path, importable=True)
+    for place in (CALLBACKS, MAPPING, AllowedObject("env", allows_functions=True), None):
+        assert resolve_allowed(decode_value({"$import": path}), place) == UnresolvedObject(
+            path, importable=True
+        )
 
 
 def test_a_module_outside_trusted_packages_is_not_even_imported(tmp_path, monkeypatch):
     (tmp_path / "evil_module.py").write_text("raise SystemExit('ran')\n")
     monkeypatch.syspath_prepend(tmp_path)
     named = decode_value({"$import": "evil_module:f"})
-    assert isinstance(admitted(named, MAPPING), Missing)
+    assert isinstance(resolve_allowed(named, MAPPING), UnresolvedObject)
     assert "evil_module" not in sys.modules
 
 
@@ -257,12 +264,14 @@ def test_a_package_that_the_caller_trusts_is_imported(tmp_path, monkeypatch):
     (tmp_path / "my_project_x" / "maps.py").write_text("def mapping(agent):\n    return agent\n")
     monkeypatch.syspath_prepend(tmp_path)
     record = {"$import": "my_project_x.maps:mapping"}
-    assert isinstance(admitted(decode_value(record), MAPPING), Missing)
+    assert isinstance(resolve_allowed(decode_value(record), MAPPING), UnresolvedObject)
     trusted = ("tfpolicies", "my_project_x")
-    found = admitted(decode_value(record), MAPPING, trusted=trusted)
-    assert isinstance(admitted(decode_value(record), CALLBACKS, trusted=trusted), Missing)
+    found = resolve_allowed(decode_value(record), MAPPING, trusted=trusted)
+    assert isinstance(
+        resolve_allowed(decode_value(record), CALLBACKS, trusted=trusted), UnresolvedObject
+    )
     assert found is importlib.import_module("my_project_x.maps").mapping
-    assert import_path(found) == record["$import"]
+    assert get_import_path(found) == record["$import"]
 
 
 MALFORMED = [

@@ -16,16 +16,16 @@ from tfpolicies import (
     SACConfig,
     TD3Config,
 )
-from tfpolicies.algorithms.ppo import PPOTraining
-from tfpolicies.config.dialect import ALIASES, CONSTANTS, DICT_NAMES
+from tfpolicies.algorithms.ppo import PPOTrainingSettings
+from tfpolicies.config.dialect import ALIASES, DICT_NAMES, FIXED_SETTINGS
 from tfpolicies.config.setting import Merge, setting
 from tfpolicies.errors import ConfigError, TfPoliciesError, show_value
 from tfpolicies.rules import (
-    AMOUNT,
     DICT,
     FINITE,
+    FRACTION,
+    NON_NEGATIVE,
     POSITIVE,
-    UNIT,
     is_finite,
     is_number,
     one_of,
@@ -238,12 +238,12 @@ OTHERS = {
 
 
 def test_each_constant_is_tried_here():
-    assert set(OTHERS) == set(CONSTANTS)
+    assert set(OTHERS) == set(FIXED_SETTINGS)
 
 
-@pytest.mark.parametrize("name", CONSTANTS)
+@pytest.mark.parametrize("name", FIXED_SETTINGS)
 def test_another_value_of_a_constant_is_refused_with_the_reason_and_a_way(name):
-    constant, config = CONSTANTS[name], PPOConfig()
+    constant, config = FIXED_SETTINGS[name], PPOConfig()
     with pytest.raises(ConfigError) as error:
         getattr(config, constant.method)(**{name: OTHERS[name]})
     message = str(error.value)
@@ -251,7 +251,7 @@ def test_another_value_of_a_constant_is_refused_with_the_reason_and_a_way(name):
     if constant.method == "multi_agent":
         refusal = f"{name}={OTHERS[name]!r} has been deprecated: "
     assert message.startswith(refusal)
-    assert constant.why in message
+    assert constant.reason in message
     with pytest.raises(ConfigError):
         config.update_from_dict({"lr": 1.0, name: OTHERS[name]})
     assert config == PPOConfig()
@@ -259,7 +259,7 @@ def test_another_value_of_a_constant_is_refused_with_the_reason_and_a_way(name):
 
 def test_constants_are_read_but_are_no_part_of_the_dict():
     config = AlgorithmConfig()
-    assert not set(CONSTANTS) & set(config.to_dict())
+    assert not set(FIXED_SETTINGS) & set(config.to_dict())
     config.output_compress_columns.append("rewards")
     assert config.output_compress_columns == ["obs", "new_obs"]
     assert config["input"] == config.get("input") == "sampler"
@@ -421,9 +421,9 @@ def test_a_custom_model_may_mask_by_another_key():
 
 def test_a_setting_is_one_field_that_says_its_rule_and_how_dicts_merge():
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Training(PPOTraining):
+    class Training(PPOTrainingSettings):
         lr: float = 0.5  # another default: the rule is that of the base
-        bonus: float = setting(0.0, AMOUNT)
+        bonus: float = setting(0.0, NON_NEGATIVE)
         whole: dict = setting({"a": {"x": 1}}, DICT)
         keyed: dict = setting({"a": {"x": 1}}, DICT, merge=Merge.KEYS)
         deep: dict = setting({"a": {"x": 1}}, DICT, merge=Merge.DEEP)
@@ -475,15 +475,15 @@ def test_a_value_that_cannot_be_shown_is_described():
 
 
 def test_numbers_are_what_floats_hold_and_arrays_are_no_choices():
-    for rule in (AMOUNT, POSITIVE, UNIT, FINITE):
-        assert rule.holds(0.5)
-        assert not any(map(rule.holds, (10**400, -(10**400), math.nan, True, "0.5", np.ones(2))))
+    for rule in (NON_NEGATIVE, POSITIVE, FRACTION, FINITE):
+        assert rule.is_valid(0.5)
+        assert not any(map(rule.is_valid, (10**400, -(10**400), math.nan, True, "0.5", np.ones(2))))
     assert is_number(10**300)
     assert is_number(math.inf)
     assert not is_finite(math.inf)
     choice = one_of("a", None, 2)
-    assert all(map(choice.holds, ("a", None, 2)))
-    assert not any(map(choice.holds, (np.array(["a", "b"]), ["a"], {"a": 1}, "b")))
+    assert all(map(choice.is_valid, ("a", None, 2)))
+    assert not any(map(choice.is_valid, (np.array(["a", "b"]), ["a"], {"a": 1}, "b")))
 
 
 @pytest.mark.parametrize(

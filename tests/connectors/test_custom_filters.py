@@ -106,7 +106,7 @@ def test_what_others_saw_is_added_and_taken_over():
     theirs.forget_pending()
     theirs.sync(ours)
     assert (ours.filter.seen, theirs.filter.seen, theirs.pending_count) == (6, 6, 0)
-    assert ours.alone(step).obs.tolist() == [[600.0] * 2] * 3
+    assert ours.apply_without_update(step).obs.tolist() == [[600.0] * 2] * 3
 
 
 def test_nested_and_masked_observations_pass_a_filter_but_for_the_mask():

@@ -205,10 +205,10 @@ def test_policies_of_workers_know_their_index_and_were_greeted(league):
 def test_an_error_of_the_users_code_costs_no_worker(league):
     healthy = league.workers.healthy_worker_ids()
     nobody = MappingAndTrainable(lambda agent_id, episode, worker, **kwargs: "nobody", None)
-    league.policies.assign(nobody)
+    league.policies.set_mapping_and_trainable(nobody)
     with pytest.raises(KeyError, match="returned invalid policy id"):
         league.train()  # ten steps of each worker, two episodes
-    league.policies.assign(MappingAndTrainable(first_policy, None))
+    league.policies.set_mapping_and_trainable(MappingAndTrainable(first_policy, None))
     before = league.counters["num_env_steps_sampled"]
     assert league.train()["num_env_steps_sampled"] == before + 20
     assert league.workers.healthy_worker_ids() == healthy == [1, 2]

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.environments import SeededEnv
 from tfpolicies import PPO, PPOConfig
-from tfpolicies.compat.tune import as_trainable
+from tfpolicies.compat.tune import make_trainable
 from tfpolicies.distributed.tune import tune_trainable
 from tfpolicies.errors import ConfigError
 
@@ -101,7 +101,7 @@ def test_search_spaces_of_tune_in_a_config_go_to_tune():
         config = CONFIG.copy().training(lr=space, model={"fcnet_hiddens": space})
         with pytest.raises(ConfigError, match=r"lr has the search space.*param_space=config"):
             config.build()
-        _, left = as_trainable("PPO", config)
+        _, left = make_trainable("PPO", config)
         assert left.keys() == {"lr", "model"}
         assert left["lr"] == left["model"]["fcnet_hiddens"] == space
         assert left["model"]["fcnet_activation"] == "tanh"

@@ -279,7 +279,7 @@ def fails_first(worker):
 
 def test_a_sample_that_arrives_with_the_failure_of_an_earlier_call_counts(algorithm):
     remotes = algorithm.workers._remotes
-    remotes._request(fails_first, 2)
+    remotes._request_samples(fails_first, 2)
     time.sleep(2.0)  # both calls of both workers are done
     assert remotes.sample_ready(fails_first, 2) == [2, 2]
     assert algorithm.workers.healthy_worker_ids() == []

@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from helpers.environments import CountingEnv, NestedCountingEnv
 from tfpolicies import PPOConfig
-from tfpolicies.envs.vector import VectorEnvironments
+from tfpolicies.envs.vector import GymVectorEnvAdapter
 from tfpolicies.errors import EnvError
 
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
@@ -65,27 +65,27 @@ def built(env):
 @pytest.mark.parametrize("kind", [Paying, PayingLater, NestedCountingEnv])
 @pytest.mark.parametrize("form", ["final_obs", "final_observation", "list"])
 def test_infos_with_last_observations_mean_resets_in_the_same_step(form, kind):
-    envs = VectorEnvironments(Unsaid(SAME, form, kind, lengths=(2,)))
+    envs = GymVectorEnvAdapter(Unsaid(SAME, form, kind, lengths=(2,)))
     envs.reset(None)
     assert envs.mode is None
     envs.step(np.zeros(2, int))
     step = envs.step(np.zeros(2, int))
     assert envs.mode is SAME
-    indices, last = step.final
+    indices, last = step.final_obs
     assert indices.tolist() == [0, 1]
     reached = last["step"] if kind is NestedCountingEnv else last[:, 2]
     assert reached.ravel().tolist() == [2, 2]
-    assert envs.step(np.zeros(2, int)).dead is None
+    assert envs.step(np.zeros(2, int)).reset_only is None
 
 
 def test_a_step_without_reward_after_an_end_is_a_reset():
-    envs = VectorEnvironments(Unsaid(NEXT, lengths=(2,)))
+    envs = GymVectorEnvAdapter(Unsaid(NEXT, lengths=(2,)))
     envs.reset(None)
     rewards = [envs.step(np.zeros(2, int)).rewards.tolist() for _ in range(2)]
     assert rewards == [[1.0, 1.0], [2.0, 2.0]]
     step = envs.step(np.zeros(2, int))
     assert envs.mode is NEXT
-    assert step.dead.tolist() == [True, True]
+    assert step.reset_only.tolist() == [True, True]
     assert step.obs[:, 2].tolist() == [0.0, 0.0]
 
 
@@ -123,4 +123,4 @@ def test_a_mode_that_gymnasium_does_not_have_is_named():
     env = gym.vector.SyncVectorEnv([CountingEnv])
     env.metadata = {"autoreset_mode": "Sometimes"}
     with pytest.raises(EnvError, match=r"must be an AutoresetMode.*got 'Sometimes'"):
-        VectorEnvironments(env)
+        GymVectorEnvAdapter(env)

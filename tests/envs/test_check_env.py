@@ -334,7 +334,7 @@ def test_where_faults_are_expected_building_looks_for_none(made, settings):
 
 
 def test_an_environment_that_takes_long_to_make_is_made_once(made, monkeypatch):
-    monkeypatch.setattr(worker_environments, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(worker_environments, "_MAX_CREATION_SECONDS", 0.0)
     built(Outgrown).build().stop()
     assert len(made) == 1
 

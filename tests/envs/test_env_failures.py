@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tfpolicies import DefaultCallbacks, MultiAgentEnv, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.envs.multi_agent_env import make_multi_agent
-from tfpolicies.envs.repairs import Repairs
+from tfpolicies.envs.repairs import EnvSupervisor
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout.evaluation import play
 
@@ -233,11 +233,11 @@ def test_a_reset_that_fails_is_done_again_in_a_new_environment(source, caplog):
 
 @pytest.mark.core
 def test_an_environment_may_break_any_number_of_times_and_the_rate_is_told(caplog):
-    repairs = Repairs(make=Breaking, worker_index=3)
-    repairs.worked(0, episodes=7)
+    repairs = EnvSupervisor(make=Breaking, worker_index=3)
+    repairs.on_episode_done(0, episodes=7)
     for _ in range(250):
-        repairs.broke(1, "step(0)", RuntimeError("the wheel came off"))
-        repairs.stepped(1)
+        repairs.on_failure(1, "step(0)", RuntimeError("the wheel came off"))
+        repairs.on_step(1)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10 + 9 + 1  # 1 to 10, 20 to 100, and 200
     assert lines[-1].startswith(
@@ -375,7 +375,7 @@ def test_a_step_that_takes_too_long_is_reported_while_it_lasts_and_counts_as_bro
     assert sum(m.episode_faulty for m in metrics) == 1
     assert "`step` of environment 1 of worker 0 hangs for " in caplog.text
     assert "time.sleep(1.0)" in caplog.text
-    assert worker.watchdog.trouble() is None
+    assert worker.watchdog.status() is None
     worker.stop()
     Breaking.made.clear()
     strict = worker_of(source, "hang", restart=False, env_step_timeout_s=0.4)
@@ -391,8 +391,8 @@ def test_an_evaluation_counts_no_steps_of_broken_episodes(source, agents, by_epi
     worker = worker_of(source, "step")
     played = play(worker, 6 if by_episodes else 24, by_episodes=by_episodes)
     assert [episode.episode_faulty for episode in played.episodes].count(True) == 1
-    assert played.done(by_episodes=True) == 6
-    assert played.done(by_episodes=False) == 24  # an episode has 4
+    assert played.get_amount(by_episodes=True) == 6
+    assert played.get_amount(by_episodes=False) == 24  # an episode has 4
     assert played.agent_steps == 24 * agents
 
 

@@ -131,11 +131,11 @@ def test_a_name_with_a_vector_implementation_gives_the_rows_of_single_environmen
         own, other = there.step(actions), here.step(actions)
         np.testing.assert_array_equal(own.obs, other.obs)
         np.testing.assert_array_equal(own.terminateds, other.terminateds)
-        assert (own.final is None) == (other.final is None)
-        if own.final is not None:
-            ends += len(own.final[0])
-            np.testing.assert_array_equal(own.final[0], other.final[0])
-            np.testing.assert_array_equal(own.final[1], other.final[1])
+        assert (own.final_obs is None) == (other.final_obs is None)
+        if own.final_obs is not None:
+            ends += len(own.final_obs[0])
+            np.testing.assert_array_equal(own.final_obs[0], other.final_obs[0])
+            np.testing.assert_array_equal(own.final_obs[1], other.final_obs[1])
     assert ends > 5
     there.close()
 
@@ -176,7 +176,9 @@ def test_every_way_to_name_an_environment_works():
         ):
             envs = make_process_environments(source, 2, 2, EnvContext(settings))
             envs.reset(None)
-            assert envs.step(np.zeros(2, np.int64)).final[1].tolist() == [[expected]] * 2, source
+            assert envs.step(np.zeros(2, np.int64)).final_obs[1].tolist() == [[expected]] * 2, (
+                source
+            )
             envs.close()
     finally:
         del ENVIRONMENTS["needs-c"], gym.registry["NeedsC-v0"]

@@ -17,7 +17,7 @@ from reporting.test_video import decoded
 from tfpolicies import PPOConfig, record_video
 from tfpolicies.envs import mujoco_drawing
 from tfpolicies.envs.making import EnvContext
-from tfpolicies.envs.rendering import PICTURES, make_rendering, pictures_of
+from tfpolicies.envs.rendering import FRAME_MODES, make_renderable_env, render_frames
 from tfpolicies.errors import EnvError
 
 needs_egl = pytest.mark.skipif(ctypes.util.find_library("EGL") is None, reason="no libegl1")
@@ -43,7 +43,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def robot(source: Any = "Hopper-v5") -> Any:
-    env = make_rendering(source, EnvContext({}), PICTURES)
+    env = make_renderable_env(source, EnvContext({}), FRAME_MODES)
     env.reset(seed=3)
     return env
 
@@ -58,7 +58,7 @@ def config(source: Any = "Hopper-v5") -> PPOConfig:
 
 def refusal(env: Any) -> str:
     with pytest.raises(EnvError) as found:
-        pictures_of(env)
+        render_frames(env)
     env.close()
     return str(found.value)
 
@@ -140,7 +140,7 @@ def test_other_environments_and_steps_without_pictures_start_no_process(
 
     monkeypatch.setattr(subprocess, "Popen", refused)
     env = robot("CartPole-v1")
-    assert pictures_of(env)[0].shape == (400, 600, 3)
+    assert render_frames(env)[0].shape == (400, 600, 3)
     env.close()
     env = robot()
     env.step(env.action_space.sample())
@@ -192,12 +192,12 @@ def test_pictures_are_those_of_mujoco_itself_and_nothing_is_set_here() -> None:
     wanted = np.load(io.BytesIO(drawn.stdout))
     for source in ("Hopper-v5", Holder):
         env = robot(source)
-        np.testing.assert_array_equal(pictures_of(env)[0], wanted)
+        np.testing.assert_array_equal(render_frames(env)[0], wanted)
         for _ in range(20):
             env.step(env.action_space.sample())
-        moved = pictures_of(env)[0]
+        moved = render_frames(env)[0]
         assert (moved != wanted).any()
-        np.testing.assert_array_equal(pictures_of(env)[0], moved)
+        np.testing.assert_array_equal(render_frames(env)[0], moved)
         env.close()
     assert not {"MUJOCO_GL", "PYOPENGL_PLATFORM"} & {*os.environ}
 
@@ -205,9 +205,9 @@ def test_pictures_are_those_of_mujoco_itself_and_nothing_is_set_here() -> None:
 @needs_egl
 def test_what_an_environment_changes_about_its_model_is_seen() -> None:
     env = robot()
-    before = pictures_of(env)[0].astype(int)
+    before = render_frames(env)[0].astype(int)
     env.unwrapped.model.geom_rgba[1:] = (1.0, 0.0, 0.0, 1.0)
-    after = pictures_of(env)[0].astype(int)
+    after = render_frames(env)[0].astype(int)
     redder = (after - before)[:, :, 0] - (after - before)[:, :, 1]
     assert (redder > 50).sum() > 500
     env.close()

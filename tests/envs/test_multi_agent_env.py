@@ -14,8 +14,8 @@ from helpers.multi_agent_envs import SPACE, THREE, Scripted, Staggered, World
 from tfpolicies import MultiAgentEnv
 from tfpolicies.envs.making import EnvContext, make_any_environments, make_environments
 from tfpolicies.envs.multi_agent_env import make_multi_agent
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.vector import PlainEnvironments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.vector import SyncEnvAdapter
 from tfpolicies.errors import EnvError
 
 END, GO = {"__all__": True}, {}
@@ -35,15 +35,15 @@ class OneDict(World):
 def test_spaces_are_one_for_all_or_by_agent_id():
     same, own, nested = Staggered(), OwnSpaces(), OneDict()
     assert same.get_agent_ids() == {"a", "b", "c", "d"}
-    assert same.observation_space_of("c") is SPACE
+    assert same.get_observation_space("c") is SPACE
     assert own.get_agent_ids() == {"a", "b"}
-    assert own.observation_space_of("b") == spaces.Discrete(4)
-    assert own.action_space_of("a") == THREE
-    assert nested.observation_space_of("a") is nested.observation_space
+    assert own.get_observation_space("b") == spaces.Discrete(4)
+    assert own.get_action_space("a") == THREE
+    assert nested.get_observation_space("a") is nested.observation_space
     with pytest.raises(EnvError, match=r"no agent 'c', only \['a', 'b'\]"):
-        own.action_space_of("c")
+        own.get_action_space("c")
     with pytest.raises(EnvError, match="World has no `observation_space`"):
-        type("NoWorld", (World,), {"observation_space": None})().observation_space_of("a")
+        type("NoWorld", (World,), {"observation_space": None})().get_observation_space("a")
 
 
 def test_dicts_of_observations_and_actions_are_sampled_and_checked():
@@ -76,8 +76,8 @@ def test_a_group_acts_and_earns_together():
     world = Scripted(script, first=("a", "b", "c"))
     env = world.with_agent_groups({"team": ["a", "b"]})
     assert env.get_agent_ids() == {"team", "c", "d"}
-    assert env.observation_space_of("team") == spaces.Tuple((SPACE, SPACE))
-    assert env.action_space_of("team") == spaces.Tuple((THREE, THREE))
+    assert env.get_observation_space("team") == spaces.Tuple((SPACE, SPACE))
+    assert env.get_action_space("team") == spaces.Tuple((THREE, THREE))
     obs, infos = env.reset(seed=1)
     assert infos == {"team": {"individual_infos": [{}, {}]}}
     assert sorted(obs) == ["c", "team"]
@@ -112,7 +112,7 @@ def test_groups_that_cannot_be_are_refused():
         Staggered().with_agent_groups({"x": ["a", "c"]}).reset()
     pair = spaces.Tuple((THREE, THREE))
     grouped = Staggered().with_agent_groups({"x": ["a", "b"]}, act_space=pair)
-    assert grouped.action_space_of("x") is pair
+    assert grouped.get_action_space("x") is pair
 
 
 # -- independent copies -----------------------------------------------------------------------
@@ -156,10 +156,10 @@ def test_a_creator_of_agents_gives_copies():
         return Staggered()
 
     made = make_any_environments(create, 3, EnvContext({}))
-    assert isinstance(made, MultiAgentEnvironments)
+    assert isinstance(made, MultiAgentEnvAdapter)
     assert made.num_envs == 3
     assert contexts == [0, 1, 2]
-    assert isinstance(make_any_environments(CountingEnv, 2, EnvContext({})), PlainEnvironments)
+    assert isinstance(make_any_environments(CountingEnv, 2, EnvContext({})), SyncEnvAdapter)
     with pytest.raises(EnvError, match="has several agents, but one policy is to act"):
         make_environments(Staggered, 1, EnvContext({}))
     one = Staggered()
@@ -174,7 +174,7 @@ def test_resets_that_break_the_contract_are_named():
         def reset(self, *, seed=None, options=None):
             return self.answer
 
-    envs = MultiAgentEnvironments([Broken()])
+    envs = MultiAgentEnvAdapter([Broken()])
     for answer, message in [
         ({}, "must return a pair .observations, infos., got dict"),
         (({}, None), "must return infos as a dict by agent id, got NoneType"),

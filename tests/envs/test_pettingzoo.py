@@ -13,11 +13,11 @@ from helpers.multi_agent_envs import sampler_of
 from tfpolicies import PGTF2Policy
 from tfpolicies.compat import PettingZooEnv
 from tfpolicies.envs import check_env
-from tfpolicies.envs.making import EnvContext, check_source, make_any_environments
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.making import EnvContext, check_env_name, make_any_environments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
 from tfpolicies.envs.pettingzoo import (
-    ParallelPettingZoo,
-    TurnBasedPettingZoo,
+    ParallelPettingZooEnv,
+    TurnBasedPettingZooEnv,
     pettingzoo_env,
 )
 from tfpolicies.errors import EnvError
@@ -40,7 +40,7 @@ def one_policy_for_each(env: Any) -> tuple[dict[str, Any], Any]:
     model = {"fcnet_hiddens": [4], "conv_filters": []}  # boards are flattened
     policies = {
         agent: make(
-            PGTF2Policy, env.observation_space_of(agent), env.action_space_of(agent), model=model
+            PGTF2Policy, env.get_observation_space(agent), env.get_action_space(agent), model=model
         )
         for agent in sorted(env.get_agent_ids())
     }
@@ -52,9 +52,9 @@ def test_environments_by_name_are_sound_and_are_sampled(name):
     if name.startswith("mpe2"):
         pytest.importorskip("mpe2")
     made = make_any_environments(name, 2, EnvContext({}))
-    assert isinstance(made, MultiAgentEnvironments)
+    assert isinstance(made, MultiAgentEnvAdapter)
     env = made.envs[0]
-    expected = TurnBasedPettingZoo if name in TURN_BASED else ParallelPettingZoo
+    expected = TurnBasedPettingZooEnv if name in TURN_BASED else ParallelPettingZooEnv
     assert type(env) is expected
     check_env(env, steps=50)
     policies, mapping = one_policy_for_each(env)
@@ -69,7 +69,7 @@ def test_environments_by_name_are_sound_and_are_sampled(name):
 
 def test_a_won_game_gives_both_players_their_reward():
     env = pettingzoo_env(TIC_TAC_TOE)
-    assert env.observation_space_of("player_1") == spaces.Dict(
+    assert env.get_observation_space("player_1") == spaces.Dict(
         action_mask=spaces.Box(0, 1, (9,), np.int8),
         observations=tictactoe().observation_space("player_1")["observation"],
     )
@@ -151,7 +151,7 @@ class Dying(ParallelEnv):
 def test_dying_agents_end_their_own_trajectories():
     env = pettingzoo_env(Dying)
     check_env(env, steps=10)
-    policy = make(PGTF2Policy, env.observation_space_of("x"), spaces.Discrete(2))
+    policy = make(PGTF2Policy, env.get_observation_space("x"), spaces.Discrete(2))
     sampler = sampler_of(
         env, policies={"p": policy}, mapping=lambda *a, **k: "p", rollout_fragment_length=3
     )
@@ -163,11 +163,11 @@ def test_dying_agents_end_their_own_trajectories():
 
 
 def test_instances_creators_and_names_are_taken():
-    assert isinstance(pettingzoo_env(Dying()), ParallelPettingZoo)
-    assert isinstance(pettingzoo_env(tictactoe), TurnBasedPettingZoo)
+    assert isinstance(pettingzoo_env(Dying()), ParallelPettingZooEnv)
+    assert isinstance(pettingzoo_env(tictactoe), TurnBasedPettingZooEnv)
     assert isinstance(tictactoe(), AECEnv)
     made = make_any_environments(Dying(), 1, EnvContext({}))
-    assert isinstance(made, MultiAgentEnvironments)
+    assert isinstance(made, MultiAgentEnvAdapter)
     with pytest.raises(EnvError, match="env is one Dying object, but 2 environments"):
         make_any_environments(Dying(), 2, EnvContext({}))
     made = make_any_environments(lambda context: Dying(), 2, EnvContext({}))
@@ -183,10 +183,10 @@ def test_instances_creators_and_names_are_taken():
 
 def test_unknown_names_and_other_things_are_refused():
     with pytest.raises(EnvError, match=r"No environment 'classic/rps_v1'.*'classic/rps_v2'"):
-        check_source("pettingzoo:classic/rps_v1")
+        check_env_name("pettingzoo:classic/rps_v1")
     with pytest.raises(EnvError, match="'mpe2:ludo_v1' could not be imported"):
-        check_source("mpe2:ludo_v1")
-    check_source("pettingzoo:classic/rps_v2")
+        check_env_name("mpe2:ludo_v1")
+    check_env_name("pettingzoo:classic/rps_v2")
     with pytest.raises(EnvError, match="but got int"):
         pettingzoo_env(3)
 
@@ -202,7 +202,7 @@ def test_a_package_that_an_environment_needs_is_named(monkeypatch):
 def test_a_ported_environment_keeps_the_names_of_its_observations():
     env = PettingZooEnv(tictactoe())
     own = tictactoe().observation_space("player_1")
-    assert env.observation_space_of("player_1") == own
+    assert env.get_observation_space("player_1") == own
     obs, _ = env.reset(seed=0)
     assert set(obs["player_1"]) == {"observation", "action_mask"}
     assert own.contains(obs["player_1"])

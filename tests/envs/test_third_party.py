@@ -9,9 +9,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tfpolicies import DefaultCallbacks, PPOConfig
-from tfpolicies.config.stored_settings import environment_of_file
-from tfpolicies.envs.envpool import EnvPoolEnvironments, envpool_environments
-from tfpolicies.envs.making import EnvContext, check_source, make_environments
+from tfpolicies.config.stored_settings import check_environment_name
+from tfpolicies.envs.envpool import EnvPoolAdapter, make_envpool_environments
+from tfpolicies.envs.making import EnvContext, check_env_name, make_environments
 from tfpolicies.envs.packages import register_namespace
 from tfpolicies.errors import EnvError
 
@@ -63,19 +63,19 @@ def config():
 
 
 def test_a_lost_life_is_told_of_and_ends_no_game():
-    envs = EnvPoolEnvironments(Lives, zero_on_loss=True)
+    envs = EnvPoolAdapter(Lives, zero_on_loss=True)
     envs.reset([7, 8])
     assert envs.env.seed == 7
     lost, ended = [], []
     for _ in range(14):
         step = envs.step(np.zeros(2, int))
-        lost.append(step.lost is not None and step.lost.tolist())
+        lost.append(step.life_lost is not None and step.life_lost.tolist())
         ended.append(step.terminateds.tolist())
     assert [t for t, each in enumerate(lost) if each] == [1, 3, 8, 10]
     assert all(each == [True, False] for each in lost if each)
     assert [t for t, (first, _) in enumerate(ended) if first] == [5, 12]
     assert all(
-        EnvPoolEnvironments(Lives, zero_on_loss=False).step(np.zeros(2, int)).lost is None
+        EnvPoolAdapter(Lives, zero_on_loss=False).step(np.zeros(2, int)).life_lost is None
         for _ in range(3)
     )
 
@@ -84,7 +84,7 @@ def sampled(monkeypatch, **settings):
     """Returns a worker of `Lives` whose lost lives end episodes for learning."""
     made = config().update_from_dict(settings)
     worker = made.build().worker
-    envs = EnvPoolEnvironments(Lives, zero_on_loss=True)
+    envs = EnvPoolAdapter(Lives, zero_on_loss=True)
     monkeypatch.setattr(worker.sampler, "envs", envs)
     worker.sampler.reset(None)
     return worker
@@ -137,18 +137,18 @@ def test_a_task_of_envpool_is_made_by_name_with_its_settings_and_seeds():
 @needs_envpool
 def test_wrong_words_for_envpool_are_explained():
     with pytest.raises(EnvError, match=r"no task 'CartPoel-v1'. Did you mean 'CartPole-v1'"):
-        check_source("envpool:CartPoel-v1")
+        check_env_name("envpool:CartPoel-v1")
     with pytest.raises(EnvError, match=r"cannot have 'num_envs': num_envs_per_worker says"):
         make_environments("envpool:CartPole-v1", 3, EnvContext({"num_envs": 2}))
     with pytest.raises(EnvError, match=r"does not make 'CartPole-v1' with \{'nothing': 2\}"):
         make_environments("envpool:CartPole-v1", 3, EnvContext({"nothing": 2}))
-    assert environment_of_file("envpool:CartPole-v1") == "envpool:CartPole-v1"
+    assert check_environment_name("envpool:CartPole-v1") == "envpool:CartPole-v1"
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(EnvError, match=r"need the package envpool: .* pip install envpool\."):
-        envpool_environments("envpool:CartPole-v1", 1, {})
+        make_envpool_environments("envpool:CartPole-v1", 1, {})
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(EnvError, match=r"'ALE/Nothing-v0' needs the package ale-py: .*install ale"):
         register_namespace("ALE/Nothing-v0")
@@ -164,7 +164,7 @@ def test_atari_by_envpool_tells_lost_lives_and_true_rewards():
     rng, lost, ended = np.random.default_rng(0), 0, 0
     for _ in range(400):
         step = envs.step(rng.integers(4, size=4))
-        lost += 0 if step.lost is None else int(step.lost.sum())
+        lost += 0 if step.life_lost is None else int(step.life_lost.sum())
         ended += int(step.terminateds.sum())
     assert ended >= 4
     assert lost >= 4 * ended  # of five lives, the last one ends the game

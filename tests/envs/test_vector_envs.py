@@ -20,7 +20,7 @@ from helpers.environments import (
     counting_vector,
 )
 from tfpolicies.envs.making import EnvContext, make_environments
-from tfpolicies.envs.vector import PlainEnvironments, VectorEnvironments
+from tfpolicies.envs.vector import GymVectorEnvAdapter, SyncEnvAdapter
 from tfpolicies.errors import EnvError
 
 STEPS = 40
@@ -39,7 +39,7 @@ def where(obs):
 
 def dead_in(step):
     """Which environments were only reset in a step, as bool `[N]`."""
-    return np.zeros(len(step.rewards), bool) if step.dead is None else step.dead
+    return np.zeros(len(step.rewards), bool) if step.reset_only is None else step.reset_only
 
 
 def transitions(envs, steps=STEPS):
@@ -51,8 +51,8 @@ def transitions(envs, steps=STEPS):
         step = envs.step(actions)
         reached = where(step.obs).copy()
         following = reached.copy()
-        if step.final is not None:
-            reached[step.final[0]] = where(step.final[1])
+        if step.final_obs is not None:
+            reached[step.final_obs[0]] = where(step.final_obs[1])
         for i in range(envs.num_envs):
             if not dead_in(step)[i]:
                 ends = bool(step.terminateds[i]), bool(step.truncateds[i])
@@ -109,7 +109,7 @@ def test_a_reset_in_the_middle_starts_new_episodes_everywhere(mode):
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_vector_environments_that_reuse_their_arrays_lose_no_final_observation(mode):
     vector = counting_vector(AutoresetMode[mode.upper()], copy=False)
-    for obs, _, _, reached, _, _ in transitions(VectorEnvironments(vector)):
+    for obs, _, _, reached, _, _ in transitions(GymVectorEnvAdapter(vector)):
         assert reached.tolist() == [*obs[:2], obs[2] + 1]
 
 
@@ -125,7 +125,7 @@ def test_a_same_step_environment_without_final_observations_is_refused():
             *result, _ = super().step(actions)
             return (*result, {})
 
-    envs = VectorEnvironments(
+    envs = GymVectorEnvAdapter(
         Forgetful([lambda: CountingEnv(0, [1])], autoreset_mode=AutoresetMode.SAME_STEP)
     )
     envs.reset(None)
@@ -138,9 +138,9 @@ def test_a_same_step_environment_without_final_observations_is_refused():
 
 def seeded(mode):
     if mode == "plain":
-        return PlainEnvironments([SeededEnv(), SeededEnv()])
+        return SyncEnvAdapter([SeededEnv(), SeededEnv()])
     mode = AutoresetMode[mode.upper()]
-    return VectorEnvironments(gym.vector.SyncVectorEnv([SeededEnv] * 2, autoreset_mode=mode))
+    return GymVectorEnvAdapter(gym.vector.SyncVectorEnv([SeededEnv] * 2, autoreset_mode=mode))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -170,7 +170,7 @@ def test_a_vector_environment_with_one_generator_is_seeded_by_the_first_seed():
 @pytest.mark.core
 def test_plain_environments_get_the_seed_once_and_none_at_later_resets():
     env = CountingEnv(0, [1])
-    envs = PlainEnvironments([env])
+    envs = SyncEnvAdapter([env])
     envs.reset([5])
     envs.step(np.zeros(1, int))
     assert env.seeds == [5, None]
@@ -184,11 +184,11 @@ def test_plain_environments_get_the_seed_once_and_none_at_later_resets():
 def test_actions_have_the_dtype_of_the_space_and_are_never_changed_afterwards(mode, dtype):
     instances = [BoxActionEnv(dtype), BoxActionEnv(dtype)]
     if mode == "plain":
-        envs = PlainEnvironments(instances)
+        envs = SyncEnvAdapter(instances)
     else:
         makers = [lambda e=env: e for env in instances]
         mode = AutoresetMode[mode.upper()]
-        envs = VectorEnvironments(gym.vector.SyncVectorEnv(makers, autoreset_mode=mode))
+        envs = GymVectorEnvAdapter(gym.vector.SyncVectorEnv(makers, autoreset_mode=mode))
     envs.reset(None)
     actions = np.empty((2, 2), np.float32)
     for k in range(15):
@@ -203,7 +203,7 @@ def test_actions_have_the_dtype_of_the_space_and_are_never_changed_afterwards(mo
 @pytest.mark.core
 def test_discrete_actions_arrive_as_integers_whatever_the_policy_gives():
     env = CountingEnv(0, [9])
-    envs = PlainEnvironments([env])
+    envs = SyncEnvAdapter([env])
     envs.reset(None)
     for dtype in (np.int64, np.int32, np.float32):
         envs.step(np.array([2], dtype))
@@ -215,7 +215,7 @@ def test_discrete_actions_arrive_as_integers_whatever_the_policy_gives():
 
 
 def test_plain_environments_batch_nested_observations_and_narrow_float64():
-    envs = PlainEnvironments([NestedCountingEnv(3), NestedCountingEnv(9)])
+    envs = SyncEnvAdapter([NestedCountingEnv(3), NestedCountingEnv(9)])
     obs = envs.reset(None)
     assert obs["where"][0].tolist() == [3, 9]
     assert obs["where"][1].dtype == np.float32
@@ -229,17 +229,17 @@ def test_an_observation_of_another_shape_is_refused_and_not_broadcast():
             return np.zeros(1, np.float32)
 
     with pytest.raises(EnvError, match=r"shape \(1,\).*\(3,\)"):
-        PlainEnvironments([Shrinking()]).reset(None)
+        SyncEnvAdapter([Shrinking()]).reset(None)
 
 
 def test_environments_of_one_worker_must_share_their_observation_space():
     with pytest.raises(EnvError, match="Environment 1 has the observation space"):
-        PlainEnvironments([CountingEnv(), NestedCountingEnv()])
+        SyncEnvAdapter([CountingEnv(), NestedCountingEnv()])
 
 
 def test_environments_of_one_worker_must_share_their_action_space():
     with pytest.raises(EnvError, match="Environment 1 has the action space"):
-        PlainEnvironments([BoxActionEnv(high=5.0), BoxActionEnv(high=6.0)])
+        SyncEnvAdapter([BoxActionEnv(high=5.0), BoxActionEnv(high=6.0)])
 
 
 # -- making them ------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_what_gives_no_environment_is_refused_with_the_reason(source, words):
 
 def test_closing_closes_every_instance():
     instances = [CountingEnv(0), CountingEnv(1)]
-    PlainEnvironments(instances).close()
+    SyncEnvAdapter(instances).close()
     assert [env.closed for env in instances] == [1, 1]
 
 
@@ -399,7 +399,7 @@ def test_a_vector_environment_with_a_state_of_its_own_resumes_in_a_dead_step():
             self._autoreset_envs = state[1]
 
     first, second = (
-        VectorEnvironments(Saved([lambda: SavedCountingEnv(0, [2, 3])])) for _ in range(2)
+        GymVectorEnvAdapter(Saved([lambda: SavedCountingEnv(0, [2, 3])])) for _ in range(2)
     )
     first.reset(None)
     second.reset(None)
@@ -407,14 +407,14 @@ def test_a_vector_environment_with_a_state_of_its_own_resumes_in_a_dead_step():
         first.step(np.zeros(1, int))
     second.set_state(first.get_state())
     step = second.step(np.zeros(1, int))
-    assert step.dead.tolist() == [True]
+    assert step.reset_only.tolist() == [True]
     assert step.obs.tolist() == [[0.0, 1.0, 0.0]]
 
 
 def test_the_state_of_a_wrapped_environment_includes_its_time_limit():
     def limited():
         wrapped = gym.wrappers.TimeLimit(SavedCountingEnv(0, [100]), max_episode_steps=5)
-        return PlainEnvironments([wrapped])
+        return SyncEnvAdapter([wrapped])
 
     first, second = limited(), limited()
     first.reset(None)
@@ -428,7 +428,7 @@ def test_the_state_of_a_wrapped_environment_includes_its_time_limit():
 
 def test_an_environment_in_a_wrapper_with_unknown_state_has_no_state():
     wrapped = gym.wrappers.FrameStackObservation(SavedCountingEnv(), 2)
-    assert PlainEnvironments([wrapped]).get_state() is None
+    assert SyncEnvAdapter([wrapped]).get_state() is None
 
 
 # -- EnvPool ----------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ if sys.version_info >= (3, 11):  # older ones have no EnvPool wheel
     @PRECISION
     def test_envpool_is_stepped_as_it_is_and_says_which_steps_are_dead():
         envs = make_environments(envpool_cartpole, 1, EnvContext({}))
-        assert isinstance(envs, VectorEnvironments)
+        assert isinstance(envs, GymVectorEnvAdapter)
         assert envs.num_envs == 3
         assert isinstance(envs.action_space, spaces.Discrete)
         obs = envs.reset(None).copy()
@@ -487,4 +487,4 @@ def test_an_environment_that_cannot_be_made_says_why():
 def test_environments_with_other_spaces_than_the_first_one_are_refused():
     envs = [gym.make(name) for name in ("CartPole-v1", "CartPole-v1", "Pendulum-v1")]
     with pytest.raises(EnvError, match=r"^Environment 2 has the observation space Box.*share one"):
-        PlainEnvironments(envs)
+        SyncEnvAdapter(envs)

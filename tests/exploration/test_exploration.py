@@ -54,7 +54,7 @@ def ids(cases):
 
 
 def make(kind, space, *, normalize_actions=False, worker_index=0, num_workers=0, **settings):
-    dist_class = ActionDistribution.of(space)
+    dist_class = ActionDistribution.for_space(space)
     exploration = make_exploration(
         {"type": kind, **settings},
         dist_class,
@@ -108,7 +108,7 @@ def test_zero_noise_is_greedy_whatever_the_parameters(kind, space):
     inputs = 3 * random_inputs(dist_class)  # beyond the Box's bounds, too
     greedy = dist_class(tf.constant(inputs)).sample_leaves(tf.zeros([64, dist_class.noise_size]))
     noise = np.zeros((64, exploration.transform.noise_size), np.float32)
-    asked = [exploration.params(t, explore) for t in (0, 10**7) for explore in (True, False)]
+    asked = [exploration.get_params(t, explore) for t in (0, 10**7) for explore in (True, False)]
     for params in (*asked, np.zeros(exploration.transform.num_params, np.float32)):
         actions, logp = act(exploration, dist_class, inputs, params, noise=noise)
         assert logp.shape == (64,)
@@ -145,7 +145,7 @@ def test_onnx_runtime_acts_alike(kind, space):
     )
     present = {node.name for node in session.get_inputs()}
     for timestep in (0, 5_000, 10**7):
-        params = exploration.params(timestep, explore=True)
+        params = exploration.get_params(timestep, explore=True)
         noise = exploration.draw_noise(np.random.default_rng(timestep), 64, params)
         feed = {"inputs": inputs, "noise": noise, "params": params}
         ours = session.run(names, {name: feed[name] for name in present})
@@ -161,7 +161,7 @@ def test_masked_actions_are_never_picked(kind):
     row = [0.0, MASKED_LOGIT, -50.0, MASKED_LOGIT]
     for timestep in (0, 50_000):
         exploration, dist_class = make(kind, DISCRETE, **settings, **random)
-        params = exploration.params(timestep, explore=True)
+        params = exploration.get_params(timestep, explore=True)
         (actions,), logp = act(exploration, dist_class, tiled(row), params)
         assert set(actions.tolist()) <= {0, 2}
         assert np.isfinite(logp).all()
@@ -178,7 +178,7 @@ def test_rows_in_which_everything_is_masked_do_no_harm(kind):
     random = {"random_timesteps": 10} if kind in ("StochasticSampling", "SoftQ") else {}
     for timestep in (0, 50_000):
         exploration, dist_class = make(kind, CELLS, **settings, **random)
-        params = exploration.params(timestep, explore=True)
+        params = exploration.get_params(timestep, explore=True)
         (actions,), logp = act(exploration, dist_class, tiled([MASKED_LOGIT] * 9, 50), params)
         assert (actions >= 0).all()
         assert (actions < [2, 4, 3]).all()
@@ -189,15 +189,17 @@ def test_rows_in_which_everything_is_masked_do_no_harm(kind):
 def test_a_restored_state_goes_on_alike(kind, space):
     exploration, dist_class = make(kind, space)
     for timestep in (2_000, 20_000):
-        params = exploration.params(timestep, explore=True)
+        params = exploration.get_params(timestep, explore=True)
         exploration.draw_noise(np.random.default_rng(1), 3, params)
-    state = exploration.state()
+    state = exploration.get_state()
     plain = json.loads(json.dumps(state, default=np.ndarray.tolist))
     twin, _ = make(kind, space)
     twin.set_state(plain)
-    assert json.dumps(twin.state(), default=np.ndarray.tolist) == json.dumps(plain)
+    assert json.dumps(twin.get_state(), default=np.ndarray.tolist) == json.dumps(plain)
     inputs = random_inputs(dist_class)
-    a, b = (act(x, dist_class, inputs, x.params(20_000, explore=True)) for x in (exploration, twin))
+    a, b = (
+        act(x, dist_class, inputs, x.get_params(20_000, explore=True)) for x in (exploration, twin)
+    )
     for ours, its in zip(a[0], b[0], strict=True):
         np.testing.assert_array_equal(ours, its)
     with pytest.raises(WeightsError, match="another `exploration_config`"):
@@ -212,13 +214,13 @@ def test_sampling_is_that_of_the_distribution():
     inputs, rng = random_inputs(dist_class), np.random.default_rng(0)
     noise = dist_class.draw_noise(rng, 64)
     distribution = dist_class(tf.constant(inputs))
-    (actions,), logp = act(exploration, dist_class, inputs, exploration.params(0, explore=True))
+    (actions,), logp = act(exploration, dist_class, inputs, exploration.get_params(0, explore=True))
     np.testing.assert_array_equal(actions, distribution.sample(noise))
     np.testing.assert_allclose(logp, distribution.logp(actions), rtol=1e-6)
     assert (
         exploration.transform.num_params,
         exploration.transform.noise_size,
-        exploration.state(),
+        exploration.get_state(),
     ) == (0, 4, {})
 
 
@@ -226,20 +228,20 @@ def test_first_steps_are_random_and_later_ones_sampled():
     exploration, dist_class = make("StochasticSampling", DISCRETE, random_timesteps=10)
     row = [2.0, 0.0, MASKED_LOGIT, 1.0]
     for timestep, wanted in ((9, [1 / 3, 1 / 3, 0, 1 / 3]), (10, softmax([2, 0, -99, 1]))):
-        params = exploration.params(timestep, explore=True)
+        params = exploration.get_params(timestep, explore=True)
         (actions,), logp = act(exploration, dist_class, tiled(row), params)
         require_frequencies(actions, wanted)
         np.testing.assert_allclose(
             logp, np.log(softmax([2, 0, -99, 1]))[actions], rtol=1e-5
         )  # the distribution's, random actions or not
-    assert exploration.params(9, explore=False).tolist() == [0]
+    assert exploration.get_params(9, explore=False).tolist() == [0]
 
 
 def test_soft_q_samples_logits_divided_by_the_temperature():
     row = [1.0, 0.5, -1.0, 0.0]
     for temperature in (0.5, 2.0):
         exploration, dist_class = make("SoftQ", DISCRETE, temperature=temperature)
-        params = exploration.params(0, explore=True)
+        params = exploration.get_params(0, explore=True)
         (actions,), logp = act(exploration, dist_class, tiled(row), params)
         wanted = softmax(np.array(row) / temperature)
         require_frequencies(actions, wanted)
@@ -259,7 +261,7 @@ def test_random_is_uniform_over_every_kind_of_space():
     )
     exploration, dist_class = make("Random", space)
     rows = np.zeros((100_000, dist_class.num_inputs), np.float32)
-    actions, logp = act(exploration, dist_class, rows, exploration.params(0, explore=True))
+    actions, logp = act(exploration, dist_class, rows, exploration.get_params(0, explore=True))
     one, bit, cell, box, free, positive = actions
     require_frequencies(one, [1 / 3] * 3)
     require_frequencies(bit, [0.5, 0.5])
@@ -278,13 +280,13 @@ def test_random_actions_of_normalised_policies_are_normalised():
     for kind, timestep in (("Random", 10**6), ("GaussianNoise", 0), ("GaussianNoise", 10**6)):
         settings = {"stddev": 5.0} if kind == "GaussianNoise" else {}
         exploration, dist_class = make(kind, BOX, normalize_actions=True, **settings)
-        params = exploration.params(timestep, explore=True)
+        params = exploration.get_params(timestep, explore=True)
         (actions,), _ = act(exploration, dist_class, np.zeros((1000, 4), np.float32), params)
         assert (np.abs(actions) <= 1).all()
     huge = np.finfo(np.float32).max
     exploration, dist_class = make("Random", spaces.Box(-huge, huge, (1,)))
     inputs = np.zeros((100, 2), np.float32)
-    (actions,), _ = act(exploration, dist_class, inputs, exploration.params(0, explore=True))
+    (actions,), _ = act(exploration, dist_class, inputs, exploration.get_params(0, explore=True))
     assert np.isfinite(actions).all()
 
 
@@ -294,12 +296,14 @@ def test_random_actions_of_normalised_policies_are_normalised():
 def test_epsilon_greedy_picks_valid_actions_at_the_rate_of_epsilon():
     exploration, dist_class = make("EpsilonGreedy", DISCRETE, epsilon_schedule=0.3)
     row = [1.0, MASKED_LOGIT, 2.0, 0.0]
-    (actions,), logp = act(exploration, dist_class, tiled(row), exploration.params(0, explore=True))
+    (actions,), logp = act(
+        exploration, dist_class, tiled(row), exploration.get_params(0, explore=True)
+    )
     require_frequencies(actions, [0.1, 0, 0.8, 0.1])
     assert not logp.any()
     exploration, dist_class = make("EpsilonGreedy", NESTED, epsilon_schedule=0.5)
     row = [1.0, -1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]  # greedy: 1 0, 1 1, 2
-    params = exploration.params(0, explore=True)
+    params = exploration.get_params(0, explore=True)
     (bits, cells, one), _ = act(exploration, dist_class, tiled(row), params)
     require_frequencies(one, [1 / 6, 1 / 6, 2 / 3])
     greedy = (bits == [1, 0]).all(1) & (cells == [1, 1]).all(1) & (one == 2)
@@ -318,15 +322,15 @@ def test_epsilon_follows_its_schedule():
     )
     wanted = {0: 0.8, 10: 0.8, 20: 0.5, 30: 0.2, 99: 0.2}
     for timestep, epsilon in wanted.items():
-        assert exploration.params(timestep, explore=True) == pytest.approx([epsilon])
-        assert exploration.params(timestep, explore=False).tolist() == [0]
+        assert exploration.get_params(timestep, explore=True) == pytest.approx([epsilon])
+        assert exploration.get_params(timestep, explore=False).tolist() == [0]
         state = {"cur_epsilon": pytest.approx(epsilon), "last_timestep": timestep}
-        assert exploration.state() == state
+        assert exploration.get_state() == state
     at_once, _ = make("EpsilonGreedy", DISCRETE, epsilon_timesteps=0)
-    assert at_once.params(0, explore=True) == pytest.approx([0.05])
+    assert at_once.get_params(0, explore=True) == pytest.approx([0.05])
     for schedule in ([[0, 1.0], [4, 0.0]], lambda timestep: 1 - timestep / 4):
         exploration, _ = make("EpsilonGreedy", DISCRETE, epsilon_schedule=schedule)
-        numbers = [exploration.params(t, explore=True)[0] for t in (0, 1, 4, 9)]
+        numbers = [exploration.get_params(t, explore=True)[0] for t in (0, 1, 4, 9)]
         assert numbers == [1.0, 0.75, 0.0, 0.0]
 
 
@@ -334,12 +338,12 @@ def test_each_worker_has_its_own_epsilon():
     epsilons = []
     for index in range(4):
         exploration, _ = make("PerWorkerEpsilonGreedy", DISCRETE, worker_index=index, num_workers=3)
-        epsilons.append(float(exploration.params(123, explore=True)[0]))
+        epsilons.append(float(exploration.get_params(123, explore=True)[0]))
     assert epsilons == pytest.approx([0.0, 0.4, 0.4**4.5, 0.4**8])
     alone, _ = make("PerWorkerEpsilonGreedy", DISCRETE, worker_index=1, num_workers=1)
-    assert alone.params(0, explore=True) == pytest.approx([0.4])
+    assert alone.get_params(0, explore=True) == pytest.approx([0.4])
     local, _ = make("PerWorkerEpsilonGreedy", DISCRETE, initial_epsilon=0.7)
-    assert local.params(0, explore=True) == pytest.approx([0.7])
+    assert local.get_params(0, explore=True) == pytest.approx([0.7])
 
 
 # -- noise on continuous actions -----------------------------------------------------------------
@@ -347,11 +351,11 @@ def test_each_worker_has_its_own_epsilon():
 
 def test_gaussian_noise_has_its_deviation_and_stays_within_bounds():
     exploration, dist_class = make("GaussianNoise", BOX, stddev=0.5, scale_timesteps=100)
-    assert exploration.params(1050, explore=True) == pytest.approx([0, 0.5 * 0.51])
-    assert exploration.state() == {"cur_scale": pytest.approx(0.51), "last_timestep": 1050}
-    assert exploration.params(0, explore=True)[0] == 1
-    assert exploration.params(0, explore=False)[0] == 0
-    params = exploration.params(1000, explore=True)
+    assert exploration.get_params(1050, explore=True) == pytest.approx([0, 0.5 * 0.51])
+    assert exploration.get_state() == {"cur_scale": pytest.approx(0.51), "last_timestep": 1050}
+    assert exploration.get_params(0, explore=True)[0] == 1
+    assert exploration.get_params(0, explore=False)[0] == 0
+    params = exploration.get_params(1000, explore=True)
     (actions,), logp = act(exploration, dist_class, tiled([0.0, 0.0, 9.0, 9.0]), params)
     assert abs(actions[:, 0].std() - 0.5) < 4 * 0.5 / math.sqrt(2e5)
     assert abs(actions[:, 0].mean()) < 4 * 0.5 / math.sqrt(1e5)
@@ -368,16 +372,16 @@ def test_ornstein_uhlenbeck_noise_wanders_for_all_rows_together():
     wanted = np.zeros(2)
     inputs = np.tile(np.array([0.5, 2.5, 0.0, 0.0], np.float32), (3, 1))
     for step in range(4):
-        params = exploration.params(0, explore=True)
+        params = exploration.get_params(0, explore=True)
         noise = exploration.draw_noise(rng, 3, params)
         wanted = 0.85 * wanted + 0.2 * twin.standard_normal(2, np.float32)
         (actions,), _ = act(exploration, dist_class, inputs, params, noise=noise)
         clipped = np.clip([0.5, 2.5] + 2 * 0.5 * wanted * [4, 5], [-2, 0], [2, 5])
         np.testing.assert_allclose(actions, np.tile(clipped, (3, 1)), rtol=1e-5, err_msg=str(step))
-    np.testing.assert_allclose(exploration.state()["ou_state"], wanted, rtol=1e-5)
+    np.testing.assert_allclose(exploration.get_state()["ou_state"], wanted, rtol=1e-5)
     with pytest.raises(WeightsError, match="`ou_state` must have 2 numbers"):
         exploration.set_state({"last_timestep": 5, "ou_state": [0.0]})
-    assert exploration.state()["last_timestep"] == 0
+    assert exploration.get_state()["last_timestep"] == 0
 
 
 # -- configuration -------------------------------------------------------------------------------
@@ -390,12 +394,12 @@ class Cautious(EpsilonGreedy):
         super().__init__(setting, **settings)
         self.share = share
 
-    def params(self, timestep, explore):
-        return self.share * super().params(timestep, explore)
+    def get_params(self, timestep, explore):
+        return self.share * super().get_params(timestep, explore)
 
 
 def test_types_are_names_classes_and_paths():
-    dist_class = ActionDistribution.of(DISCRETE)
+    dist_class = ActionDistribution.for_space(DISCRETE)
     for config in (None, {}, {"type": None}, {"type": "StochasticSampling"}):
         assert type(make_exploration(config, dist_class)).__name__ == "StochasticSampling"
     for name, strategy in STRATEGIES.items():
@@ -404,7 +408,7 @@ def test_types_are_names_classes_and_paths():
     path = f"{Cautious.__module__}.Cautious"
     for kind in (Cautious, path, f"{Cautious.__module__}:Cautious"):
         exploration, _ = make(kind, DISCRETE, share=0.25, epsilon_schedule=1.0)
-        assert exploration.params(0, explore=True).tolist() == [0.25]
+        assert exploration.get_params(0, explore=True).tolist() == [0.25]
 
 
 @pytest.mark.parametrize(
@@ -438,7 +442,7 @@ def test_types_are_names_classes_and_paths():
 )
 def test_what_is_unknown_or_does_not_fit_is_refused(space, config, message):
     with pytest.raises(ConfigError, match=message) as error:
-        make_exploration(config, ActionDistribution.of(space))
+        make_exploration(config, ActionDistribution.for_space(space))
     assert isinstance(error.value, ValueError)
 
 
@@ -471,7 +475,7 @@ def test_parameters_are_inputs_so_that_one_trace_serves_all():
         return exploration.transform.apply(dist_class(inputs), noise, params)
 
     for timestep in (0, 50_000, 10**6):
-        params = exploration.params(timestep, explore=True)
+        params = exploration.get_params(timestep, explore=True)
         noise = exploration.draw_noise(np.random.default_rng(0), 5, params)
         function(tf.zeros([5, 4]), tf.constant(noise), tf.constant(params))
     assert len(traces) == 1

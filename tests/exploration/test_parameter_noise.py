@@ -7,13 +7,13 @@ import pytest
 from gymnasium import spaces
 
 from tfpolicies.exploration.making import make_exploration
-from tfpolicies.exploration.parameter_noise import action_distance, softmax_distance
+from tfpolicies.exploration.parameter_noise import compute_action_distance, compute_softmax_distance
 from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution
 
 
 def make(space, **settings):
     config = {"type": "ParameterNoise", **settings}
-    return make_exploration(config, ActionDistribution.of(space))
+    return make_exploration(config, ActionDistribution.for_space(space))
 
 
 @pytest.mark.core
@@ -44,7 +44,7 @@ def test_weights_get_noise_of_deviation_sigma_and_keep_what_is_no_weight():
 def test_sigma_adapts_to_what_epsilon_greedy_would_do():
     sub = {"type": "EpsilonGreedy", "epsilon_schedule": 0.5}
     exploration = make(spaces.Discrete(2), initial_stddev=1.0, sub_exploration=sub)
-    exploration.params(0, explore=True)
+    exploration.get_params(0, explore=True)
     assert exploration.threshold == pytest.approx(-math.log(0.75))  # 0.2877
     clean = np.log(np.array([[0.5, 0.5]], np.float32))
     near = np.log(np.array([[0.25, 0.75]], np.float32))
@@ -63,8 +63,8 @@ def test_distances_of_cells_add_up_and_masked_actions_do_not_count():
     other[0, :2] = np.log([0.25, 0.75])
     other[:, 2:4] = np.log([0.75, 0.25])
     one = 0.5 * math.log(4 / 3)
-    assert softmax_distance(clean, other, [2, 3]) == pytest.approx(one / 2 + one)
-    assert softmax_distance(clean, clean, [2, 3]) == 0
+    assert compute_softmax_distance(clean, other, [2, 3]) == pytest.approx(one / 2 + one)
+    assert compute_softmax_distance(clean, clean, [2, 3]) == 0
     cells = make(spaces.MultiDiscrete([2, 3]), random_timesteps=0)
     wanted = -math.log(0.99 + 0.01 / 2) - math.log(0.99 + 0.01 / 3)
     assert cells.threshold == pytest.approx(wanted)
@@ -74,7 +74,7 @@ def test_distances_of_cells_add_up_and_masked_actions_do_not_count():
 def test_sigma_adapts_to_what_action_noise_would_do():
     sub = {"type": "GaussianNoise", "stddev": 0.4, "initial_scale": 0.5, "random_timesteps": 0}
     exploration = make(spaces.Box(-1, 1, (2,)), sub_exploration=sub)
-    exploration.params(0, explore=True)
+    exploration.get_params(0, explore=True)
     assert exploration.threshold == pytest.approx(0.2)
     clean = np.array([[0.0, 0.0, 5.0, 5.0]], np.float32)  # two means, two deviations
     assert exploration.adapt(clean, clean + np.array([0.1, -0.1, 3, 3])) == pytest.approx(0.1)
@@ -83,9 +83,9 @@ def test_sigma_adapts_to_what_action_noise_would_do():
         math.sqrt(0.125)
     )
     assert exploration.stddev == pytest.approx(1.0)
-    assert action_distance(clean, clean) == 0
+    assert compute_action_distance(clean, clean) == 0
     default = make(spaces.Box(-1, 1, (2,)), random_timesteps=0)
-    default.params(0, explore=True)
+    default.get_params(0, explore=True)
     assert default.threshold == pytest.approx(0.2)
 
 
@@ -94,34 +94,34 @@ def test_new_noise_is_due_when_an_episode_begins():
     exploration = make(spaces.Discrete(2))
     assert exploration.needs_complete_episodes
     assert not make_exploration(
-        {}, ActionDistribution.of(spaces.Discrete(2))
+        {}, ActionDistribution.for_space(spaces.Discrete(2))
     ).needs_complete_episodes
-    assert exploration.wants_perturbation
+    assert exploration.needs_perturbation
     exploration.perturb({}, np.random.default_rng(0))
     exploration.on_episode_end()
-    assert not exploration.wants_perturbation
+    assert not exploration.needs_perturbation
     exploration.on_episode_start()
-    assert exploration.wants_perturbation
+    assert exploration.needs_perturbation
 
 
 def test_first_steps_are_random_and_later_ones_hardly():
     exploration = make(spaces.Discrete(2), random_timesteps=100)
-    epsilons = [float(exploration.params(t, explore=True)[0]) for t in (0, 100, 101, 10**6)]
+    epsilons = [float(exploration.get_params(t, explore=True)[0]) for t in (0, 100, 101, 10**6)]
     assert epsilons == pytest.approx([1, 1, 0.01, 0.01])
     box = make(spaces.Box(-1, 1, (2,)), random_timesteps=100)
-    assert [float(box.params(t, explore=True)[0]) for t in (99, 100)] == [1, 0]
+    assert [float(box.get_params(t, explore=True)[0]) for t in (99, 100)] == [1, 0]
 
 
 @pytest.mark.core
 def test_sigma_and_the_sub_exploration_are_kept():
     exploration = make(spaces.Discrete(2), initial_stddev=0.5)
-    exploration.params(77, explore=True)
+    exploration.get_params(77, explore=True)
     exploration.stddev = 0.25
-    state = exploration.state()
+    state = exploration.get_state()
     assert state == {
         "cur_stddev": 0.25,
         "sub_exploration": {"cur_epsilon": 1.0, "last_timestep": 77},
     }
     twin = make(spaces.Discrete(2))
     twin.set_state(state)
-    assert twin.state() == state
+    assert twin.get_state() == state

@@ -24,8 +24,8 @@ from helpers import factories
 from soak.hostile_onnx import disguise
 from tfpolicies import DQNTF2Policy
 from tfpolicies.export import web
-from tfpolicies.export.verify import random_observations
-from tfpolicies.models.spaces import nest
+from tfpolicies.export.verify import draw_observations
+from tfpolicies.models.spaces import unflatten
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("kept_programs")]
 
@@ -125,18 +125,18 @@ def observations(policy, count):
     """Draws observations as an environment gives them, one after the other."""
     rng = np.random.default_rng(0)
     ports = policy.program.ports
-    leaves = random_observations(policy.program.spec.obs_leaves, count, rng)
+    leaves = draw_observations(policy.program.spec.obs_leaves, count, rng)
     rows = [[leaf[i] for leaf in leaves] for i in range(count)]
     if any(ports.is_mask):
         for row in rows:
             row[0][:] = rng.random(5) < 0.6
             row[0][rng.integers(2)] = row[0][rng.integers(2, 5)] = 1
-    return [nest(policy.observation_space, row) for row in rows]
+    return [unflatten(policy.observation_space, row) for row in rows]
 
 
 def test_the_pinned_hashes_are_those_of_the_package(dist):
-    found = {part: web.integrity(dist / name) for part, name in web._RUNTIME_FILES.items()}
-    assert found == web._PINNED
+    found = {part: web.compute_integrity(dist / name) for part, name in web._RUNTIME_FILES.items()}
+    assert found == web._PINNED_INTEGRITY
     package = json.loads((dist.parent / "package.json").read_text())
     assert f"{package['name']}@{package['version']}" == web.RUNTIME
 

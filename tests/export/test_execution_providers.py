@@ -10,7 +10,7 @@ from tfpolicies import import_policy
 from tfpolicies.cli import main
 from tfpolicies.errors import UsageError
 from tfpolicies.export import player
-from tfpolicies.export.player import OnnxPolicy, providers_for, require_providers
+from tfpolicies.export.player import OnnxPolicy, get_providers, require_providers
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 IMAGES = spaces.Box(0, 255, (12, 12, 1), np.uint8)
@@ -60,20 +60,20 @@ def test_a_provider_that_is_missing_is_named_with_what_to_install(exported, with
 
 @pytest.mark.core
 def test_devices_are_lists_of_providers(monkeypatch, without_cuda):
-    assert providers_for("cpu") == providers_for("auto") == [CPU]
+    assert get_providers("cpu") == get_providers("auto") == [CPU]
     with pytest.raises(ValueError, match="onnxruntime-gpu"):
-        providers_for("cuda")
+        get_providers("cuda")
     with pytest.raises(ValueError, match="cpu, cuda, auto"):
-        providers_for("tpu")
+        get_providers("tpu")
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
-    assert [providers_for(x) for x in ("cpu", "cuda", "auto")] == [[CPU], [CUDA], [CUDA, CPU]]
+    assert [get_providers(x) for x in ("cpu", "cuda", "auto")] == [[CPU], [CUDA], [CUDA, CPU]]
 
 
 @pytest.mark.core
 def test_a_gpu_that_cannot_be_used_is_an_error_unless_the_cpu_will_do(exported, monkeypatch):
     _, folder = exported
     monkeypatch.setattr(player, "require_providers", lambda names: [*names])
-    opened = player._open
+    opened = player._open_session
 
     def without_gpu(model, threads, limited, providers=(CPU,)):
         return opened(model, threads, limited, [CPU])  # as ONNX Runtime does where CUDA fails

@@ -26,9 +26,9 @@ from helpers import factories
 from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ExportError, MissingPackageError, UnknownPolicyError
 from tfpolicies.export.player import rebuild_model
-from tfpolicies.export.verify import random_observations, verify_onnx, verify_saved_model
+from tfpolicies.export.verify import draw_observations, verify_onnx, verify_saved_model
 from tfpolicies.models.spaces import leaves
-from tfpolicies.program.runtimes.onnx import convert, cpu_session
+from tfpolicies.program.runtimes.onnx import convert, make_cpu_session
 from tfpolicies.system.folder_lock import FolderLock
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -61,7 +61,7 @@ def cartpole(tmp_path_factory):
     policy = make(model={"fcnet_hiddens": [16, 16]})
     folder = tmp_path_factory.mktemp("cartpole")
     results = policy.export_model(folder / "saved"), policy.export_model(folder / "onnx", onnx=True)
-    obs = random_observations(policy.program.spec.obs_leaves, 1000, np.random.default_rng(3))[0]
+    obs = draw_observations(policy.program.spec.obs_leaves, 1000, np.random.default_rng(3))[0]
     actions, _, extras = policy.compute_actions(obs, explore=False)
     logp = policy.compute_log_likelihoods(actions, obs)
     arrays = {"obs": obs, "actions": actions, **extras, "action_logp": logp}
@@ -283,7 +283,7 @@ def test_box_actions_are_ready_for_the_environment(tmp_path, normalize):
     policy = make(env.observation_space, env.action_space, **how)
     result = policy.export_model(tmp_path, onnx=True)
     client = play_module(tmp_path)["OnnxPolicy"](result.path, sample=True, seed=0)
-    obs = random_observations(policy.program.spec.obs_leaves, 200, np.random.default_rng(0))
+    obs = draw_observations(policy.program.spec.obs_leaves, 200, np.random.default_rng(0))
     noise = client.draw_noise(np.random.default_rng(0), 200)
     outputs = client.run(obs, noise)
     own = outputs["actions_normalized"]
@@ -662,7 +662,7 @@ def test_tensors_that_a_function_holds_become_constants_of_its_graph():
     factors = tf.constant([2.0, 3.0])
     spec = tf.TensorSpec([None, 2], tf.float32, name="x")
     content = convert(tf.function(lambda x: x * factors), [spec], ["y"])
-    session = cpu_session(content)
+    session = make_cpu_session(content)
     assert [x.name for x in session.get_inputs()] == ["x"]
     assert session.run(["y"], {"x": np.ones((1, 2), np.float32)})[0].tolist() == [[2.0, 3.0]]
 
@@ -796,7 +796,7 @@ def test_random_observations_lie_in_their_space_and_near_zero_where_it_has_no_bo
         f=spaces.Discrete(2, start=9),
         g=spaces.MultiBinary([2, 2]),
     )
-    rows = random_observations(leaves(space), 300, np.random.default_rng(0))
+    rows = draw_observations(leaves(space), 300, np.random.default_rng(0))
     for leaf, batch in zip(leaves(space), rows, strict=True):
         assert batch.dtype == leaf.dtype
         assert batch.shape == (300, *leaf.shape)
@@ -818,6 +818,6 @@ def test_a_graph_is_optimized_in_place_and_on_copies_where_that_fails(monkeypatc
     monkeypatch.setattr(f"tf2onnx.{fails}", replacement)
     spec = tf.TensorSpec([None, 2], tf.float32, name="x")
     function = tf.function(lambda x: (2.0 * x + 1.0,), input_signature=[spec], autograph=False)
-    session = cpu_session(convert(function, [spec], ["y"]))
+    session = make_cpu_session(convert(function, [spec], ["y"]))
     (found,) = session.run(["y"], {"x": np.array([[1.0, -3.0]], np.float32)})
     assert found.tolist() == [[3.0, -5.0]]

@@ -28,7 +28,7 @@ from tfpolicies.cli.arguments import parse
 from tfpolicies.errors import ExportError
 from tfpolicies.export.forms import LAYOUTS
 from tfpolicies.export.layouts.triton import START
-from tfpolicies.program.runtimes.onnx import cpu_session
+from tfpolicies.program.runtimes.onnx import make_cpu_session
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -116,7 +116,7 @@ def test_the_config_for_triton_says_of_each_tensor_what_the_graph_has(mixed, tmp
             assert list(tensor.dims) == (shape or [1])
             assert tensor.HasField("reshape") == (not shape)
             kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
-            name = published.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+            name = published.DataType.SequenceName(tensor.data_type).removeprefix("TYPE_")
             assert name.replace("FP", "FLOAT") == kind.upper()
 
 
@@ -125,7 +125,7 @@ def served_by_triton(folder, requests):
     config, _ = config_of(folder)
     batcher = config.sequence_batching
     (control,) = batcher.control_input
-    session = cpu_session((folder / "1" / "model.onnx").read_bytes())
+    session = make_cpu_session((folder / "1" / "model.onnx").read_bytes())
     kept: dict[str, dict[str, np.ndarray]] = {}
     for batch in requests:
         rows = []
@@ -280,7 +280,7 @@ def test_the_image_for_kubernetes_serves_the_files_beside_it_and_may_finish(mixe
     assert args.drain_seconds >= 2 * probe["periodSeconds"] * probe["failureThreshold"]
     assert pod["terminationGracePeriodSeconds"] >= args.drain_seconds + 40
     assert pod["securityContext"]["runAsUser"] == int(instructions["USER"].partition(":")[0])
-    assert serve._export_of(tmp_path / "arm", tmp_path / "own") == tmp_path / "arm"
+    assert serve._find_or_make_export(tmp_path / "arm", tmp_path / "own") == tmp_path / "arm"
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_files_go_back_where_the_version_cannot_be_placed(
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tfpolicies.export.layouts.triton.place_version", full)
+    monkeypatch.setattr("tfpolicies.export.layouts.triton.publish_version", full)
     with pytest.raises(ExportError, match="No space left"):
         mixed.export_model(tmp_path, layout=layout)
     assert content_of(tmp_path) == before

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from helpers import factories
-from tfpolicies.program.runtimes.onnx import convert, cpu_session
-from tfpolicies.ways import OPSETS
+from tfpolicies.program.runtimes.onnx import convert, make_cpu_session
+from tfpolicies.ways import ONNX_OPSETS
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -41,11 +41,11 @@ ACTIVATIONS = {
 def run(function, x, opset):
     spec = tf.TensorSpec([None], tf.float32, name="x")
     traced = tf.function(function, input_signature=[spec], autograph=False)
-    return cpu_session(convert(traced, [spec], ["y"], opset)).run(["y"], {"x": x})[0]
+    return make_cpu_session(convert(traced, [spec], ["y"], opset)).run(["y"], {"x": x})[0]
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("opset", ONNX_OPSETS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_is_exact_in_every_opset(name, opset):
     activation, right = ACTIVATIONS[name]
@@ -64,7 +64,7 @@ def test_an_activation_in_a_loop_is_exact():
             (0, x),
         )[1]
 
-    y = run(looping, np.float32([2, -1]), OPSETS[-1])
+    y = run(looping, np.float32([2, -1]), ONNX_OPSETS[-1])
 
     expected = [right_gelu(right_gelu(x)) for x in (2.0, -1.0)]
     np.testing.assert_allclose(y, expected, atol=6e-7)
@@ -85,7 +85,7 @@ def test_a_policy_with_such_an_activation_acts_and_is_exported(name, tmp_path):
     by_onnx = acting.compute_actions(obs, explore=False).extras["action_dist_inputs"]
 
     np.testing.assert_allclose(by_onnx, logits, rtol=1e-5, atol=2e-6)
-    for opset in (OPSETS[0], OPSETS[-1]):
+    for opset in (ONNX_OPSETS[0], ONNX_OPSETS[-1]):
         result = policy.export_model(tmp_path / str(opset), onnx=opset)
         session = onnxruntime.InferenceSession(result.path, providers=["CPUExecutionProvider"])
         (exported,) = session.run(["action_dist_inputs"], {"obs": obs})

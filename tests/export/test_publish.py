@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tfpolicies.export.staging import place_files, place_version, place_whole, staging_folder
+from tfpolicies.export.staging import (
+    open_staging_folder,
+    publish_files,
+    publish_folder,
+    publish_version,
+)
 
 _CHILD = """
 import json, os, signal, sys
@@ -137,10 +142,10 @@ def test_the_next_export_is_whole_and_removes_what_was_left(killed):
 def test_files_with_the_same_content_stay_untouched(tmp_path):
     target = tmp_path / "policy"
     for word in ("a", "b"):
-        with staging_folder(target) as staged:
+        with open_staging_folder(target) as staged:
             for name in ("one", "two"):
                 (staged / name).write_text(word if name == "two" else "same")
-            place_files(staged, target, ["one", "two"])
+            publish_files(staged, target, ["one", "two"])
         if word == "a":
             numbers = {name: (target / name).stat().st_ino for name in ("one", "two")}
     assert (target / "two").read_text() == "b"
@@ -150,11 +155,11 @@ def test_files_with_the_same_content_stay_untouched(tmp_path):
 
 def test_a_folder_that_another_export_made_meanwhile_is_not_replaced(tmp_path):
     target = tmp_path / "policy"
-    with staging_folder(target) as first, staging_folder(target) as second:
+    with open_staging_folder(target) as first, open_staging_folder(target) as second:
         for staged, word in ((first, "a"), (second, "b")):
             (staged / "1").mkdir()
             (staged / "1" / "file").write_text(word)
-        assert place_whole(first, target)
-        assert not place_whole(second, target)
-        assert place_version(second / "1", target) == target / "2"
+        assert publish_folder(first, target)
+        assert not publish_folder(second, target)
+        assert publish_version(second / "1", target) == target / "2"
     assert {x.name: (x / "file").read_text() for x in target.iterdir()} == {"1": "a", "2": "b"}

@@ -9,8 +9,15 @@ from gymnasium import spaces
 from helpers.factories import TWO
 from tfpolicies import PGTF1Policy, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ExportError
-from tfpolicies.export.reference import ReferenceActing
-from tfpolicies.export.verify import FACTOR, SLACK, TOLERANCE, Comparison, verify, verify_onnx
+from tfpolicies.export.reference import ReferenceRuntime
+from tfpolicies.export.verify import (
+    ERROR_FACTOR,
+    ERROR_SLACK,
+    TOLERANCE,
+    Comparison,
+    verify,
+    verify_onnx,
+)
 
 POSITIVE = spaces.Box(0.5, 1.0, (2,), np.float32)
 NONE = np.zeros(0, np.float32)
@@ -30,7 +37,9 @@ def test_double_precision_computes_what_float32_rounds(policy_class):
     policy = cancelling(policy_class)
     obs = np.random.default_rng(0).uniform(0.5, 1.0, (50, 2)).astype(np.float32)
     noise, params = np.zeros((50, policy.program.spec.explorer.noise_size), np.float32), NONE
-    exact = ReferenceActing(policy.program, in_double=True).run(policy._state, [obs], noise, params)
+    exact = ReferenceRuntime(policy.program, double_precision=True).run(
+        policy._state, [obs], noise, params
+    )
     rounded = policy.compute_actions(obs, explore=False).extras["action_dist_inputs"]
     assert exact.dist_inputs.dtype == np.float64
     np.testing.assert_allclose(exact.dist_inputs[:, 0], obs[:, 1].astype(np.float64), atol=1e-12)
@@ -45,7 +54,9 @@ def test_double_precision_has_memories_loops_and_functions(memory):
     program = policy.program
     inputs = [obs, *program.ports.split([obs, *states])[1], *states]
     noise, params = np.zeros((2, program.spec.explorer.noise_size), np.float32), NONE
-    exact = ReferenceActing(program, in_double=True).run(policy._state, inputs, noise, params)
+    exact = ReferenceRuntime(program, double_precision=True).run(
+        policy._state, inputs, noise, params
+    )
     right = program.runtime.run(policy._state, inputs, noise, params)
     assert exact.states[0].dtype == np.float64
     for ours, theirs in zip(exact.states, right.states, strict=True):
@@ -57,7 +68,9 @@ def test_a_policy_that_acts_elsewhere_is_compared_on_the_cpu():
     policy = cancelling()
     obs = np.float32([[0.5, 1.0], [1.0, 0.75]])
     noise = np.zeros((2, policy.program.spec.explorer.noise_size), np.float32)
-    acted = ReferenceActing(policy.program, in_double=False).run(policy._state, [obs], noise, NONE)
+    acted = ReferenceRuntime(policy.program, double_precision=False).run(
+        policy._state, [obs], noise, NONE
+    )
     right = policy.program.runtime.run(policy._state, [obs], noise, NONE)
     for ours, theirs in zip(acted[:5], right[:5], strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
@@ -93,7 +106,7 @@ def test_an_export_further_off_than_rounding_explains_is_refused():
     parity = verify(artefact(lambda x: x), policy.program, policy._state, ["serving_default"])
     own_error = parity.differences["serving_default"]["action_dist_inputs"].own_error
     for share, fits in ((0.5, True), (2.0, False)):
-        run = artefact(lambda x, far=share * (FACTOR * own_error + SLACK): x + far)
+        run = artefact(lambda x, far=share * (ERROR_FACTOR * own_error + ERROR_SLACK): x + far)
         if fits:
             verify(run, policy.program, policy._state, ["serving_default"])
             continue
@@ -111,7 +124,7 @@ def test_memories_that_a_policy_comes_to_are_disturbed_unless_they_are_whole_num
     policy = PPOTF2Policy(POSITIVE, TWO, {"inference": "tf", "model": {"use_lstm": True}})
     comparison = Comparison(lambda *_: {}, policy.program, policy._state)
     reached, counted = np.full((4, 2), 0.5, np.float32), np.float32([[0], [1], [2], [3]])
-    comparison._disturb([reached, counted])
+    comparison._add_noise([reached, counted])
     np.testing.assert_array_equal(reached[::2], 0.5)
     assert (reached[1::2] != 0.5).all()
     np.testing.assert_array_equal(counted, np.float32([[0], [1], [2], [3]]))

@@ -188,5 +188,5 @@ def test_of_a_policy_that_samples_by_itself_nothing_is_told():
 
 
 def test_the_page_of_a_cdn_copies_nothing():
-    assert WebPage.wanted(True, None).copied == ()
-    assert WebPage.wanted(False, None) is None
+    assert WebPage.from_arguments(True, None).runtime_files == ()
+    assert WebPage.from_arguments(False, None) is None

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from tfpolicies import MultiAgentEnv, Policy
 from tfpolicies.batch.postprocessing import generalized_advantages
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 
@@ -183,7 +183,7 @@ class Walker(Policy):
         return value_of(inputs[0])
 
     def postprocess_fragments(self, fragments):
-        reached = fragments.next_values()
+        reached = fragments.get_next_values()
         advantages, targets = generalized_advantages(
             fragments.columns["rewards"],
             fragments.columns["vf_preds"],
@@ -193,7 +193,7 @@ class Walker(Policy):
             gamma=GAMMA,
             lambda_=LAMBDA,
         )
-        fragments.added.update(
+        fragments.new_columns.update(
             advantages=advantages, value_targets=targets, values_bootstrapped=reached
         )
 
@@ -215,7 +215,7 @@ def sampler_of(
 ) -> MultiAgentSampler:
     """Returns a sampler whose episodes have begun; settings are named as in a config."""
     sampler = MultiAgentSampler(
-        MultiAgentEnvironments(envs),
+        MultiAgentEnvAdapter(envs),
         {"p": Walker(), "q": Walker(seed=1)} if policies is None else policies,
         SimpleNamespace(policy_mapping_fn=mapping),
         fragment_length=rollout_fragment_length,

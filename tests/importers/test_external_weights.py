@@ -110,6 +110,6 @@ def test_tensors_cannot_name_the_same_bytes_again_and_again(tmp_path):
 
 def test_more_than_onnx_runtime_can_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = saved(tmp_path / "model.onnx")
-    monkeypatch.setattr(onnx_file, "_MOST_WEIGHTS", (tmp_path / DATA).stat().st_size - 1)
+    monkeypatch.setattr(onnx_file, "_MAX_WEIGHT_BYTES", (tmp_path / DATA).stat().st_size - 1)
     with pytest.raises(ModelImportError, match="with which it has more than 2 GiB"):
         import_policy(path, **TORQUE)

@@ -22,7 +22,7 @@ from tfpolicies import import_policy
 from tfpolicies.errors import ExportError, ModelImportError
 from tfpolicies.export import player
 from tfpolicies.export.player import LimitedSession, OnnxPolicy, rebuild_model
-from tfpolicies.serving.repository import Repository
+from tfpolicies.serving.repository import ModelRepository
 
 node = helper.make_node
 HERE = Path("model.onnx")
@@ -115,7 +115,7 @@ def test_a_disguised_export_is_neither_played_nor_served(export_with):
     with pytest.raises(ValueError, match="in the format of ONNX Runtime"):
         OnnxPolicy(folder)
     with pytest.raises(ExportError, match="in the format of ONNX Runtime"):
-        asyncio.run(Repository({"agent": folder}).load())
+        asyncio.run(ModelRepository({"agent": folder}).load())
 
 
 @pytest.mark.core
@@ -262,7 +262,7 @@ def test_an_endless_model_of_an_export_is_not_served(export_with):
         return graph_before(onnx.load_from_string(content), nodes, [TRUE]).SerializeToString()
 
     with pytest.raises(ExportError, match="takes too much for 16 rows"):
-        asyncio.run(Repository({"agent": export_with(change)}).load())
+        asyncio.run(ModelRepository({"agent": export_with(change)}).load())
 
 
 def above_four(*nodes):

@@ -60,8 +60,8 @@ def test_each_space_has_its_usual_distribution():
         (spaces.MultiBinary(2), Bernoulli),
         (spaces.Box(-1, 1, (2, 2), np.float64), DiagGaussian),
     ]:
-        assert ActionDistribution.of(space).kinds == (kind,)
-    assert ActionDistribution.of(MIXED).kinds == (
+        assert ActionDistribution.for_space(space).leaf_classes == (kind,)
+    assert ActionDistribution.for_space(MIXED).leaf_classes == (
         DiagGaussian,
         Bernoulli,
         Categorical,
@@ -80,55 +80,55 @@ def test_another_kind_can_be_chosen_for_boxes_of_floats_only():
         ("diag_gaussian", DiagGaussian),
         (Wide, Wide),
     ]:
-        kinds = ActionDistribution.of(MIXED, custom).kinds
+        kinds = ActionDistribution.for_space(MIXED, custom).leaf_classes
         assert kinds == (kind, Bernoulli, Categorical, MultiCategorical)
 
 
 def test_a_distribution_that_nothing_takes_is_told_of_once(caplog):
     for _ in range(2):
-        kinds = ActionDistribution.of(spaces.Discrete(7), "deterministic").kinds
+        kinds = ActionDistribution.for_space(spaces.Discrete(7), "deterministic").leaf_classes
         assert kinds == (Categorical,)
     (record,) = caplog.records
     told = "is not used: Deterministic is for Boxes of floats, and the action space Discrete(7) has"
     assert told in record.getMessage()
-    ActionDistribution.of(MIXED, "deterministic")
+    ActionDistribution.for_space(MIXED, "deterministic")
     assert len(caplog.records) == 1
 
 
 def test_an_unknown_kind_is_refused_with_those_that_exist():
     box = spaces.Box(-1, 1)
     with pytest.raises(ConfigError, match=r"custom_action_dist.*Did you mean 'squashed_gaussian'"):
-        ActionDistribution.of(box, "squashed_gausian")
+        ActionDistribution.for_space(box, "squashed_gausian")
     for custom in (3, int, box):
         with pytest.raises(ConfigError, match=r"subclass of .*Distribution; got"):
-            ActionDistribution.of(box, custom)
+            ActionDistribution.for_space(box, custom)
 
     class Strange(DiagGaussian):
         noise_kind = "cauchy"
 
     with pytest.raises(ConfigError, match=r"Strange.noise_kind must be one of .*'cauchy'"):
-        ActionDistribution.of(box, Strange)
+        ActionDistribution.for_space(box, Strange)
 
 
 def test_spaces_without_a_distribution_are_refused():
     for space in (spaces.Text(3), spaces.Sequence(spaces.Discrete(2))):
         with pytest.raises(UnsupportedSpaceError, match=r"gymnasium\.ActionWrapper"):
-            ActionDistribution.of(space)
+            ActionDistribution.for_space(space)
     with pytest.raises(UnsupportedSpaceError, match="'talk' cannot be used"):
-        ActionDistribution.of(spaces.Dict(talk=spaces.Text(3)))
+        ActionDistribution.for_space(spaces.Dict(talk=spaces.Text(3)))
     with pytest.raises(UnsupportedSpaceError, match="there is no action"):
-        ActionDistribution.of(spaces.Dict())
+        ActionDistribution.for_space(spaces.Dict())
 
 
 def test_a_box_of_too_many_integers_is_refused():
-    assert ActionDistribution.of(spaces.Box(1, 100, (100,), np.int64)).num_inputs == 10_000
+    assert ActionDistribution.for_space(spaces.Box(1, 100, (100,), np.int64)).num_inputs == 10_000
     with pytest.raises(UnsupportedSpaceError, match=r"10100 possible values.*at most 10000"):
-        ActionDistribution.of(spaces.Box(0, 100, (100,), np.int64))
+        ActionDistribution.for_space(spaces.Box(0, 100, (100,), np.int64))
     everything = np.iinfo(np.int64)
     space = spaces.Box(everything.min, everything.max, (1,), np.int64)
     with pytest.raises(UnsupportedSpaceError, match=rf"'deep/0' has {2**64} possible values"):
-        ActionDistribution.of(spaces.Dict(deep=spaces.Tuple([space])))
-    assert ActionDistribution.of(spaces.MultiDiscrete([30_000])).num_inputs == 30_000
+        ActionDistribution.for_space(spaces.Dict(deep=spaces.Tuple([space])))
+    assert ActionDistribution.for_space(spaces.MultiDiscrete([30_000])).num_inputs == 30_000
 
 
 # -- nested spaces --------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_box_of_too_many_integers_is_refused():
 
 @pytest.mark.core
 def test_a_product_has_the_sums_of_its_leaves_in_their_order():
-    dist_class = ActionDistribution.of(MIXED)
+    dist_class = ActionDistribution.for_space(MIXED)
     assert [leaf.name("a") for leaf in dist_class.leaves] == [
         "a_arm",
         "a_buttons",
@@ -155,7 +155,7 @@ def test_a_product_has_the_sums_of_its_leaves_in_their_order():
     columns = np.cumsum([4, 2, 3])
     alone = [
         [
-            ActionDistribution.of(space)(tf.constant(part))
+            ActionDistribution.for_space(space)(tf.constant(part))
             for space, part in zip(leaf_spaces, np.split(x, columns, axis=1), strict=True)
         ]
         for x in (inputs, other)
@@ -176,7 +176,7 @@ def test_a_product_has_the_sums_of_its_leaves_in_their_order():
 
 @pytest.mark.core
 def test_nested_actions_have_the_structure_of_the_space():
-    dist_class = ActionDistribution.of(MIXED)
+    dist_class = ActionDistribution.for_space(MIXED)
     distribution = dist_class(tf.constant(inputs_for(dist_class, 3)))
     noise = tf.zeros([3, dist_class.noise_size])
     actions = distribution.sample(noise)
@@ -191,13 +191,13 @@ def test_nested_actions_have_the_structure_of_the_space():
 
 
 def test_a_nest_of_one_leaf_is_still_a_nest():
-    dist_class = ActionDistribution.of(spaces.Tuple([spaces.Dict(only=spaces.Discrete(2))]))
+    dist_class = ActionDistribution.for_space(spaces.Tuple([spaces.Dict(only=spaces.Discrete(2))]))
     ((action,),) = [list(part.values()) for part in dist_class(tf.zeros([2, 2])).sample(tf.eye(2))]
     assert action.numpy().tolist() == [0, 1]
 
 
 def test_one_leaf_is_a_list_of_one_tensor():
-    dist_class = ActionDistribution.of(spaces.Discrete(2))
+    dist_class = ActionDistribution.for_space(spaces.Discrete(2))
     distribution = dist_class(tf.zeros([2, 2]))
     (action,) = distribution.sample_leaves(tf.eye(2))
     assert action.numpy().tolist() == [0, 1]
@@ -206,35 +206,39 @@ def test_one_leaf_is_a_list_of_one_tensor():
 
 # -- masks ----------------------------------------------------------------------------------------
 
-MASKABLE = {name: pair for name, pair in KINDS.items() if ActionDistribution.of(*pair).mask_size}
+MASKABLE = {
+    name: pair for name, pair in KINDS.items() if ActionDistribution.for_space(*pair).mask_size
+}
 
 
 @pytest.mark.core
 def test_a_mask_replaces_the_logits_of_what_is_forbidden_and_nothing_else():
-    dist_class = ActionDistribution.of(MIXED)
+    dist_class = ActionDistribution.for_space(MIXED)
     inputs = tf.reshape(tf.range(13, dtype=tf.float32), [1, 13])
     mask = np.array([[1, 0, 1, 1, 0, 0, 1, 1, 0]])
     low = MASKED_LOGIT
     wanted = [[0, 1, 2, 3, 4, low, 6, 7, low, low, 10, 11, low]]
     for dtype in (np.bool_, np.int8, np.int64, np.float32):
-        masked = dist_class.masked(inputs, tf.constant(mask.astype(dtype)))
+        masked = dist_class.apply_mask(inputs, tf.constant(mask.astype(dtype)))
         np.testing.assert_array_equal(masked, np.array(wanted, np.float32))
     np.testing.assert_array_equal(dist_class(masked).valid_mask(), mask.astype(bool))
-    scaled = dist_class.masked(inputs, tf.constant(mask * 7))
+    scaled = dist_class.apply_mask(inputs, tf.constant(mask * 7))
     np.testing.assert_array_equal(scaled, masked)
 
 
 def test_a_space_of_floats_alone_has_nothing_to_mask():
-    dist_class = ActionDistribution.of(spaces.Box(-1, 1, (2,)))
+    dist_class = ActionDistribution.for_space(spaces.Box(-1, 1, (2,)))
     inputs = tf.ones([3, 4])
-    np.testing.assert_array_equal(dist_class.masked(inputs, tf.zeros([3, 0])), inputs)
+    np.testing.assert_array_equal(dist_class.apply_mask(inputs, tf.zeros([3, 0])), inputs)
     assert dist_class(inputs).valid_mask().shape == (3, 0)
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_mask_of_another_width_is_refused(width):
     with pytest.raises(SpaceError, match=rf"must be \[B, 4\].*got the shape \(2, {width}\)"):
-        ActionDistribution.of(spaces.Discrete(4)).masked(tf.zeros([2, 4]), tf.ones([2, width]))
+        ActionDistribution.for_space(spaces.Discrete(4)).apply_mask(
+            tf.zeros([2, 4]), tf.ones([2, width])
+        )
 
 
 def allow_one_action(dist_class):
@@ -278,11 +282,11 @@ def by_masked(inputs, allowed, dist_class):
 def test_masked_quantities_and_gradients_are_finite_and_forbidden_actions_never_drawn(
     name, scale, apply
 ):
-    dist_class = ActionDistribution.of(*KINDS[name])
+    dist_class = ActionDistribution.for_space(*KINDS[name])
     rng = np.random.default_rng(0)
     one = allow_one_action(dist_class)
     allowed = np.concatenate([one, np.maximum(one, rng.integers(0, 2, (6, one.shape[1])))])
-    nothing = dist_class.masked(
+    nothing = dist_class.apply_mask(
         tf.zeros([1, dist_class.num_inputs]), tf.zeros([1, dist_class.mask_size])
     )
     scales = np.where(nothing.numpy() == MASKED_LOGIT, np.float32(scale), np.float32(1))
@@ -295,7 +299,7 @@ def test_masked_quantities_and_gradients_are_finite_and_forbidden_actions_never_
         before = dist_class(apply(old, tf.constant(allowed), dist_class))
         actions = distribution.sample_leaves(noise)
         results = {"logp": distribution.logp_leaves(actions)}
-        if SquashedGaussian not in dist_class.kinds:
+        if SquashedGaussian not in dist_class.leaf_classes:
             results["entropy"] = distribution.entropy()
             results["kl"] = distribution.kl(before)
             results["kl to others"] = before.kl(distribution)
@@ -333,18 +337,18 @@ def assert_allowed(dist_class, actions, allowed):
 def test_other_masks_than_before_give_a_great_but_finite_divergence():
     """Also in sums over cells and rows, as a loss computes them."""
     space = spaces.MultiDiscrete([2] * 50)
-    dist_class = ActionDistribution.of(space)
+    dist_class = ActionDistribution.for_space(space)
     inputs = tf.zeros([1000, 100])
-    left = dist_class(dist_class.masked(inputs, tf.constant([[1, 0] * 50])))
-    right = dist_class(dist_class.masked(inputs, tf.constant([[0, 1] * 50])))
+    left = dist_class(dist_class.apply_mask(inputs, tf.constant([[1, 0] * 50])))
+    right = dist_class(dist_class.apply_mask(inputs, tf.constant([[0, 1] * 50])))
     total = tf.reduce_sum(left.kl(right)).numpy()
     assert 1e6 < total < np.inf
     assert np.isfinite(tf.reduce_sum(right.logp(left.deterministic_sample())).numpy())
 
 
 def test_a_row_in_which_everything_is_forbidden_is_uniform():
-    dist_class = ActionDistribution.of(spaces.Discrete(4))
-    masked = dist_class.masked(tf.constant([[1.0, 2.0, 3.0, 4.0]]), tf.zeros([1, 4]))
+    dist_class = ActionDistribution.for_space(spaces.Discrete(4))
+    masked = dist_class.apply_mask(tf.constant([[1.0, 2.0, 3.0, 4.0]]), tf.zeros([1, 4]))
     np.testing.assert_allclose(dist_class(masked).entropy(), [math.log(4)], rtol=1e-6)
 
 
@@ -355,8 +359,8 @@ def test_a_row_in_which_everything_is_forbidden_is_uniform():
     st.integers(0, 2**32 - 1),
 )
 def test_no_noise_draws_a_forbidden_action(logits, allowed, seed):
-    dist_class = ActionDistribution.of(spaces.Discrete(5))
-    masked = dist_class.masked(tf.constant([logits]), tf.constant([allowed]))
+    dist_class = ActionDistribution.for_space(spaces.Discrete(5))
+    masked = dist_class.apply_mask(tf.constant([logits]), tf.constant([allowed]))
     noise = dist_class.draw_noise(np.random.default_rng(seed), 50)
     actions = dist_class(tf.repeat(masked, 50, axis=0)).sample(tf.constant(noise))
     assert np.array(allowed)[actions.numpy()].all()
@@ -367,16 +371,16 @@ def test_no_noise_draws_a_forbidden_action(logits, allowed, seed):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_converts_to_onnx_and_agrees(name):
-    dist_class = ActionDistribution.of(*KINDS[name])
+    dist_class = ActionDistribution.for_space(*KINDS[name])
     sizes = {
         "inputs": dist_class.num_inputs,
         "noise": dist_class.noise_size,
         "mask": dist_class.mask_size,
     }
-    statistics = SquashedGaussian not in dist_class.kinds
+    statistics = SquashedGaussian not in dist_class.leaf_classes
 
     def function(inputs, noise, mask):
-        distribution = dist_class(dist_class.masked(inputs, mask))
+        distribution = dist_class(dist_class.apply_mask(inputs, mask))
         actions = distribution.sample_leaves(noise)
         # Of a rounded tanh near 1 no density can be had to 1e-5: another action's is compared.
         inner = [0.5 * a if a.dtype == tf.float32 else a for a in actions]

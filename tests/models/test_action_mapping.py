@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helpers.factories import make
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.spaces import nest
+from tfpolicies.models.spaces import unflatten
 
 BOUNDED = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([10.0, 2.0], np.float32))
 HALF = spaces.Box(
@@ -117,13 +117,13 @@ def test_integers_without_a_bound_below_stay_what_they_are():
     """Adding the lowest int64 to them would make nonsense of what custom policies choose."""
     space = spaces.Box(np.array([-np.inf, 5]), np.array([np.inf, 9]), dtype=np.int32)
     for from_zero in (True, False):
-        mapping = ActionMapping(space, normalize=True, clip=False, from_zero=from_zero)
+        mapping = ActionMapping(space, normalize=True, clip=False, zero_based=from_zero)
         assert mapping.to_env([np.array([[3, 1]])])[0].tolist() == [[3, 6]]
 
 
 def test_custom_policies_choose_from_the_space_itself():
     def mapped(space, actions, normalize, clip=False):
-        mapping = ActionMapping(space, normalize, clip, from_zero=False)
+        mapping = ActionMapping(space, normalize, clip, zero_based=False)
         return mapping.to_env([np.array(actions)])[0].tolist()
 
     assert mapped(spaces.Discrete(3, start=-1), [-1, 1], normalize=True) == [-1, 1]
@@ -247,7 +247,7 @@ ACTION_SPACES = st.recursive(
 @settings(max_examples=150)
 @given(ACTION_SPACES, st.booleans(), st.sampled_from([0.0, 1.0, 30.0, 3e38]), st.integers(0, 99))
 def test_every_action_given_to_the_environment_is_in_the_space(space, normalize, scale, seed):
-    dist_class = ActionDistribution.of(space)
+    dist_class = ActionDistribution.for_space(space)
     rng = np.random.default_rng(seed)
     inputs = tf.constant(rng.normal(size=(4, dist_class.num_inputs)), tf.float32)
     noise = tf.constant(dist_class.draw_noise(rng, 4))
@@ -260,7 +260,7 @@ def test_every_action_given_to_the_environment_is_in_the_space(space, normalize,
     ]
     mapped = mapping.to_env([action.numpy() for action in actions])
     for row in range(4):
-        action = nest(space, [leaf[row, ...] for leaf in mapped])  # arrays, also of rank 0
+        action = unflatten(space, [leaf[row, ...] for leaf in mapped])  # arrays, also of rank 0
         assert action in space
     assert all(np.isfinite(leaf).all() for leaf in mapped)
 
@@ -297,7 +297,7 @@ def test_a_policy_acts_normalised_and_maps_each_action_once():
 @pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 2]), BOUNDED], ids=str)
 def test_mapped_actions_are_arrays_of_the_callers_own(space):
     for from_zero in (True, False):
-        mapping = ActionMapping(space, normalize=False, clip=False, from_zero=from_zero)
+        mapping = ActionMapping(space, normalize=False, clip=False, zero_based=from_zero)
         actions = np.ones((1, 2), space.dtype)
         (mapped,) = mapping.to_env([actions])
         mapped[...] = 0

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.build import build_model
-from tfpolicies.models.catalog.initializers import NormalizedColumns, initializer_of
-from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
+from tfpolicies.models.catalog.initializers import NormalizedColumns, get_initializer
+from tfpolicies.models.catalog.inspection import get_extra_inputs, get_state_shapes
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.spaces import leaves, port_names
 from tfpolicies.program.runtimes.onnx import convert
@@ -327,7 +327,7 @@ def test_initializers_are_found_for_every_variable_of_recurrent_layers():
     lstm = keras.layers.LSTM(2)
     lstm.build((None, None, 3))
     cell = lstm.cell
-    found = {v.name: initializer_of(cell, v) for v in cell.trainable_variables}
+    found = {v.name: get_initializer(cell, v) for v in cell.trainable_variables}
     assert type(found["kernel"]).__name__ == "GlorotUniform"
     assert type(found["recurrent_kernel"]).__name__ in ("Orthogonal", "OrthogonalInitializer")
     bias = np.asarray(found["bias"](cell.bias.shape, dtype="float32"))
@@ -337,14 +337,14 @@ def test_initializers_are_found_for_every_variable_of_recurrent_layers():
     gru = keras.layers.GRU(2).cell
     gru.build((None, 3))
     assert gru.bias.shape == (2, 6)
-    drawn = keras.initializers.get(initializer_of(gru, gru.bias))(gru.bias.shape)
+    drawn = keras.initializers.get(get_initializer(gru, gru.bias))(gru.bias.shape)
     assert not np.asarray(drawn).any()
 
 
 def test_initializers_of_other_layers_are_found_too_and_none_where_there_is_none():
     separable = keras.layers.SeparableConv1D(2, 1, pointwise_initializer="ones")
     separable.build((None, 4, 3))
-    pointwise = initializer_of(separable, separable.pointwise_kernel)
+    pointwise = get_initializer(separable, separable.pointwise_kernel)
     assert type(keras.initializers.get(pointwise)).__name__ == "Ones"
 
     class Own(keras.layers.Layer):
@@ -353,7 +353,7 @@ def test_initializers_of_other_layers_are_found_too_and_none_where_there_is_none
             self.scale = self.add_weight(name="scale", shape=(units,))
 
     layer = Own(2)
-    assert initializer_of(layer, layer.scale) is None
+    assert get_initializer(layer, layer.scale) is None
 
 
 # -- other ways to run ----------------------------------------------------------------------------
@@ -407,8 +407,8 @@ class Subclassed(keras.Model):
 def test_a_model_without_memory_has_no_states_and_no_extra_inputs():
     sequential = keras.Sequential([keras.layers.Dense(2)])  # not built: has no inputs yet
     for model in (model_of(VECTOR), model_of(MIXED), sequential, Subclassed()):
-        assert memory_of(model) == []
-        assert extra_inputs(model) == ()
+        assert get_state_shapes(model) == []
+        assert get_extra_inputs(model) == ()
 
 
 def own_functional(states=("state_in_0", "state_in_1"), as_dict=True, width=5):
@@ -425,15 +425,15 @@ def own_functional(states=("state_in_0", "state_in_1"), as_dict=True, width=5):
 @pytest.mark.parametrize("as_dict", [True, False])
 def test_a_functional_model_tells_its_memory_by_the_names_of_its_inputs(as_dict):
     model = own_functional(as_dict=as_dict)
-    assert memory_of(model) == [(5,), (5,)]
-    assert sorted(extra_inputs(model)) == ["prev_actions_arm", "prev_rewards", "seq_lens"]
+    assert get_state_shapes(model) == [(5,), (5,)]
+    assert sorted(get_extra_inputs(model)) == ["prev_actions_arm", "prev_rewards", "seq_lens"]
 
 
 def test_a_subclassed_model_tells_its_memory_by_attributes():
     model = Subclassed(state_shapes=[(4,), (2, 3)], extra_inputs=["prev_rewards"])
-    assert memory_of(model) == [(4,), (2, 3)]
-    assert extra_inputs(model) == ("prev_rewards", "seq_lens")
-    assert extra_inputs(Subclassed(extra_inputs=["prev_actions"])) == ("prev_actions",)
+    assert get_state_shapes(model) == [(4,), (2, 3)]
+    assert get_extra_inputs(model) == ("prev_rewards", "seq_lens")
+    assert get_extra_inputs(Subclassed(extra_inputs=["prev_actions"])) == ("prev_actions",)
 
 
 @pytest.mark.parametrize(
@@ -447,12 +447,12 @@ def test_a_subclassed_model_tells_its_memory_by_attributes():
 )
 def test_a_memory_that_cannot_be_understood_is_refused(make_model, words):
     with pytest.raises(ModelError, match=words):
-        memory_of(make_model())
+        get_state_shapes(make_model())
 
 
 def test_an_extra_input_that_does_not_exist_is_refused():
     with pytest.raises(ModelError, match=r"may name prev_actions, prev_rewards.*got 'rewards'"):
-        extra_inputs(Subclassed(extra_inputs=["rewards"]))
+        get_extra_inputs(Subclassed(extra_inputs=["rewards"]))
 
 
 def test_a_kernel_of_one_row_stays_finite_where_a_draw_is_zero():

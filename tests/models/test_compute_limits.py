@@ -21,9 +21,9 @@ from tfpolicies.cli import main as run_command
 from tfpolicies.errors import CheckpointError, ConfigError, ModelImportError, StashError
 from tfpolicies.models import work as work_module
 from tfpolicies.models.keras_json import model_from_json, model_to_json
-from tfpolicies.models.keras_names import kinds
-from tfpolicies.models.work import LIMITS, ROWS, require_work
-from tfpolicies.storage.manifest import checksum
+from tfpolicies.models.keras_names import get_categories
+from tfpolicies.models.work import TRIAL_ROWS, WORK_LIMITS, check_work
+from tfpolicies.storage.manifest import compute_checksum
 
 SAVES = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # within Keras
 
@@ -61,8 +61,8 @@ def measure(model):
     """Returns the work of a model, as its limits are checked against."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work_module, "require_limits", lambda work, what: found.append(work))
-        require_work([(model, None)], "The model")
+        patch.setattr(work_module, "check_work_limits", lambda work, what: found.append(work))
+        check_work([(model, None)], "The model")
     return found[0]
 
 
@@ -225,7 +225,7 @@ HOSTILE = {
 @pytest.mark.parametrize(("amount", "shape", "inner"), HOSTILE.values(), ids=HOSTILE)
 def test_what_multiplies_work_is_refused(amount, shape, inner, nothing_is_computed):
     config = describe(shape, inner)
-    what = re.escape(work_module._WORDS[amount])
+    what = re.escape(work_module._DESCRIPTIONS[amount])
     with pytest.raises(CheckpointError, match=f"[0-9] {what}.* pass model_work_limit="):
         model_from_json(config)
 
@@ -260,7 +260,9 @@ UNBOUNDED = {
 
 
 def test_every_layer_that_a_file_may_name_is_tried_or_has_nothing_to_multiply():
-    named = {name for module, name in kinds()["layer"].own if module == "keras.layers"}
+    named = {
+        name for module, name in get_categories()["layer"].keras_classes if module == "keras.layers"
+    }
     tried = {name.partition(",")[0] for name in HOSTILE}
     assert named <= tried | UNBOUNDED
     assert not tried & UNBOUNDED
@@ -274,15 +276,17 @@ def test_a_step_of_time_costs_the_calls_of_what_is_called():
 
 def test_work_is_counted_by_hand():
     model = build_model((4,), layers.Dense(3, use_bias=False))
-    elements = 32 * ROWS * (4 + 3)
-    assert measure(model) == work_module.Work(2, ROWS * 4 * 3 + elements, ROWS * 3)
+    elements = 32 * TRIAL_ROWS * (4 + 3)
+    assert measure(model) == work_module.ModelWork(2, TRIAL_ROWS * 4 * 3 + elements, TRIAL_ROWS * 3)
     model = build_model((4,), layers.Dense(3, "sparsemax", use_bias=False))
-    sorting = 32 * 60 * ROWS * 3
-    expected = work_module.Work(2, ROWS * 4 * 3 + elements + sorting, (1 + 5) * ROWS * 3)
+    sorting = 32 * 60 * TRIAL_ROWS * 3
+    expected = work_module.ModelWork(
+        2, TRIAL_ROWS * 4 * 3 + elements + sorting, (1 + 5) * TRIAL_ROWS * 3
+    )
     assert measure(model) == expected
     model = build_model((5, 2), attend(layers.Attention))
-    scores = ROWS * 5 * 5
-    assert measure(model).numbers == 4 * scores + ROWS * 5 * 2
+    scores = TRIAL_ROWS * 5 * 5
+    assert measure(model).numbers == 4 * scores + TRIAL_ROWS * 5 * 2
 
 
 def honest_attention():
@@ -310,8 +314,8 @@ HONEST = {
 @pytest.mark.parametrize("make_model", HONEST.values(), ids=HONEST)
 def test_honest_models_stay_below_the_limits(make_model):
     work = without_weights(lambda: measure(make_model()))
-    work_module.require_limits(work, "The model")
-    assert 0 < work.calls <= LIMITS.calls
+    work_module.check_work_limits(work, "The model")
+    assert 0 < work.calls <= WORK_LIMITS.calls
 
 
 LONG = 30
@@ -327,7 +331,7 @@ def long_model():
 @pytest.fixture
 def few_calls(monkeypatch):
     """Lowers the limit of calls, so that a giant is soon made."""
-    monkeypatch.setattr(work_module, "LIMITS", dataclasses.replace(LIMITS, calls=20))
+    monkeypatch.setattr(work_module, "LIMITS", dataclasses.replace(WORK_LIMITS, calls=20))
 
 
 @pytest.fixture(scope="module")
@@ -365,7 +369,7 @@ def test_a_model_whose_sizes_are_open_is_measured_with_those_of_the_observations
     path = tmp_path / "policy.json"
     manifest = json.loads(path.read_text())
     manifest["observation_space"]["shape"][0] = 8192
-    manifest["checksum"] = checksum(manifest)
+    manifest["checksum"] = compute_checksum(manifest)
     path.write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="numbers in outputs and intermediate results"):
         Policy.from_checkpoint(tmp_path)

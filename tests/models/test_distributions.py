@@ -20,7 +20,7 @@ PLANE = spaces.Box(-1, 1, (2,))
 
 
 def make(space, inputs, custom=None):
-    return ActionDistribution.of(space, custom)(tf.constant(inputs, tf.float32))
+    return ActionDistribution.for_space(space, custom)(tf.constant(inputs, tf.float32))
 
 
 def categorical(logits):
@@ -33,7 +33,7 @@ def gaussian(inputs, shape=(2,)):
 
 def samples(space, inputs, rows, seed, custom=None):
     """Draws `rows` actions from one row of inputs."""
-    dist_class = ActionDistribution.of(space, custom)
+    dist_class = ActionDistribution.for_space(space, custom)
     noise = dist_class.draw_noise(np.random.default_rng(seed), rows)
     assert (noise.shape, noise.dtype) == ((rows, dist_class.noise_size), np.float32)
     assert np.isfinite(noise).all()
@@ -123,7 +123,7 @@ def test_every_cell_is_sampled_with_the_probabilities_of_its_logits():
 @pytest.mark.core
 def test_a_box_of_integers_has_one_choice_per_cell_with_bounds_of_its_own():
     space = spaces.Box(np.array([-1, 5]), np.array([1, 6]), dtype=np.int64)
-    dist_class = ActionDistribution.of(space)
+    dist_class = ActionDistribution.for_space(space)
     assert (dist_class.num_inputs, dist_class.mask_size) == (5, 5)
     assert dist_class.noise_blocks == (("gumbel", 5),)
     distribution = make(space, [[0, 0, 3, 4, 0]])
@@ -168,7 +168,9 @@ def test_the_gradient_of_an_unbiased_bit_is_exact():
     with tf.GradientTape() as tape:
         logits = tf.zeros([1, 1])
         tape.watch(logits)
-        logp = ActionDistribution.of(spaces.MultiBinary(1))(logits).logp(tf.ones([1, 1], tf.int8))
+        logp = ActionDistribution.for_space(spaces.MultiBinary(1))(logits).logp(
+            tf.ones([1, 1], tf.int8)
+        )
     assert tape.gradient(logp, logits).numpy().tolist() == [[0.5]]
 
 
@@ -207,7 +209,7 @@ def test_normal_noise_samples_with_the_means_and_deviations():
 @pytest.mark.parametrize("custom", ["diag_gaussian", "squashed_gaussian"])
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3), (1, 2, 2)])
 def test_gaussian_actions_have_the_shape_of_the_space(shape, custom):
-    dist_class = ActionDistribution.of(spaces.Box(-1, 1, shape), custom)
+    dist_class = ActionDistribution.for_space(spaces.Box(-1, 1, shape), custom)
     k = math.prod(shape)
     assert (dist_class.num_inputs, dist_class.noise_size) == (2 * k, k)
     assert dist_class.noise_blocks == (("normal", k),)
@@ -239,7 +241,7 @@ def test_squashed_densities_agree_with_scipy_and_integrate_to_one():
     wanted = squashed_logpdf(actions.astype(np.float64), SQUASHED[:2], SQUASHED[2:]).sum(-1)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
     grid = np.linspace(-0.99999, 0.99999, 200_001, dtype=np.float32)
-    line = ActionDistribution.of(spaces.Box(-1, 1), "squashed_gaussian")
+    line = ActionDistribution.for_space(spaces.Box(-1, 1), "squashed_gaussian")
     inputs = tf.constant(np.tile(np.float32([0.4, -0.3]), (len(grid), 1)))
     density = np.exp(line(inputs).logp(tf.constant(grid[:, None])).numpy().astype(np.float64))
     assert np.trapezoid(density, grid) == pytest.approx(1.0, abs=1e-4)
@@ -262,7 +264,7 @@ def test_actions_at_the_bounds_have_a_finite_density_and_gradient():
     with tf.GradientTape() as tape:
         inputs = tf.constant([SQUASHED], tf.float32)
         tape.watch(inputs)
-        distribution = ActionDistribution.of(PLANE, "squashed_gaussian")(inputs)
+        distribution = ActionDistribution.for_space(PLANE, "squashed_gaussian")(inputs)
         logp = distribution.logp(tf.constant([[1.0, -1.0]]))
     assert np.isfinite(logp.numpy()).all()
     assert np.isfinite(tape.gradient(logp, inputs).numpy()).all()
@@ -302,7 +304,7 @@ def test_what_a_squashed_gaussian_has_no_formula_for_is_refused():
 @pytest.mark.core
 def test_a_deterministic_distribution_gives_its_inputs_and_is_certain():
     space = spaces.Box(-1, 1, (2, 1))
-    dist_class = ActionDistribution.of(space, "deterministic")
+    dist_class = ActionDistribution.for_space(space, "deterministic")
     assert (dist_class.num_inputs, dist_class.noise_size, dist_class.mask_size) == (2, 0, 0)
     assert dist_class.noise_blocks == ()
     noise = dist_class.draw_noise(np.random.default_rng(0), 3)
@@ -324,10 +326,10 @@ def test_a_deterministic_distribution_gives_its_inputs_and_is_certain():
 def test_certain_actions_can_be_brought_into_bounds():
     inputs = [[0.5, -9.0, 9.0], [0.0, 0.5, -9.0]]
     tanh = np.tanh(inputs)
-    squashed = ActionDistribution.of(spaces.Box(-5, 5, (3,)), "squashed_deterministic")
+    squashed = ActionDistribution.for_space(spaces.Box(-5, 5, (3,)), "squashed_deterministic")
     np.testing.assert_allclose(squashed(tf.constant(inputs)).deterministic_sample(), tanh, 1e-6)
     box = spaces.Box(np.array([-1, 0, 2], np.float32), np.array([3, np.inf, 2.5], np.float32))
-    bounded = ActionDistribution.of(box, "bounded_deterministic")
+    bounded = ActionDistribution.for_space(box, "bounded_deterministic")
     assert (bounded.num_inputs, bounded.noise_size) == (3, 0)
     actions = bounded(tf.constant(inputs)).deterministic_sample().numpy()
     wanted = [[1 + 2 * tanh[0, 0], 0, 2.5], [1, tanh[1, 1], 2]]
@@ -350,7 +352,7 @@ def test_zero_noise_gives_the_mode():
 def test_noise_of_many_rows_is_the_noise_of_its_rows_in_turn():
     pair = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2)])
     for space in (spaces.Discrete(3), PLANE, CELLS, spaces.MultiBinary(3), pair):
-        dist_class = ActionDistribution.of(space)
+        dist_class = ActionDistribution.for_space(space)
         together = dist_class.draw_noise(np.random.default_rng(0), 4)
         rng = np.random.default_rng(0)
         one_by_one = np.concatenate([dist_class.draw_noise(rng, 1) for _ in range(4)])
@@ -361,8 +363,8 @@ def test_the_noise_of_a_seed_stays_the_same():
     """Seeds in users' hands: these draws are part of what a seed means."""
     rng = np.random.default_rng(0)
     expected = -np.log(np.random.default_rng(0).standard_exponential((2, 3), np.float32))
-    got = ActionDistribution.of(spaces.Discrete(3)).draw_noise(rng, 2)
+    got = ActionDistribution.for_space(spaces.Discrete(3)).draw_noise(rng, 2)
     np.testing.assert_array_equal(got, expected)
     expected = np.random.default_rng(0).standard_normal((2, 2), np.float32)
-    got = ActionDistribution.of(PLANE).draw_noise(np.random.default_rng(0), 2)
+    got = ActionDistribution.for_space(PLANE).draw_noise(np.random.default_rng(0), 2)
     np.testing.assert_array_equal(got, expected)

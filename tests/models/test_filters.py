@@ -14,7 +14,7 @@ from tfpolicies.errors import ConfigError, ObservationError, WeightsError
 from tfpolicies.models.filters import (
     MeanStdFilter,
     RewardFilter,
-    filtered_leaves,
+    get_filtered_leaves,
     make_filter,
     normalize,
 )
@@ -114,19 +114,19 @@ def test_boxes_of_numbers_are_filtered_and_the_rest_is_not():
         speed=spaces.Box(-1, 1, (), np.float64),
     )
     names = [leaf.name("obs") for leaf in leaves(space)]
-    assert [names[i] for i in filtered_leaves(space)] == ["obs_counts", "obs_speed"]
-    assert filtered_leaves(spaces.Discrete(3)) == ()
+    assert [names[i] for i in get_filtered_leaves(space)] == ["obs_counts", "obs_speed"]
+    assert get_filtered_leaves(spaces.Discrete(3)) == ()
 
 
 def test_an_action_mask_is_never_filtered():
     mask = spaces.Box(0, 1, (2,), np.float32)
     masked = spaces.Dict(action_mask=mask, observations=LINE)
-    assert filtered_leaves(masked) == (1,)
-    assert filtered_leaves(spaces.Dict(action_mask=mask, other=LINE)) == (0, 1)
+    assert get_filtered_leaves(masked) == (1,)
+    assert get_filtered_leaves(spaces.Dict(action_mask=mask, other=LINE)) == (0, 1)
 
 
 def test_filters_are_chosen_by_name():
-    assert make_filter("NoFilter", LINE).tensors() == ()
+    assert make_filter("NoFilter", LINE).get_scalings() == ()
     for name in ("MeanStdFilter", "ConcurrentMeanStdFilter"):
         assert make_filter(name, LINE).filtered == (0,)
     with pytest.raises(
@@ -160,13 +160,13 @@ def test_values_are_clipped_and_a_constant_component_becomes_zero():
 @pytest.mark.core
 def test_the_numbers_of_acting_are_frozen_until_the_flush():
     line = seen(0, 2)
-    before = line.tensors()
+    before = line.get_scalings()
     line.observe([column(100)])
-    assert line.tensors() is before
+    assert line.get_scalings() is before
     assert line.pending_count == 1
     line.flush()
     assert line.pending_count == 0
-    assert line.tensors()[0].mean.tolist() == [34]
+    assert line.get_scalings()[0].mean.tolist() == [34]
     assert before[0].mean.tolist() == [1]
     with pytest.raises(ValueError, match="read-only"):
         before[0].mean[0] = 9
@@ -178,11 +178,13 @@ def test_leaves_are_observed_each_for_itself():
     obs = {"a": [[1, 5], [3, 5]], "k": [0, 1], "z": [[0.5], [1.5]]}
     nested.observe(batch_leaves(leaves(space), obs, "obs"))
     nested.flush()
-    first, second = nested.tensors()
+    first, second = nested.get_scalings()
     assert first.mean.tolist() == [2, 5]
     assert second.mean.tolist() == [1]
     np.testing.assert_allclose(second.scale, [2**0.5], rtol=1e-6)
-    assert {array.dtype for pair in nested.tensors() for array in pair} == {np.dtype(np.float32)}
+    assert {array.dtype for pair in nested.get_scalings() for array in pair} == {
+        np.dtype(np.float32)
+    }
 
 
 def test_a_bad_leaf_is_named_and_no_leaf_has_changed():
@@ -236,7 +238,7 @@ def test_a_worker_that_gets_nothing_back_keeps_its_own_statistics():
     worker = seen(1, 3, flush=False)
     assert worker.snapshot(flush=True).pending_count == 2
     assert worker.pending_count == 0
-    assert worker.tensors()[0].mean.tolist() == [2]
+    assert worker.get_scalings()[0].mean.tolist() == [2]
     assert worker.snapshot(flush=True).pending_count == 0
 
 
@@ -245,7 +247,7 @@ def test_a_snapshot_is_independent():
     copy = line.snapshot()
     line.observe([column(5)])
     line.flush()
-    assert copy.tensors()[0].mean.tolist() == [1]
+    assert copy.get_scalings()[0].mean.tolist() == [1]
     copy.observe([column(0)])
     assert line.pending_count == 0
 
@@ -288,7 +290,7 @@ def test_a_state_restores_statistics_and_pending_elements():
     again.set_state(state)
     assert applied(again, 3) == applied(line, 3)
     again.flush()
-    assert again.tensors()[0].mean.tolist() == [34]
+    assert again.get_scalings()[0].mean.tolist() == [34]
     assert line.get_state()["pending/0/count"] == 1
     assert {array.dtype for array in state.values()} == {np.dtype(np.float64)}
     pickled = pickle.loads(pickle.dumps(line))  # as workers exchange them
@@ -310,7 +312,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     for state in bad:
         with pytest.raises(WeightsError, match="state of a filter"):
             line.set_state(state)
-    assert line.tensors()[0].mean.tolist() == [1]
+    assert line.get_scalings()[0].mean.tolist() == [1]
 
 
 # -- RewardFilter -----------------------------------------------------------------------------
@@ -368,7 +370,7 @@ def test_the_tensor_function_runs_in_onnx_runtime():
     plane = MeanStdFilter(PLANE)
     plane.observe([np.random.default_rng(0).normal(5, 2, (50, 2))])
     plane.flush()
-    ((mean, scale),) = plane.tensors()
+    ((mean, scale),) = plane.get_scalings()
     x = np.array([[5, 6], [99, -99], [4, 5]], np.float32)
     (found,) = session.run(None, {"x": x, "mean": mean, "scale": scale})
     np.testing.assert_allclose(found, normalize(tf.constant(x), mean, scale), atol=1e-6)

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from helpers.factories import TWO, make
 from tfpolicies.errors import ObservationError
-from tfpolicies.models.preprocessed import turned_back
+from tfpolicies.models.preprocessed import decode_flat_observations
 from tfpolicies.models.spaces import batch_leaves, leaves
 
 HAND = spaces.Tuple([spaces.Discrete(4), spaces.Discrete(3), TWO])  # as in Blackjack
@@ -52,7 +52,7 @@ CASES = {
 
 def restored(space, batch):
     """Returns the leaves that a batch that does not fit its space is taken for."""
-    return turned_back(leaves(space), batch, ObservationError("does not fit"))
+    return decode_flat_observations(leaves(space), batch, ObservationError("does not fit"))
 
 
 @pytest.mark.parametrize("case", CASES)

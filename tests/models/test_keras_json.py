@@ -12,8 +12,8 @@ from tfpolicies import Algorithm, Policy, PPOConfig
 from tfpolicies.config.stored_settings import decode_settings
 from tfpolicies.errors import CheckpointError
 from tfpolicies.models.keras_json import model_from_json, model_to_json
-from tfpolicies.models.keras_names import kinds
-from tfpolicies.storage.json_values import find_missing
+from tfpolicies.models.keras_names import get_categories
+from tfpolicies.storage.json_values import find_unresolved
 
 pytestmark = pytest.mark.core
 
@@ -118,14 +118,14 @@ def test_what_is_not_on_the_list_is_refused_before_anything_is_called(inner, mon
 
 
 def test_names_of_the_list_lead_to_the_classes_they_say():
-    known = kinds()["layer"].own
+    known = get_categories()["layer"].keras_classes
     public = {name: found for (module, name), found in known.items() if module == "keras.layers"}
     assert all(found is getattr(keras.layers, name) for name, found in public.items())
     assert all(issubclass(found, keras.Operation) for found in known.values())
     assert len(public) > 80
     assert known["keras.src.models.functional", "Functional"] is type(stored_model())
     for kind, module in (("initializer", keras.initializers), ("constraint", keras.constraints)):
-        own = kinds()[kind].own
+        own = get_categories()[kind].keras_classes
         assert all(found is getattr(module, name) for (_, name), found in own.items())
 
 
@@ -135,7 +135,11 @@ def stored_model():
 
 
 def test_every_name_of_an_activation_on_the_list_is_one():
-    known = [name for name in kinds()["activation"].names if hasattr(keras.activations, name)]
+    known = [
+        name
+        for name in get_categories()["activation"].allowed_names
+        if hasattr(keras.activations, name)
+    ]
     assert len(known) > 25
     assert all(callable(keras.activations.get(name)) for name in known)
 
@@ -163,7 +167,7 @@ def test_a_model_of_listed_and_registered_layers_is_rebuilt(inner):
     rebuilt.set_weights(model.get_weights())
     rows = np.array([[0.1, -0.2, 0.3]], np.float32)
     np.testing.assert_allclose(rebuilt(rows), model(rows), rtol=1e-6)
-    assert not rebuilt.compiled
+    assert not rebuilt.compile_update
 
 
 def test_a_functional_model_with_operators_is_rebuilt():
@@ -269,5 +273,5 @@ def test_an_algorithm_takes_custom_objects(tmp_path, monkeypatch):
     ],
 )
 def test_a_file_chooses_among_the_optimizers_of_keras_and_those_registered(settings, held):
-    found = find_missing(decode_settings({"optimizer": settings}))
+    found = find_unresolved(decode_settings({"optimizer": settings}))
     assert [missing.name for missing in found.values()] == held

@@ -62,7 +62,7 @@ def played(policy):
     memory, found = policy.session(1).memory, []
     for i, row in enumerate(FIVE):
         found.append(memory.act([row[None]], False)[1]["action_dist_inputs"].copy())
-        memory.rewarded(np.array([0.1 * i], np.float32))
+        memory.record_rewards(np.array([0.1 * i], np.float32))
     return np.concatenate(found)
 
 

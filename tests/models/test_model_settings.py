@@ -5,7 +5,7 @@ import pytest
 from tfpolicies import PPOConfig
 from tfpolicies.errors import ConfigError, ModelError, ModelSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.settings import model_settings
+from tfpolicies.models.settings import complete_model_config
 
 REFUSED = {
     "fcnet_hiddens": [4, "list of integers >= 1"],
@@ -41,7 +41,7 @@ REFUSED = {
 def test_a_value_out_of_range_is_refused_with_key_rule_and_value(key):
     value, rule = REFUSED[key]
     with pytest.raises(ModelSettingError, match=rule) as caught:
-        model_settings({key: value})
+        complete_model_config({key: value})
     assert f"model[{key!r}]" in str(caught.value)
     assert repr(value) in str(caught.value)
     assert isinstance(caught.value, ConfigError)
@@ -53,7 +53,7 @@ def test_a_value_out_of_range_is_refused_with_key_rule_and_value(key):
 )
 def test_filters_that_are_no_list_of_channels_kernel_stride_are_refused(filters):
     with pytest.raises(ModelSettingError, match=r"list of \[channels, kernel, stride\]"):
-        model_settings({"conv_filters": filters})
+        complete_model_config({"conv_filters": filters})
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_filters_that_are_no_list_of_channels_kernel_stride_are_refused(filters)
 )
 def test_settings_that_contradict_each_other_are_refused(settings, words):
     with pytest.raises(ModelSettingError, match=words):
-        model_settings(settings)
+        complete_model_config(settings)
 
 
 def test_missing_settings_get_their_defaults_and_given_ones_stay():
-    settings = model_settings({"attention_memory_inference": 10, "use_attention": True})
+    settings = complete_model_config({"attention_memory_inference": 10, "use_attention": True})
     assert settings == {**MODEL_DEFAULTS, "attention_memory_inference": 10, "use_attention": True}
     assert settings["attention_memory_training"] == 50  # its default, which says nothing
 
 
 def test_an_unknown_setting_is_refused_with_near_matches():
     with pytest.raises(ModelSettingError, match="Did you mean 'lstm_cell_size'"):
-        model_settings({"lstm_cel_size": 3})
+        complete_model_config({"lstm_cel_size": 3})
 
 
 def test_a_config_checks_its_model_where_it_is_given():

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from helpers.factories import OBS, PLANE, assert_equal, batch_for, make
 from tfpolicies import PGTF2Policy
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.models.architecture import fingerprint
+from tfpolicies.models.architecture import compute_fingerprint
 
 ZEROS = np.zeros((2, 3), np.float32)
 
@@ -409,5 +409,5 @@ def test_a_gradient_of_an_embedding_is_clipped_and_applied():
 
 
 def test_fingerprints_do_not_depend_on_the_order_of_keys():
-    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
-    assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+    assert compute_fingerprint({"a": 1, "b": [2]}) == compute_fingerprint({"b": [2], "a": 1})
+    assert compute_fingerprint({"a": 1}) != compute_fingerprint({"a": 2})

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.attention import GruGate
 from tfpolicies.models.catalog.build import build_model
-from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
-from tfpolicies.models.fresh_weights import FreshWeights
+from tfpolicies.models.catalog.inspection import get_extra_inputs, get_state_shapes
+from tfpolicies.models.fresh_weights import WeightInitializer
 from tfpolicies.models.spaces import leaves
 from tfpolicies.program.runtimes.onnx import convert
 
@@ -48,19 +48,19 @@ def model_of(kind, space=VECTOR, *, varied=True, **config):
     if varied:
         rng = np.random.default_rng(2)
         for variable in model.trainable_variables:
-            variable.assign(0.4 * rng.normal(size=variable.shape))
+            variable.set_mapping_and_trainable(0.4 * rng.normal(size=variable.shape))
     return model
 
 
 def fresh_state(model, rows):
-    return [np.zeros((rows, *shape), np.float32) for shape in memory_of(model)]
+    return [np.zeros((rows, *shape), np.float32) for shape in get_state_shapes(model)]
 
 
 def used_state(model, rows, seed=3):
     """Returns states as they are in the middle of episodes; the counts of attention are 0 to 3."""
     rng = np.random.default_rng(seed)
-    states = [rng.normal(size=(rows, *s)).astype(np.float32) for s in memory_of(model)]
-    if memory_of(model)[-1] == (1,):
+    states = [rng.normal(size=(rows, *s)).astype(np.float32) for s in get_state_shapes(model)]
+    if get_state_shapes(model)[-1] == (1,):
         states[-1] = (np.arange(rows, dtype=np.float32) % 4)[:, None]
     return states
 
@@ -113,8 +113,8 @@ def test_the_interface_of_each_kind():
     }
     for kind, shapes in expected.items():
         model = model_of(kind)
-        assert memory_of(model) == shapes
-        assert extra_inputs(model) == ("seq_lens",)
+        assert get_state_shapes(model) == shapes
+        assert get_extra_inputs(model) == ("seq_lens",)
         states = [f"state_in_{i}" for i in range(len(shapes))]
         assert sorted(model.input) == ["obs", "seq_lens", *states]
         outputs = run(model, sequences(model, 2, T), fresh_state(model, 2), np.full(2, T))
@@ -147,7 +147,7 @@ def test_layers_have_the_names_that_keras_users_expect():
     assert isinstance(model_of("gru").get_layer("gru"), keras.layers.GRU)
     two = {variable.path.split("/")[0] for variable in model_of(TWO_UNITS).trainable_variables}
     assert two == {"fc_1", "embedding", "transformer_1", "transformer_2", "fc_out", "value_out"}
-    assert memory_of(model_of(TWO_UNITS)) == [(3, 5), (3, 5), (1,)]
+    assert get_state_shapes(model_of(TWO_UNITS)) == [(3, 5), (3, 5), (1,)]
 
 
 def test_previous_actions_and_rewards_are_inputs_of_their_own_and_change_the_outputs():
@@ -158,7 +158,7 @@ def test_previous_actions_and_rewards_are_inputs_of_their_own_and_change_the_out
     for kind, config in wanted.items():
         model = model_of(kind, **config)
         names = ["prev_actions_arm", "prev_actions_gear", "prev_rewards", "seq_lens"]
-        assert sorted(extra_inputs(model)) == names
+        assert sorted(get_extra_inputs(model)) == names
         assert model.input["prev_actions_arm"].shape == (None, None, 2, 2)
         assert model.input["prev_actions_gear"].shape == (None, None, 4)
         first = model.get_layer("lstm" if kind == "lstm" else "embedding")
@@ -204,7 +204,7 @@ def test_gaussians_may_have_a_trained_deviation_behind_the_memory():
 def test_fresh_weights_have_the_scale_and_the_biases_of_a_new_model(kind):
     model = model_of(kind, varied=False, lstm_cell_size=32, attention_dim=32)
     start = [variable.numpy() for variable in model.variables]
-    drawn = FreshWeights(model, [np.full_like(x, 7) for x in start]).draw(5)
+    drawn = WeightInitializer(model, [np.full_like(x, 7) for x in start]).draw(5)
     for variable, first, fresh in zip(model.variables, start, drawn, strict=True):
         if variable.name == "seed_generator_state":
             continue
@@ -353,7 +353,7 @@ def test_gradients_flow_through_the_sequence(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_learning_compiled_by_xla_agrees_with_plain_learning(kind):
     model = model_of(kind)
-    names = ["obs", *(f"state_in_{i}" for i in range(len(memory_of(model)))), "seq_lens"]
+    names = ["obs", *(f"state_in_{i}" for i in range(len(get_state_shapes(model)))), "seq_lens"]
 
     def gradients(*inputs):
         with tf.GradientTape() as tape:
@@ -364,7 +364,7 @@ def test_learning_compiled_by_xla_agrees_with_plain_learning(kind):
         return [outputs[name] for name in sorted(outputs)], found
 
     signature = [tf.TensorSpec([None, T, 3])]
-    signature += [tf.TensorSpec([None, *shape]) for shape in memory_of(model)]
+    signature += [tf.TensorSpec([None, *shape]) for shape in get_state_shapes(model)]
     signature += [tf.TensorSpec([None], tf.int32)]
     inputs = [sequences(model, 4, T)["obs"], *used_state(model, 4), LENGTHS]
     plain, compiled = (
@@ -383,7 +383,7 @@ def test_learning_compiled_by_xla_agrees_with_plain_learning(kind):
 )
 def test_models_compute_the_same_in_onnx_runtime_for_any_batch_and_length(kind, steps):
     model = model_of(kind)
-    states = [f"state_in_{i}" for i in range(len(memory_of(model)))]
+    states = [f"state_in_{i}" for i in range(len(get_state_shapes(model)))]
     names = ["obs", *states, "seq_lens"]
 
     def flat(*inputs):
@@ -393,7 +393,7 @@ def test_models_compute_the_same_in_onnx_runtime_for_any_batch_and_length(kind, 
     signature = [tf.TensorSpec([None, steps, 3], name="obs")]
     signature += [
         tf.TensorSpec([None, *shape], name=name)
-        for name, shape in zip(states, memory_of(model), strict=True)
+        for name, shape in zip(states, get_state_shapes(model), strict=True)
     ]
     signature += [tf.TensorSpec([None], tf.int32, name="seq_lens")]
     onnx = convert(tf.function(flat, autograph=False), signature, sorted(model.output))

@@ -10,9 +10,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from helpers.factories import OBS, TWO, make
 from tfpolicies import DQNTF2Policy, Policy, PPOTF2Policy
 from tfpolicies.errors import CheckpointError, ModelError, SpaceError
-from tfpolicies.models.extent import built_from, extent_of, require_room
-from tfpolicies.storage.manifest import checksum
-from tfpolicies.storage.spaces_json import decode_space, require_plausible_spaces
+from tfpolicies.models.extent import check_memory, limit_to_stored_weights, measure_size
+from tfpolicies.storage.manifest import compute_checksum
+from tfpolicies.storage.spaces_json import check_space_sizes, decode_space
 
 HUGE = 10**9
 IMAGE = {"type": "Box", "dtype": "uint8", "shape": [10**5, 10**5], "low": 0, "high": 255}
@@ -27,7 +27,7 @@ def edited(folder, change):
     path = folder / "policy.json"
     manifest = json.loads(path.read_text())
     change(manifest)
-    manifest["checksum"] = checksum(manifest)
+    manifest["checksum"] = compute_checksum(manifest)
     path.write_text(json.dumps(manifest))
     return folder
 
@@ -99,13 +99,13 @@ def test_a_model_has_room_if_the_file_holds_its_arrays():
     def made():
         return keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
 
-    with built_from("the file", [(64, 64), (64,)]):
-        require_room(made, "The model")
-    other = built_from("the file", [(64, 65), (64,)])
+    with limit_to_stored_weights("the file", [(64, 64), (64,)]):
+        check_memory(made, "The model")
+    other = limit_to_stored_weights("the file", [(64, 65), (64,)])
     with other, pytest.raises(CheckpointError, match=r"weight of shape \(64, 64\)"):
-        require_room(made, "The model")
-    with built_from("the file", 64 * 65):
-        require_room(made, "The model")
+        check_memory(made, "The model")
+    with limit_to_stored_weights("the file", 64 * 65):
+        check_memory(made, "The model")
 
 
 def test_measuring_allocates_nothing_and_leaves_no_trace():
@@ -113,7 +113,7 @@ def test_measuring_allocates_nothing_and_leaves_no_trace():
         return keras.Sequential([keras.Input((HUGE,)), keras.layers.Dense(HUGE), Named()])
 
     before = keras.layers.Dense(1).name
-    assert extent_of(made).weights == [(HUGE, HUGE), (HUGE,)]
+    assert measure_size(made).weight_shapes == [(HUGE, HUGE), (HUGE,)]
     number = int(before.rpartition("_")[2]) if "_" in before else 0
     assert keras.layers.Dense(1).name == f"dense_{number + 1}"
     assert keras.layers.Dense(2)(np.ones((1, 3))).shape == (1, 2)
@@ -184,7 +184,7 @@ def test_spaces_of_a_file_are_nested_up_to_a_depth(kind):
             "Graph": {"type": "Graph", "node_space": record, "edge_space": None},
         }[kind]
     with pytest.raises(CheckpointError, match="deep"):
-        require_plausible_spaces({"config": [record]})
+        check_space_sizes({"config": [record]})
     for _ in range(800):
         record = {"type": "Tuple", "spaces": [record]}
     with pytest.raises(CheckpointError, match="too deeply"):
@@ -193,9 +193,9 @@ def test_spaces_of_a_file_are_nested_up_to_a_depth(kind):
 
 def test_the_bounds_of_all_spaces_in_a_file_are_limited_together():
     box = {"type": "Box", "dtype": "float32", "shape": [1 << 20], "low": 0.0, "high": 1.0}
-    require_plausible_spaces({"spaces": [box] * 16})
+    check_space_sizes({"spaces": [box] * 16})
     with pytest.raises(CheckpointError, match="71303168 bytes"):
-        require_plausible_spaces({"spaces": [box] * 17})
+        check_space_sizes({"spaces": [box] * 17})
 
 
 @pytest.mark.parametrize("space", [Dict({0: OBS}), Tuple((Dict({"a": Dict({5: OBS})}),))])
@@ -210,5 +210,7 @@ def test_models_in_models_are_measured_once_at_each_depth():
         inner = made(depth - 1) if depth else keras.layers.Activation("tanh")
         return keras.Model(inputs, inner(x))
 
-    few, many = (len(extent_of(lambda depth=depth: made(depth)).outputs) for depth in (6, 12))
+    few, many = (
+        len(measure_size(lambda depth=depth: made(depth)).output_shapes) for depth in (6, 12)
+    )
     assert many <= 2 * few

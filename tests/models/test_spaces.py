@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from tfpolicies.errors import ObservationError, UnsupportedSpaceError
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
-from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, nest, pick, space_key
+from tfpolicies.models.spaces import (
+    action_leaves,
+    batch_leaves,
+    get_at_path,
+    leaves,
+    space_key,
+    unflatten,
+)
 
 NESTED = spaces.Dict(
     body=spaces.Tuple([spaces.Discrete(3, start=5), spaces.Box(-1, 1, (2,), np.float64)]),
@@ -59,10 +66,10 @@ def test_actions_travel_in_dtypes_of_their_own():
 def test_a_nested_batch_becomes_its_leaves_and_comes_back():
     arrays = batch_leaves(leaves(NESTED), batch(), "obs")
     assert [array.dtype.name for array in arrays] == ["int64", "float32", "uint8", "int64"]
-    again = nest(NESTED, arrays)
+    again = unflatten(NESTED, arrays)
     assert list(again) == ["body", "camera", "keys"]
     assert again["body"][0].tolist() == [6, 6]
-    assert pick(again, ("body", "1")).tolist() == [[1, 1], [1, 1]]
+    assert get_at_path(again, ("body", "1")).tolist() == [[1, 1], [1, 1]]
 
 
 def test_an_array_that_fits_is_not_copied():
@@ -193,7 +200,7 @@ SPACES = st.recursive(
 @given(SPACES, st.integers(0, 3))
 def test_nesting_undoes_taking_apart(space, rows):
     arrays = [np.full((rows, *leaf.shape), i, leaf.dtype) for i, leaf in enumerate(leaves(space))]
-    again = batch_leaves(leaves(space), nest(space, arrays), "obs")
+    again = batch_leaves(leaves(space), unflatten(space, arrays), "obs")
     assert [x.tolist() for x in again] == [x.tolist() for x in arrays]
 
 

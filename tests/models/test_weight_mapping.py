@@ -71,7 +71,9 @@ def subclassed():
 def numbered(model):
     """Gives every weight values of its own."""
     for i, variable in enumerate(model.weights):
-        variable.assign(100 * i + np.arange(np.prod(variable.shape)).reshape(variable.shape))
+        variable.set_mapping_and_trainable(
+            100 * i + np.arange(np.prod(variable.shape)).reshape(variable.shape)
+        )
     return model
 
 
@@ -156,7 +158,7 @@ def test_made_up_names_of_another_process_do_not_shift_layers(tmp_path):
     mapping = match_weights(in_memory(*layers), model, keys_of(model), "x.h5")
 
     assert [mapping.arrays[f"key_{2 * i}"][0, 0] for i in range(3)] == [1, 2, 3]
-    assert {entry.how for entry in mapping.report} == {"order"}
+    assert {entry.matched_by for entry in mapping.report} == {"order"}
 
 
 def test_the_place_in_a_keras_3_file_counts_more_than_made_up_names(tmp_path):
@@ -169,7 +171,7 @@ def test_the_place_in_a_keras_3_file_counts_more_than_made_up_names(tmp_path):
     mapping = mapped(written(original, tmp_path, "weights"), model)
 
     assert_same(mapping, model, original)
-    assert {entry.how for entry in mapping.report} == {"order"}
+    assert {entry.matched_by for entry in mapping.report} == {"order"}
 
 
 def test_given_names_go_before_order():

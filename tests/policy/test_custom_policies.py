@@ -20,7 +20,7 @@ from tfpolicies.compat import RandomPolicy
 from tfpolicies.connectors.agent_connectors import ClipObservations
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.recurrent_state import flatten_memory
+from tfpolicies.policy.recurrent_state import flatten_states
 from tfpolicies.rollout.episode import Episode
 from tfpolicies.rollout.evaluation import play
 
@@ -222,7 +222,7 @@ def test_only_boxes_are_mapped(space, action, wanted):
     nested = {"a": np.zeros((1, 1)), "b": np.ones(1)}
     policy = Own(Line.observation_space, space, {})
     found, _ = policy.driver.acting.act([np.zeros((1, 1), np.float32)])
-    alone = policy.env_action(action)
+    alone = policy.to_env_action(action)
     if space_is_flat:
         assert found.dtype == space.dtype
         assert found[0].tolist() == np.asarray(alone).tolist() == wanted
@@ -338,7 +338,7 @@ def test_a_short_signature_is_given_no_more_than_it_names():
 
     worker = worker_of(Short)
     batch = worker.sample()
-    assert (batch["prev_rewards"].tolist(), worker.sampler._follower) == (
+    assert (batch["prev_rewards"].tolist(), worker.sampler._tracker) == (
         [0.0, 1.0, 2.0, 0.0],
         None,
     )
@@ -387,7 +387,7 @@ def test_a_memory_may_be_a_dict(env):
 
 
 def test_a_memory_of_lists_has_the_rows_of_these_lists():
-    assert [x.tolist() for x in flatten_memory([[1, 2], np.zeros(1)])] == [[1, 2], [0.0]]
+    assert [x.tolist() for x in flatten_states([[1, 2], np.zeros(1)])] == [[1, 2], [0.0]]
 
 
 # -- filters --------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from gymnasium.vector import SyncVectorEnv
 
 from helpers import factories
 from tfpolicies import MultiAgentEnv, PolicyMap, PPOConfig
-from tfpolicies.envs.multi_agent_env import GroupedAgents
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.vector import PlainEnvironments, VectorEnvironments
+from tfpolicies.envs.multi_agent_env import GroupedAgentsEnv
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.vector import GymVectorEnvAdapter, SyncEnvAdapter
 from tfpolicies.errors import BatchError, EnvError, ObservationError, UsageError
 from tfpolicies.policy.policy import ActionBatch, Policy
 
@@ -250,7 +250,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("part", "value", "words"), WRONG)
 def test_an_environment_gives_numbers_for_numbers_and_flags_for_flags(part, value, words):
-    envs = PlainEnvironments([Gives(), Gives(**{part: value})])
+    envs = SyncEnvAdapter([Gives(), Gives(**{part: value})])
     envs.reset(None)
     with pytest.raises(EnvError, match=words) as found:
         envs.step(np.zeros(2, np.int64))
@@ -259,14 +259,14 @@ def test_an_environment_gives_numbers_for_numbers_and_flags_for_flags(part, valu
 
 def test_flags_may_be_zero_and_one_and_observations_of_other_dtypes():
     env = Gives(ended=0, cut=np.bool_(False), reward=np.int32(2), obs=[1, 2, 3])
-    envs = PlainEnvironments([env])
+    envs = SyncEnvAdapter([env])
     envs.reset(None)
     step = envs.step(np.zeros(1, np.int64))
     assert (step.terminateds.dtype, step.rewards.tolist()) == (bool, [2.0])
     assert step.obs.tolist() == [[1.0, 2.0, 3.0]]
     floats = Gives(obs=np.array([1.0, 2.0, 3.0]))
     floats.observation_space = spaces.Box(0, 255, (3,), np.uint8)
-    envs = PlainEnvironments([floats])
+    envs = SyncEnvAdapter([floats])
     envs.reset(None)
     assert envs.step(np.zeros(1, np.int64)).obs.tolist() == [[1, 2, 3]]
 
@@ -291,7 +291,7 @@ def test_a_vector_environment_gives_numbers_for_numbers_and_flags_for_flags(part
         return tuple(found)
 
     env.step = step
-    envs = VectorEnvironments(env)
+    envs = GymVectorEnvAdapter(env)
     envs.reset(None)
     with pytest.raises(EnvError, match=words):
         envs.step(np.zeros(2, np.int64))
@@ -318,16 +318,16 @@ class Together(MultiAgentEnv):
 
 @pytest.mark.parametrize("agent", ["a", "__all__"])
 def test_flags_of_several_agents_are_flags(agent):
-    envs = MultiAgentEnvironments([Together(**{agent: "False"})])
+    envs = MultiAgentEnvAdapter([Together(**{agent: "False"})])
     envs.reset(0)
     with pytest.raises(EnvError, match=rf"terminateds\['{agent}'\]='False'"):
         envs.step(0, {"a": 0, "b": 0})
-    MultiAgentEnvironments([Together(a=0, b=np.False_)]).step(0, {})
+    MultiAgentEnvAdapter([Together(a=0, b=np.False_)]).step(0, {})
 
 
 def test_flags_of_grouped_agents_are_flags():
     env = Together(a="False").with_agent_groups({"both": ["a", "b"]})
-    assert isinstance(env, GroupedAgents)
+    assert isinstance(env, GroupedAgentsEnv)
     env.reset()
     with pytest.raises(EnvError, match="'False'"):
         env.step({"both": (0, 0)})

@@ -364,7 +364,12 @@ def test_policies_act_together_by_their_own_methods():
 
 
 def test_every_method_that_is_driven_by_the_page_is_in_this_file():
-    driven = {*overrides.ACTING, *overrides.LOADING, *overrides.UPDATING, *overrides.WEIGHTS}
+    driven = {
+        *overrides.ACTING_METHODS,
+        *overrides.LOADING_METHODS,
+        *overrides.UPDATE_METHODS,
+        *overrides.WEIGHT_METHODS,
+    }
     assert driven <= {*SAMPLING, *LEARNING, *EVALUATION}
 
 

@@ -11,7 +11,7 @@ import tfpolicies.compat  # noqa: F401 - which knows names of ported code
 from helpers.factories import OBS, PLANE, TWO, assert_close, batch_for, make, rows_of
 from tfpolicies import PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import BatchError, ConfigError, RetraceError
-from tfpolicies.program.devices import learner_device
+from tfpolicies.program.devices import choose_learner_device
 from tfpolicies.system import gpus
 
 RUNTIMES = pytest.mark.parametrize("inference", ["tf", "onnx"])
@@ -285,14 +285,14 @@ def test_untraced_code_may_run_as_often_as_it_likes():
 
 
 def test_a_gpu_is_used_if_it_is_wanted_and_there(caplog):
-    assert [learner_device(*x) for x in ((0, 2), (1, 1), (0.5, 1))] == [
+    assert [choose_learner_device(*x) for x in ((0, 2), (1, 1), (0.5, 1))] == [
         "/cpu:0",
         "/gpu:0",
         "/gpu:0",
     ]
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         gpus.warn_without_gpu.cache_clear()
-        assert learner_device(1, 0) == "/cpu:0"
+        assert choose_learner_device(1, 0) == "/cpu:0"
     assert "num_gpus=1, but there is no GPU" in caplog.text
     with pytest.raises(ConfigError, match="num_gpus must be 0 or 1"):
         make(num_gpus=2)

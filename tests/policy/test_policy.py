@@ -596,7 +596,7 @@ def test_a_policy_written_by_hand_has_every_method():
     assert [part[0, 0] for part in by_dict.state_outs] == [0, 1]
     env_actions, columns = policy.driver.acting.act([np.ones((2, 3))])
     assert env_actions.tolist() == columns["actions"].tolist() == [1, 1]
-    assert policy.env_action(1) == 1
+    assert policy.to_env_action(1) == 1
     assert policy.learn_on_batch({}) == {"learner_stats": {"updates": 1}}
     batch = {"obs": np.ones((2, 3))}
     assert policy.postprocess_trajectory(batch) is batch

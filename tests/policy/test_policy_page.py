@@ -27,7 +27,7 @@ from tfpolicies.errors import (
     ConfigError,
     MissingModelFileError,
     ModelImportError,
-    NotOfferedError,
+    UnsupportedMethodError,
     UsageError,
     WeightsError,
 )
@@ -323,7 +323,7 @@ def test_view_requirements_may_say_what_is_so_in_any_case():
         ("state_in_0", ViewRequirement("state_out_1", shift=-1)),
         ("state_out_0", ViewRequirement("state_out_0", shift=-1)),
     ):
-        with pytest.raises(NotOfferedError, match=rf"'{column}'.*cannot be changed"):
+        with pytest.raises(UnsupportedMethodError, match=rf"'{column}'.*cannot be changed"):
             views[column] = other
 
 
@@ -344,7 +344,7 @@ def test_views_can_be_added_and_taken_out_but_not_what_every_batch_has(kind):
         lambda: policy.view_requirements.pop("obs"),
         lambda: policy.view_requirements.update(rewards=ViewRequirement("rewards", shift=-1)),
     ):
-        with pytest.raises(NotOfferedError, match=r"'(obs|rewards)'\]"):
+        with pytest.raises(UnsupportedMethodError, match=r"'(obs|rewards)'\]"):
             change()
     del policy.view_requirements["old_obs"]
     assert "old_obs" not in policy.view_requirements
@@ -478,7 +478,7 @@ def test_a_policy_that_does_not_learn_has_every_method_too():
         lambda: policy.import_model_from_h5("nowhere"),
         policy.make_rl_module,
     ):
-        with pytest.raises(NotOfferedError, match="Override it in Idle"):
+        with pytest.raises(UnsupportedMethodError, match="Override it in Idle"):
             call()
         with pytest.raises(NotImplementedError):
             call()

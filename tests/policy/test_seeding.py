@@ -7,7 +7,7 @@ from gymnasium import spaces
 from helpers import factories
 from helpers.marks import telling
 from tfpolicies import PPOTF1Policy, PPOTF2Policy
-from tfpolicies.models.distributions.noise import NOISE_KINDS, NoiseAhead
+from tfpolicies.models.distributions.noise import NOISE_KINDS, NoiseBuffer
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 DISTRIBUTIONS = {
@@ -93,7 +93,7 @@ def call_by_call(kind, rng, calls, size):
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_noise_drawn_ahead_is_that_of_call_by_call_to_the_bit(kind, size):
     one, other, calls = np.random.default_rng(7), np.random.default_rng(7), [5, 1, 8, 3]
-    ahead = NoiseAhead(kind, one, sum(calls), size)
+    ahead = NoiseBuffer(kind, one, sum(calls), size)
     for rows, wanted in zip(calls, call_by_call(kind, other, calls, size), strict=True):
         np.testing.assert_array_equal(ahead.take(rows), wanted)
     assert one.bit_generator.state == other.bit_generator.state
@@ -103,16 +103,16 @@ def test_noise_drawn_ahead_is_that_of_call_by_call_to_the_bit(kind, size):
 @pytest.mark.parametrize("taken", [0, 1, 4])
 def test_a_generator_that_settles_is_where_the_calls_so_far_left_it(kind, taken):
     one, other = np.random.default_rng(7), np.random.default_rng(7)
-    ahead = NoiseAhead(kind, one, 11, 3)
+    ahead = NoiseBuffer(kind, one, 11, 3)
     for _ in range(taken):
         ahead.take(2)
-    ahead.settle()
+    ahead.rewind_generator()
     call_by_call(kind, other, [2] * taken, 3)
     assert one.bit_generator.state == other.bit_generator.state
 
 
 def test_noise_ahead_gives_nothing_where_a_call_needs_more_than_is_left():
-    ahead = NoiseAhead(NOISE_KINDS["normal"], np.random.default_rng(0), 5, 2)
+    ahead = NoiseBuffer(NOISE_KINDS["normal"], np.random.default_rng(0), 5, 2)
     assert ahead.take(4).shape == (4, 2)
     assert ahead.take(2) is None
     assert ahead.take(1).shape == (1, 2)
@@ -138,7 +138,7 @@ def test_acting_ahead_gives_the_actions_and_the_generator_of_acting_step_by_step
 
 
 def read_while_changing(policy):
-    with policy.driver.state.changing():
+    with policy.driver.state.lock_for_change():
         return policy.driver.state.learning_rng.bit_generator.state
 
 

@@ -23,7 +23,12 @@ from tfpolicies import (
     ViewRequirement,
 )
 from tfpolicies.compat import ModelCatalog, TFModelV2
-from tfpolicies.errors import BatchUsageError, MissingColumnError, NotOfferedError, UsageError
+from tfpolicies.errors import (
+    BatchUsageError,
+    MissingColumnError,
+    UnsupportedMethodError,
+    UsageError,
+)
 from tfpolicies.testing import check_policy
 
 QUICK = {"seed": 0, "inference": "tf", "jit_compile": False, "model": {"fcnet_hiddens": [4]}}
@@ -319,7 +324,7 @@ def test_views_can_be_set_until_the_first_update():
 def test_acting_reads_what_the_model_requires(kind):
     policy = kind(LINE, TWO, QUICK)
     view = ViewRequirement("obs", shift="-3:0", used_for_compute_actions=True)
-    with pytest.raises(NotOfferedError, match=r"'old'\].*model's constructor.*prev_n_obs"):
+    with pytest.raises(UnsupportedMethodError, match=r"'old'\].*model's constructor.*prev_n_obs"):
         policy.view_requirements["old"] = view
     policy.view_requirements["old"] = dataclasses.replace(view, used_for_compute_actions=False)
     assert not policy.view_requirements["old"].used_for_compute_actions
@@ -337,7 +342,7 @@ def test_acting_reads_what_the_model_requires(kind):
 )
 def test_a_view_that_cannot_be_made_is_named(name, view, words):
     policy = PGTF2Policy(LINE, TWO, QUICK)
-    with pytest.raises(NotOfferedError, match=rf"view_requirements\['{name}'\].*{words}"):
+    with pytest.raises(UnsupportedMethodError, match=rf"view_requirements\['{name}'\].*{words}"):
         policy.view_requirements[name] = view
     with pytest.raises(BatchUsageError, match="must be a ViewRequirement"):
         policy.view_requirements[name] = "obs"

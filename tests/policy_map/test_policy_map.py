@@ -101,12 +101,12 @@ def map_of(*ids, **arguments):
     m = PolicyMap(**arguments)
     for i, policy_id in enumerate(ids):
         m[policy_id] = make(seed=i)
-        fill(m.handle(policy_id), i + 1)
+        fill(m.get_handle(policy_id), i + 1)
     return m
 
 
 def files_of(m):
-    return sorted(path.name for path in m._pager.stash.folder.rglob("*.state"))
+    return sorted(path.name for path in m._cache.stash.folder.rglob("*.state"))
 
 
 # -- signatures -----------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_what_is_no_policy_is_refused():
 def test_deleting_while_iterating():
     m = map_of("a", "b", "c", capacity=1)
     for policy_id, policy in m.items():
-        assert m.handle(policy_id) is policy
+        assert m.get_handle(policy_id) is policy
         del m[policy_id]
     assert len(m) == 0
     m = map_of("a", "b", "c", capacity=1)
@@ -264,7 +264,7 @@ def test_iterating_and_printing_bring_nothing_back():
     assert "capacity=1" in str(m)
     assert "'a', 'b', 'c'" in repr(m)
     assert len(list(m.values())) == len(list(m.items())) == len(m) == 3
-    assert m.handle("a") in m.values()
+    assert m.get_handle("a") in m.values()
     assert "a" in m
     assert m.statistics == before
     assert m.in_memory() == ["c"]
@@ -290,7 +290,7 @@ def test_the_least_recently_used_one_goes_first():
     assert m.in_memory() == ["b", "a"]
     m.get("b")
     assert m.in_memory() == ["a", "b"]
-    m.handle("c").compute_actions(ROWS)
+    m.get_handle("c").compute_actions(ROWS)
     assert m.in_memory() == ["b", "c"]
 
 
@@ -318,7 +318,7 @@ def test_replacing_a_policy_in_memory_stashes_nothing():
 @pytest.mark.core
 def test_a_replaced_policy_never_comes_back():
     m = map_of("a", "b", capacity=1)
-    old = m.handle("a")
+    old = m.get_handle("a")
     m["a"] = make()
     fill(m["a"], 7)
     assert number_of(m["b"]) == 2
@@ -330,7 +330,7 @@ def test_a_replaced_policy_never_comes_back():
 
 def test_setting_the_same_policy_again_only_touches_it():
     m = map_of("a", "b", capacity=2)
-    m["a"] = m.handle("a")
+    m["a"] = m.get_handle("a")
     assert m.in_memory() == ["b", "a"]
     assert m.statistics.policies == 2
 
@@ -351,7 +351,7 @@ def test_one_policy_under_two_ids():
 
 def test_a_deleted_policy_stays_usable_and_may_join_another_map():
     m, other = map_of("a", "b", capacity=1), PolicyMap()
-    a = m.handle("a")
+    a = m.get_handle("a")
     other["a"] = a  # a guest
     assert other["a"] is a
     assert other.statistics.policies == 0
@@ -373,8 +373,8 @@ def test_a_deleted_policy_stays_usable_and_may_join_another_map():
 def test_a_deleted_policy_leaves_nothing_behind():
     m = map_of("a", "b", capacity=1)
     assert len(files_of(m)) == 1
-    gone = weakref.ref(m.handle("a")._state)
-    there = weakref.ref(m.handle("b")._state)
+    gone = weakref.ref(m.get_handle("a")._state)
+    there = weakref.ref(m.get_handle("b")._state)
     assert number_of(m["a"]) == 1
     del m["a"], m["b"]
     m["c"] = make()
@@ -390,12 +390,12 @@ def test_what_is_noted_of_uses_stays_small():
     for _ in range(500):
         m.evict("a")
         _ = m["a"]
-    assert len(m._pager._order) < 200
+    assert len(m._cache._order) < 200
 
 
 def test_a_temporary_stash_goes_with_the_map():
     m = map_of("a", "b", capacity=1)
-    folder = m._pager.stash.folder
+    folder = m._cache.stash.folder
     assert folder.is_dir()
     del m
     gc.collect()
@@ -454,11 +454,11 @@ def test_statistics():
 def test_using_a_policy_swaps_no_other():
     m = map_of("a", "b", "c", capacity=2)
     before = m.statistics
-    m.handle("c").compute_actions(ROWS)
-    m.handle("c").learn_on_batch(batch_for(m.handle("c"), 4))
-    m.handle("b").on_global_var_update({"timestep": 5})
-    m.handle("a").on_global_var_update({"timestep": 5})
-    m.handle("a").set_hyper("lr", 0.5)
+    m.get_handle("c").compute_actions(ROWS)
+    m.get_handle("c").learn_on_batch(batch_for(m.get_handle("c"), 4))
+    m.get_handle("b").on_global_var_update({"timestep": 5})
+    m.get_handle("a").on_global_var_update({"timestep": 5})
+    m.get_handle("a").set_hyper("lr", 0.5)
     assert m.in_memory() == ["b", "c"]
     assert m.statistics.misses == before.misses
     assert m.statistics.evictions == before.evictions
@@ -496,15 +496,15 @@ def test_an_evicted_policy_returns_exactly_as_it_was(kind):
     for step in range(3):
         m.evict("p")
         assert m.in_memory() == []
-        same(state_of(m.handle("p")), state_of(alone))
+        same(state_of(m.get_handle("p")), state_of(alone))
         m.evict("p")
-        found, wanted = (x.compute_actions(ROWS) for x in (m.handle("p"), alone))
+        found, wanted = (x.compute_actions(ROWS) for x in (m.get_handle("p"), alone))
         np.testing.assert_array_equal(found.actions, wanted.actions)
         np.testing.assert_array_equal(
             found.extras["action_dist_inputs"], wanted.extras["action_dist_inputs"]
         )
         m.evict("p")
-        for policy in (m.handle("p"), alone):
+        for policy in (m.get_handle("p"), alone):
             policy.learn_epochs(batch_for(policy, 8, seed=step), 2, 4)
         m.evict("p")
         likely = [x.compute_log_likelihoods(wanted.actions, ROWS) for x in (m["p"], alone)]
@@ -628,7 +628,7 @@ def test_a_policy_that_cannot_be_made_leaves_all_as_it_was(policy_class):
 
     m = PolicyMap(capacity=1, session_creator=no_session)
     m["a"], m["b"] = make(), make()
-    a, graph = m.handle("a"), tf.compat.v1.get_default_graph()
+    a, graph = m.get_handle("a"), tf.compat.v1.get_default_graph()
     before = m.statistics
     with pytest.raises(RuntimeError, match="no luck"):
         m.create_policy("a", policy_class, OBS, TWO, {}, QUICK)
@@ -637,7 +637,7 @@ def test_a_policy_that_cannot_be_made_leaves_all_as_it_was(policy_class):
     with pytest.raises(ConfigError, match="subclass of Policy"):
         m.create_policy("c", dict, OBS, TWO, {}, QUICK)
     assert m.statistics == before
-    assert m.handle("a") is a
+    assert m.get_handle("a") is a
     assert list(m.specs) == []
     assert set(m) == {"a", "b"}
     assert tf.executing_eagerly()
@@ -890,7 +890,7 @@ def test_frozen_policies_count_no_bytes_and_evict_nobody_else():
 
 
 def test_at_most_so_many_frozen_policies_are_mapped(monkeypatch):
-    monkeypatch.setattr("tfpolicies.policy_map.paging._MOST_MAPPED", 2)
+    monkeypatch.setattr("tfpolicies.policy_map.paging._MAX_MAPPED", 2)
     m = map_of("a", "b", "c", "d", "e")
     for policy_id in "abc":
         m.freeze(policy_id)
@@ -933,7 +933,7 @@ def test_what_is_not_flushed_is_not_found_and_what_is_deleted_neither(tmp_path):
     m["c"] = make()
     del m["b"]
     a = m["a"]
-    m._store._held.release()  # as if the process had ended
+    m._store._folder_lock.release()  # as if the process had ended
     again = PolicyMap(path=tmp_path)
     assert list(again) == ["a"]
     assert number_of(again["a"]) == number_of(a) == 1
@@ -989,7 +989,7 @@ def test_one_policy_under_two_ids_is_found_again_under_both(tmp_path):
 
 def test_policies_that_are_held_go_on_after_close(tmp_path):
     m = map_of("a", "b", capacity=1, path=tmp_path)
-    a, b = m.handle("a"), m.handle("b")
+    a, b = m.get_handle("a"), m.get_handle("b")
     m.close()
     m.close()  # again
     with PolicyMap(path=tmp_path, capacity=1) as later:
@@ -1208,7 +1208,7 @@ def test_questions_never_see_half_a_change_nor_hold_one_up(kind):
             failed.append(error)
 
     def ask(i):
-        for policy in (a, m.handle("b")):
+        for policy in (a, m.get_handle("b")):
             np.testing.assert_allclose(policy.compute_log_likelihoods(actions, ROWS), half)
             assert policy.compute_values([ROWS]).tolist() in expected
 

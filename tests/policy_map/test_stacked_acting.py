@@ -15,7 +15,7 @@ from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError,
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy_map.stacked_acting import compute_actions
 from tfpolicies.program.runtimes import stacked
-from tfpolicies.program.runtimes.stacked import without_gathers
+from tfpolicies.program.runtimes.stacked import remove_gathers
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -119,7 +119,7 @@ def assert_same_counters(policies, twins):
 
 def is_stacked(policy):
     """Whether policies of this kind act in one call of their runtime."""
-    return policy.program.inference.stacked_actor(policy.driver.acting.inference) is not None
+    return policy.program.inference.get_stacked_runtime(policy.driver.acting.inference) is not None
 
 
 # -- the same numbers -----------------------------------------------------------------------------
@@ -248,20 +248,20 @@ def test_new_weights_act_at_once(inference):
 def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
     policies = made(3)
     states = [policy._state for policy in policies.values()]
-    stack = stacked.Stack(policies["p0"].program.layout.of("model", "filter"), 3)
+    stack = stacked.WeightStack(policies["p0"].program.layout.of("model", "filter"), 3)
     stack.refresh(states)
     stack.refresh(states)
-    assert stack.copies == 3
+    assert stack.num_copies == 3
     stack.arrays[0][...] = 5.0  # to see what is copied
     policies["p1"].set_weights({k: 0 * x for k, x in policies["p1"].get_weights().items()})
     stack.refresh(states)
     assert [row.max() for row in stack.arrays[0]] == [5.0, 0.0, 5.0]
     stack.refresh(states[::-1])  # rows 0 and 2 change places
-    assert stack.copies == 6
-    assert not stack.is_orphan()
+    assert stack.num_copies == 6
+    assert not stack.has_dead_state()
     del policies, states
     gc.collect()
-    assert stack.is_orphan()
+    assert stack.has_dead_state()
 
 
 def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
@@ -273,7 +273,7 @@ def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
     for _ in range(3):
         assert_same(policies.compute_actions(*arguments), one_by_one(twins, arguments))
         brought_back.append(policies.statistics.misses)
-    assert_same_counters({name: policies.handle(name) for name in policies}, twins)
+    assert_same_counters({name: policies.get_handle(name) for name in policies}, twins)
     assert brought_back == [5, 5, 5]  # in the first call, for the stack
     assert len(policies.in_memory()) == 2
     policies.close()
@@ -281,7 +281,7 @@ def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
 
 def test_the_memory_of_stacks_is_bounded(monkeypatch):
     policies = made(6)
-    actor = policies["p0"].program.inference.stacked_actor("tf")
+    actor = policies["p0"].program.inference.get_stacked_runtime("tf")
     obs = given(policies, 2)[0]
     for i in range(6):
         for j in range(i):
@@ -346,13 +346,13 @@ def test_untraced_policies_act_one_by_one():
 
 
 def test_a_stack_that_gives_other_numbers_is_not_used(monkeypatch, caplog):
-    right = stacked.TracedStackedActor._call
+    right = stacked.StackedFunctionRuntime._call
 
     def wrong(self, *given):
         out = right(self, *given)
         return out._replace(logp=out.logp + 0.5)
 
-    monkeypatch.setattr(stacked.TracedStackedActor, "_call", wrong)
+    monkeypatch.setattr(stacked.StackedFunctionRuntime, "_call", wrong)
     policies, twins = (made(2, model={"fcnet_hiddens": [7]}) for _ in range(2))
     arguments = given(policies, 2)
     with caplog.at_level("INFO", "tfpolicies"):
@@ -374,7 +374,7 @@ def test_an_input_read_by_all_rows_is_no_longer_copied():
     inputs += [info(name, numbers.INT64, [None]) for name in ("rows", "one")]
     graph = onnx.helper.make_graph(nodes, "g", inputs, [info("y", numbers.FLOAT, [None, 2])])
     model = onnx.helper.make_model(graph).SerializeToString()
-    kept = onnx.load_from_string(without_gathers(model)).graph.node
+    kept = onnx.load_from_string(remove_gathers(model)).graph.node
     assert [(node.op_type, list(node.input)) for node in kept] == [
         ("Identity", ["x"]),
         ("Gather", ["all", "one"]),

@@ -50,12 +50,12 @@ def map_of(*ids, **arguments):
     m = PolicyMap(**arguments)
     for i, policy_id in enumerate(ids):
         m[policy_id] = make()
-        fill(m.handle(policy_id), i + 1)
+        fill(m.get_handle(policy_id), i + 1)
     return m
 
 
 def file_of(m, policy_id):
-    page = m._pager[m.handle(policy_id)._state]
+    page = m._cache[m.handle(policy_id)._state]
     return page.stash.path(page.name)
 
 
@@ -68,7 +68,7 @@ def test_a_full_disk_costs_nothing_and_the_map_recovers(kept, tmp_path):
     new = make()
     ways = {
         "get": lambda: m["a"],
-        "use": lambda: m.handle("a").compute_actions(ROWS),
+        "use": lambda: m.get_handle("a").compute_actions(ROWS),
         "set": lambda: m.__setitem__("c", new),
         "update": lambda: m.update({"c": new}),
         "create": lambda: m.create_policy("c", PPOTF2Policy, OBS, TWO, {}, QUICK),
@@ -87,8 +87,8 @@ def test_a_full_disk_costs_nothing_and_the_map_recovers(kept, tmp_path):
     with full_disk():
         m["b"].learn_on_batch(batch_for(m["b"], 4))
         fill(m["b"], 5)
-        assert m.get("b") is m.handle("b")
-    stash = tmp_path if kept else m._pager.stash.folder
+        assert m.get("b") is m.get_handle("b")
+    stash = tmp_path if kept else m._cache.stash.folder
     assert list(stash.rglob("*.tfp-tmp")) == []
     assert number_of(m["a"]) == 1
     assert number_of(m["b"]) == 5
@@ -129,12 +129,12 @@ def test_a_flush_writes_what_it_can(tmp_path):
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_deleted_folder_costs_only_what_was_nowhere_else(kept, tmp_path):
     m = map_of("a", "b", "c", "d", capacity=2, path=tmp_path if kept else None)
-    a = m.handle("a")
+    a = m.get_handle("a")
     assert number_of(m["b"]) == 2  # in memory, and in the folder as it is
     assert m.in_memory() == ["d", "b"]
     m.freeze("b")
     m["b"].compute_actions(ROWS)
-    folder = m._pager.stash.folder
+    folder = m._cache.stash.folder
     shutil.rmtree(tmp_path if kept else folder)
     for _ in range(2):
         with pytest.raises(StashError, match="'a' was stashed and cannot be read back"):
@@ -198,7 +198,7 @@ def test_a_damaged_entry_is_named_and_others_are_unharmed(damage, frozen):
     path = file_of(m, "a")
     sound = path.read_bytes()
     path.write_bytes(DAMAGES[damage](sound))
-    a = m.handle("a")
+    a = m.get_handle("a")
     for _ in range(2):
         with pytest.raises(StashError, match="'a' was stashed and cannot be read back"):
             _ = m["a"]

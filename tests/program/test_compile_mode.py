@@ -18,9 +18,9 @@ from helpers.factories import OBS, assert_close, assert_equal, batch_for, make
 from helpers.marks import telling
 from tfpolicies import PPOConfig, PPOTF1Policy, PPOTF2Policy
 from tfpolicies.policy.checkpoints import POLICY_MANIFEST
-from tfpolicies.program.pace import Pace
+from tfpolicies.program.pace import ChunkSizer
 from tfpolicies.program.runtimes import function, runtime
-from tfpolicies.program.update_forms import Form, Work, form_of
+from tfpolicies.program.update_forms import CompileMode, GraphStats, choose_compile_mode
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.testing import random_batch
 
@@ -44,18 +44,21 @@ def with_layer(make_layer):
 
 
 KINDS = {
-    "dense": ({}, Form.LOOP),
-    "lstm": ({**MEMORY, "use_lstm": True}, Form.LOOP),
-    "large lstm": ({**MEMORY, "use_lstm": True, "lstm_cell_size": 256}, Form.STEP),
-    "gru": ({**MEMORY, "use_gru": True}, Form.LOOP),
-    "gated transformer": ({**MEMORY, **ATTENTION, "use_attention": True}, Form.LOOP),
-    "attention": (with_layer(lambda x: keras.layers.MultiHeadAttention(1, 2)(x, x)), Form.LOOP),
-    "keras lstm": (with_layer(lambda x: keras.layers.LSTM(3)(x)), Form.LOOP),
-    "convolution": (with_layer(lambda x: keras.layers.Conv1D(2, 3)(x)), Form.PLAIN),
-    "depthwise": (with_layer(lambda x: keras.layers.DepthwiseConv1D(3)(x)), Form.PLAIN),
+    "dense": ({}, CompileMode.LOOP),
+    "lstm": ({**MEMORY, "use_lstm": True}, CompileMode.LOOP),
+    "large lstm": ({**MEMORY, "use_lstm": True, "lstm_cell_size": 256}, CompileMode.STEP),
+    "gru": ({**MEMORY, "use_gru": True}, CompileMode.LOOP),
+    "gated transformer": ({**MEMORY, **ATTENTION, "use_attention": True}, CompileMode.LOOP),
+    "attention": (
+        with_layer(lambda x: keras.layers.MultiHeadAttention(1, 2)(x, x)),
+        CompileMode.LOOP,
+    ),
+    "keras lstm": (with_layer(lambda x: keras.layers.LSTM(3)(x)), CompileMode.LOOP),
+    "convolution": (with_layer(lambda x: keras.layers.Conv1D(2, 3)(x)), CompileMode.PLAIN),
+    "depthwise": (with_layer(lambda x: keras.layers.DepthwiseConv1D(3)(x)), CompileMode.PLAIN),
     "both": (
         with_layer(lambda x: keras.layers.LSTM(3)(keras.layers.Conv1D(2, 3)(x))),
-        Form.PLAIN,
+        CompileMode.PLAIN,
     ),
 }
 
@@ -73,10 +76,12 @@ def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
     policy = make(model=model, jit_compile="auto")
     policy.driver.learning.resolve()
     assert policy.program.updates.form is expected
-    assert policy.config["jit_compile"] is (expected is not Form.PLAIN)
+    assert policy.config["jit_compile"] is (expected is not CompileMode.PLAIN)
     wanted = make(model=model, jit_compile=True)
     wanted.driver.learning.resolve()
-    assert wanted.program.updates.form is (Form.STEP if expected is Form.PLAIN else expected)
+    assert wanted.program.updates.form is (
+        CompileMode.STEP if expected is CompileMode.PLAIN else expected
+    )
 
 
 def test_a_batch_that_xla_cannot_compile_the_update_of_is_learned_from_without_it(caplog):
@@ -106,7 +111,7 @@ def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class
         make(policy_class, obs=obs, jit_compile=jit, model=model, lr=0.01) for jit in (False, True)
     )
     batch, results = random_batch(plain, 12), []
-    for policy, form in ((plain, Form.PLAIN), (compiled, Form.STEP)):
+    for policy, form in ((plain, CompileMode.PLAIN), (compiled, CompileMode.STEP)):
         policy._learner.discover()
         policy.program.updates.form = form
         results.append(policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"])
@@ -119,7 +124,9 @@ def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class
 
 
 def in_pieces(monkeypatch, policy, minibatches):
-    monkeypatch.setattr(policy.program.updates._pace, "minibatches", lambda size: minibatches)
+    monkeypatch.setattr(
+        policy.program.updates._chunk_sizer, "minibatches", lambda size: minibatches
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,14 +154,14 @@ def test_an_update_in_one_two_or_seven_pieces_gives_equal_bits(monkeypatch, poli
 
 
 def test_calls_have_as_many_minibatches_as_fit_into_half_a_second():
-    pace = Pace()
-    assert pace.minibatches(64) == 1
-    pace.took(64, 1, 0.15)
-    assert (pace.minibatches(64), pace.minibatches(32)) == (3, 1)
-    pace.took(64, 3, 6.0)
-    assert pace.minibatches(64) == 1
-    pace.took(64, 1, 0.0001)
-    assert pace.minibatches(64) > 1000
+    pace = ChunkSizer()
+    assert pace.get_chunk_size(64) == 1
+    pace.record(64, 1, 0.15)
+    assert (pace.get_chunk_size(64), pace.get_chunk_size(32)) == (3, 1)
+    pace.record(64, 3, 6.0)
+    assert pace.get_chunk_size(64) == 1
+    pace.record(64, 1, 0.0001)
+    assert pace.get_chunk_size(64) > 1000
 
 
 # -- interruptions ----------------------------------------------------------------------------
@@ -174,7 +181,7 @@ def test_an_update_interrupted_between_pieces_leaves_the_policy_as_it_was(
             signal.raise_signal(signal.SIGINT)
         return 1
 
-    monkeypatch.setattr(policy.program.updates._pace, "minibatches", minibatches)
+    monkeypatch.setattr(policy.program.updates._chunk_sizer, "minibatches", minibatches)
     with pytest.raises(KeyboardInterrupt):
         policy.learn_epochs(batch, 2, 4)
     after = policy.get_state()
@@ -210,7 +217,7 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
     policy._state.rng.bit_generator.state = twin._state.rng.bit_generator.state
     before = policy.get_state()
     policy._learner.discover()
-    call, release = function.Traced.rehearse, threading.Event()
+    call, release = function.TracedFunction.warm_up, threading.Event()
 
     def interrupts(self, *inputs):
         if not release.is_set():
@@ -218,7 +225,7 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
             release.wait(60)
         return call(self, *inputs)
 
-    monkeypatch.setattr(function.Traced, "rehearse", interrupts)
+    monkeypatch.setattr(function.TracedFunction, "warm_up", interrupts)
     with pytest.raises(KeyboardInterrupt):
         policy.learn_epochs(batch, 2, 4)
     assert_equal(before["weights"], policy.get_weights())
@@ -231,13 +238,13 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
 
 def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(monkeypatch):
     policy = make(jit_compile=True, lr=0.01, model={"fcnet_hiddens": [6]})
-    threads, call = [], function.Traced.rehearse
+    threads, call = [], function.TracedFunction.warm_up
 
     def watched(self, *inputs):
         threads.append(threading.current_thread())
         return call(self, *inputs)
 
-    monkeypatch.setattr(function.Traced, "rehearse", watched)
+    monkeypatch.setattr(function.TracedFunction, "warm_up", watched)
     policy.driver.learning.warm_up(16, 2, 4)
     assert [thread.daemon for thread in threads] == [True]
     policy.learn_epochs(batch_for(policy, 16), 2, 4)
@@ -246,14 +253,14 @@ def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(mo
 
 def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now():
     weight, number = tf.Variable(2.0), tf.TensorSpec([], tf.float32)
-    graph = function.Traced(
+    graph = function.TracedFunction(
         lambda x, y: {"sum": weight * x["b"] + x["a"], "last": y},
         [{"b": number, "a": number}, number],
         "/cpu:0",
     )
     given = {"a": tf.constant(1.0), "b": tf.constant(10.0)}, tf.constant(5.0)
     assert graph(*given) == {"sum": 21.0, "last": 5.0}
-    weight.assign(3.0)
+    weight.set_mapping_and_trainable(3.0)
     assert graph(*given) == {"sum": 31.0, "last": 5.0}
 
 
@@ -274,12 +281,12 @@ def test_a_form_that_cannot_be_compiled_gives_way_to_the_next(monkeypatch, caplo
     own = {"lr": 0.01, "model": {"fcnet_hiddens": [8]}}
     policy, plain = make(jit_compile=jit, **own), make(**own)
     batch = batch_for(plain, 8)
-    monkeypatch.setattr(function.Traced, "rehearse", fails)
+    monkeypatch.setattr(function.TracedFunction, "warm_up", fails)
     for _ in range(2):
         assert policy.learn_epochs(batch, 2, 4)["num_agent_steps_trained"] == 8
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [f"{line}Autotuner could not find any supported configs" for line in GIVE_WAY]
-    assert policy.program.updates.form is Form.PLAIN
+    assert policy.program.updates.form is CompileMode.PLAIN
     for _ in range(2):
         plain.learn_epochs(batch, 2, 4)
     assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
@@ -290,14 +297,14 @@ def test_a_form_that_takes_long_gives_way_and_its_late_end_changes_nothing(monke
     own = {"lr": 0.01, "model": {"fcnet_hiddens": [7]}}
     policy, plain = make(jit_compile="auto", **own), make(**own)
     batch, release, ends = batch_for(plain, 8), threading.Event(), []
-    call = function.Traced.rehearse
+    call = function.TracedFunction.warm_up
 
     def slow(self, *inputs):
         release.wait(60)
         call(self, *inputs)
         ends.append(self)
 
-    monkeypatch.setattr(function.Traced, "rehearse", slow)
+    monkeypatch.setattr(function.TracedFunction, "warm_up", slow)
     monkeypatch.setattr(runtime, "COMPILE_SECONDS", 0.1)
     policy.learn_epochs(batch, 2, 4)
     lines = [record.getMessage() for record in caplog.records]
@@ -322,7 +329,7 @@ def test_a_session_whose_form_takes_long_gives_way_too(monkeypatch, caplog):
         began.append(call)
         raise runtime.NotCompiledError("it took longer than 60 s")
 
-    monkeypatch.setattr(runtime.Rehearsals, "run", run)
+    monkeypatch.setattr(runtime.WarmUpCalls, "run", run)
     policy.learn_epochs(batch, 2, 4)
     for call in began:
         call()  # late
@@ -355,24 +362,24 @@ print("learned", policy.num_grad_updates)
 
 def work(**more):
     nothing = {"convolves": False, "remembers": False, "branches": False}
-    return Work(**{**nothing, "operations": 100, "weights": 10_000_000, **more})
+    return GraphStats(**{**nothing, "operations": 100, "weights": 10_000_000, **more})
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("step", "form"),
     [
-        (work(), Form.LOOP),
-        (work(remembers=True), Form.LOOP),
-        (work(convolves=True), Form.PLAIN),
-        (work(convolves=True, remembers=True), Form.PLAIN),
-        (work(operations=20_000), Form.PLAIN),
+        (work(), CompileMode.LOOP),
+        (work(remembers=True), CompileMode.LOOP),
+        (work(has_convolutions=True), CompileMode.PLAIN),
+        (work(has_convolutions=True, remembers=True), CompileMode.PLAIN),
+        (work(operations=20_000), CompileMode.PLAIN),
     ],
 )
 def test_on_a_gpu_only_convolutions_and_unrolled_recurrences_are_plain(step, form):
-    assert form_of(step, may_be_plain=True, on_cpu=False) is form
-    wanted = Form.STEP if form is Form.PLAIN else form
-    assert form_of(step, may_be_plain=False, on_cpu=False) is wanted
+    assert choose_compile_mode(step, allow_plain=True, on_cpu=False) is form
+    wanted = CompileMode.STEP if form is CompileMode.PLAIN else form
+    assert choose_compile_mode(step, allow_plain=False, on_cpu=False) is wanted
 
 
 # -- checkpoints ------------------------------------------------------------------------------
@@ -401,7 +408,7 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
     kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
     kept.driver.learning.resolve()
     assert kept.config["jit_compile"] is True
-    assert kept.program.updates.form is Form.STEP
+    assert kept.program.updates.form is CompileMode.STEP
 
 
 def test_what_a_user_chose_stays_in_checkpoints(tmp_path, caplog):
@@ -417,6 +424,6 @@ def test_each_policy_of_an_algorithm_resolves_auto_for_itself():
     config.record_resolved(jit_compile=True)  # what it became for another policy
     assert config.jit_compile is True
     policy = PPOTF2Policy(IMAGES, spaces.Discrete(2), config.training(model=CONVOLUTIONS))
-    policy.driver.learning.resolve()
+    policy.driver.learning.resolve_auto_settings()
     assert policy.config["jit_compile"] is False
-    assert config.framework(jit_compile=False).automatic() == []
+    assert config.framework(jit_compile=False).get_auto_settings() == []

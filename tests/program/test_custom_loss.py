@@ -14,7 +14,7 @@ from tfpolicies import PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SACTF2Policy, Sa
 from tfpolicies.compat import ModelCatalog, RecurrentNetwork, TFModelV2
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.losses import masked_mean
-from tfpolicies.program.update_forms import Form
+from tfpolicies.program.update_forms import CompileMode
 from tfpolicies.testing import random_batch
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -131,7 +131,7 @@ def test_a_loss_that_does_not_weigh_rows_is_not_compiled():
     batch = batch_for(with_model(Linear), 5)
     automatic = with_model(MaskIgnored, jit_compile="auto")
     automatic.learn_on_batch(batch)
-    assert automatic.program.updates.form is Form.PLAIN
+    assert automatic.program.updates.form is CompileMode.PLAIN
     with pytest.raises(ConfigError, match="custom_loss of the model does not read it"):
         with_model(MaskIgnored, jit_compile=True).learn_on_batch(batch)
 

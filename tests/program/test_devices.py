@@ -18,7 +18,7 @@ from helpers.factories import make
 from helpers.marks import telling
 from tfpolicies import PPOTF2Policy
 from tfpolicies.program import devices, functions
-from tfpolicies.program.devices import learner_device
+from tfpolicies.program.devices import choose_learner_device
 from tfpolicies.system import gpus
 
 _CHILD = """
@@ -180,7 +180,7 @@ class Machine:
 @pytest.fixture
 def fresh(monkeypatch):
     """Lets this process be another one, which may be claimed."""
-    monkeypatch.delenv(gpus.GROWS, raising=False)
+    monkeypatch.delenv(gpus.GROWTH_VARIABLE, raising=False)
     monkeypatch.setattr(gpus, "_process", {"is_own": False, "only_samples": False})
     for each in (gpus.limit_gpus, gpus.warn_without_gpu):
         each.cache_clear()
@@ -206,7 +206,7 @@ def test_in_a_users_process_one_line_says_how_and_nothing_is_set(fresh, caplog):
 def test_where_a_user_limits_the_gpu_nothing_is_said(fresh, caplog, how):
     machine = Machine(fresh)
     if how == "variable":
-        fresh.setenv(gpus.GROWS, "true")
+        fresh.setenv(gpus.GROWTH_VARIABLE, "true")
     elif how == "growth":
         machine.grows = True
     else:
@@ -239,19 +239,19 @@ def test_the_command_line_claims_its_process_and_a_call_of_it_does_not(fresh):
     from tfpolicies import cli
 
     assert cli.main(["--version"]) == 0
-    assert not gpus._process["is_own"]
+    assert not gpus._process_role["is_own"]
     fresh.setattr(sys, "path", ["", *sys.path])
     cli._prepare_process()
-    assert gpus._process == {"is_own": True, "only_samples": False}
+    assert gpus._process_role == {"is_own": True, "only_samples": False}
 
 
 def test_a_worker_that_only_samples_misses_no_gpu(fresh, caplog):
     gpus.claim_process(only_samples=True)
-    assert learner_device(1, 0) == "/cpu:0"
+    assert choose_learner_device(1, 0) == "/cpu:0"
     assert caplog.records == []
     gpus.claim_process()
     gpus.warn_without_gpu.cache_clear()
-    assert [learner_device(1, 0) for _ in range(2)] == ["/cpu:0"] * 2
+    assert [choose_learner_device(1, 0) for _ in range(2)] == ["/cpu:0"] * 2
     assert [x.getMessage() for x in caplog.records] == [
         "num_gpus=1, but there is no GPU: learning runs on the CPU"
     ]
@@ -268,8 +268,10 @@ def test_a_checkpoint_finds_its_device_again_and_one_line_says_so(fresh, caplog,
     del policy
     gc.collect()  # its Program, too
     caplog.clear()
-    fresh.setattr(functions, "learner_device", lambda num_gpus: "/gpu:0")  # as if there were one
-    fresh.setattr(devices, "contexts", lambda: contextlib.nullcontext)
+    fresh.setattr(
+        functions, "choose_learner_device", lambda num_gpus: "/gpu:0"
+    )  # as if there were one
+    fresh.setattr(devices, "get_device_context", lambda: contextlib.nullcontext)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
     assert restored.devices == ["/gpu:0"]
     (line,) = [record.getMessage() for record in caplog.records]
@@ -278,16 +280,16 @@ def test_a_checkpoint_finds_its_device_again_and_one_line_says_so(fresh, caplog,
 
 @pytest.mark.core
 def test_acting_is_on_the_gpu_for_images_alone(fresh):
-    fresh.setattr(functions, "learner_device", lambda num_gpus: "/gpu:0")
-    fresh.setattr(devices, "contexts", lambda: contextlib.nullcontext)
+    fresh.setattr(functions, "choose_learner_device", lambda num_gpus: "/gpu:0")
+    fresh.setattr(devices, "get_device_context", lambda: contextlib.nullcontext)
     images = spaces.Box(0, 255, (12, 12, 1), np.uint8)
     filters = {"conv_filters": [[2, 4, 4], [2, 3, 1]]}
     seeing = make(obs=images, num_gpus=1, model=filters, inference="auto")
     dense = make(num_gpus=1, model={"fcnet_hiddens": [9]}, inference="auto")
     assert seeing.program.functions.acting_device == "/gpu:0"
-    assert seeing.program.inference.fitting == ["tf"]
+    assert seeing.program.inference.auto_runtimes == ["tf"]
     assert dense.program.functions.acting_device == "/cpu:0"
-    assert dense.program.inference.fitting == ["onnx", "tf"]
+    assert dense.program.inference.auto_runtimes == ["onnx", "tf"]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def test_rows_gathered_for_a_gpu_are_those_of_the_column(kind, shape):
     column = np.random.default_rng(0).integers(0, 120, (9, *shape)).astype(kind)
     rows = np.int32([8, 0, 3, 3])
     for device in ("/cpu:0", "/gpu:0"):
-        found = devices.gathered(tf.constant(column), tf.constant(rows), device)
+        found = devices.gather_rows(tf.constant(column), tf.constant(rows), device)
         assert found.dtype == kind
         np.testing.assert_array_equal(found, column[rows])
 

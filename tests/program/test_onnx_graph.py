@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 
 from helpers.serving import MATRIX, inputs_of, policy_of
-from tfpolicies.onnx_graphs import with_inner, without_outputs
+from tfpolicies.onnx_graphs import iter_nodes, remove_outputs
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -36,7 +36,7 @@ def weights_in(content):
 def test_the_other_outputs_stay_as_they_are(tmp_path, kind):
     policy = policy_of(kind)
     content = policy.export_model(tmp_path, onnx=True).path.read_bytes()
-    whole, cut = session_of(content), session_of(without_outputs(content, ["vf_preds"]))
+    whole, cut = session_of(content), session_of(remove_outputs(content, ["vf_preds"]))
     names = [port.name for port in whole.get_outputs()]
 
     left = [port.name for port in cut.get_outputs()]
@@ -52,7 +52,7 @@ def test_the_other_outputs_stay_as_they_are(tmp_path, kind):
 def test_what_only_they_need_is_gone(tmp_path):
     content = policy_of("mlp").export_model(tmp_path, onnx=True).path.read_bytes()
 
-    cut = without_outputs(content, ["vf_preds"])
+    cut = remove_outputs(content, ["vf_preds"])
 
     actor, critic = 3 * 4 + 4 + 4 * 2 + 2, 3 * 4 + 4 + 4 * 1 + 1
     assert weights_in(content) - weights_in(cut) == critic
@@ -62,7 +62,7 @@ def test_what_only_they_need_is_gone(tmp_path):
 @pytest.mark.core
 def test_outputs_that_a_model_does_not_have_are_ignored(tmp_path):
     content = policy_of("mlp").export_model(tmp_path, onnx=True).path.read_bytes()
-    whole = without_outputs(content, ["nothing"])
+    whole = remove_outputs(content, ["nothing"])
 
     assert onnx.load_from_string(whole) == onnx.load_from_string(content)
 
@@ -77,4 +77,4 @@ def test_nodes_of_inner_graphs_come_behind_those_they_belong_to():
     one = onnx.helper.make_node("If", [], [], then_branch=graph(inner), else_branch=graph())
     two = onnx.helper.make_node("Add", ["y", "z"], ["sum"])
 
-    assert [node.op_type for node in with_inner([one, two])] == ["If", "Loop", "Relu", "Add"]
+    assert [node.op_type for node in iter_nodes([one, two])] == ["If", "Loop", "Relu", "Add"]

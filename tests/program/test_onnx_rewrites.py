@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from helpers.factories import OBS, TWO, make
 from helpers.serving import MATRIX
-from tfpolicies.program.runtimes.onnx import convert, cpu_session
+from tfpolicies.program.runtimes.onnx import convert, make_cpu_session
 
 pytestmark = pytest.mark.core
 
@@ -40,7 +40,7 @@ def test_a_convolution_that_covers_its_image_is_a_product(strides):
     for rows in (1, 3):
         x = rng.normal(size=(rows, 3, 5, 2)).astype(np.float32)
         expected = np.maximum(np.einsum("bhwi,hwio->bo", x, kernel) + 0.5, 0)[:, None, None]
-        (found,) = cpu_session(content).run(None, {"image": x})
+        (found,) = make_cpu_session(content).run(None, {"image": x})
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
@@ -52,7 +52,7 @@ def test_its_kernel_may_be_an_input():
 
     x = np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3)
     kernel = np.linspace(-1, 1, 48, dtype=np.float32).reshape(2, 2, 3, 4)
-    (found,) = cpu_session(content).run(None, {"image": x, "kernel": kernel})
+    (found,) = make_cpu_session(content).run(None, {"image": x, "kernel": kernel})
     expected = x.reshape(2, 12) @ kernel.reshape(12, 4)
     np.testing.assert_allclose(found[:, 0, 0], expected, rtol=0, atol=1e-5)
     assert {"Conv", "Transpose"}.isdisjoint(kinds(content))  # the kernel stays as it lies
@@ -80,7 +80,7 @@ def test_other_convolutions_stay(shape, kernel, padding, image_shape):
     sizes = [size or side for size, side in zip(image_shape, (*kernel, 3), strict=True)]
     x = np.random.default_rng(1).normal(size=(2, *sizes)).astype(np.float32)
     if shape[2] == sizes[2]:  # TensorFlow has no groups on a CPU
-        (found,) = cpu_session(content).run(None, {"image": x})
+        (found,) = make_cpu_session(content).run(None, {"image": x})
         np.testing.assert_allclose(found, convolved(x), rtol=0, atol=1e-5)
 
 
@@ -93,7 +93,7 @@ def test_bytes_become_floats_and_are_scaled_by_one_operation_to_the_same_bits(dt
 
     assert kinds(content) == ["DequantizeLinear"]
     x = np.arange(256, dtype=np.uint8).view(dtype.as_numpy_dtype)[None]
-    (found,) = cpu_session(content).run(None, {"image": x})
+    (found,) = make_cpu_session(content).run(None, {"image": x})
     np.testing.assert_array_equal(found, x * np.float32(1 / 255))
 
 
@@ -105,7 +105,7 @@ def test_what_else_reads_the_floats_still_does():
     content = converted(both, image(4, dtype=tf.uint8))
 
     x = np.array([[0, 1, 2, 255]], np.uint8)
-    (found,) = cpu_session(content).run(None, {"image": x})
+    (found,) = make_cpu_session(content).run(None, {"image": x})
     np.testing.assert_array_equal(found, [[0, 1.5, 3, 382.5]])
 
 
@@ -117,7 +117,7 @@ def test_bytes_that_become_other_numbers_stay(dtype):
     content = converted(scaled, image(3, dtype=tf.uint8))
 
     assert kinds(content) == ["Cast", "Mul"]
-    (found,) = cpu_session(content).run(None, {"image": np.array([[0, 7, 255]], np.uint8)})
+    (found,) = make_cpu_session(content).run(None, {"image": np.array([[0, 7, 255]], np.uint8)})
     np.testing.assert_array_equal(found, [[0, 21, 765]])
 
 
@@ -129,7 +129,7 @@ def test_a_branch_that_reads_the_floats_still_does():
 
     content = converted(branching, image(2, dtype=tf.uint8))
 
-    (found,) = cpu_session(content).run(None, {"image": np.array([[2, 4]], np.uint8)})
+    (found,) = make_cpu_session(content).run(None, {"image": np.array([[2, 4]], np.uint8)})
     np.testing.assert_array_equal(found, [[4, 7]])
 
 

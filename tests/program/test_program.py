@@ -20,10 +20,10 @@ from tfpolicies.errors import (
 )
 from tfpolicies.models.losses import clip_gradients, masked_mean
 from tfpolicies.models.spaces import Leaf
-from tfpolicies.program.inference import RUNTIMES, Way
-from tfpolicies.program.minibatches import draw_minibatches, padded_rows
-from tfpolicies.program.runtimes.runtime import Actor
-from tfpolicies.program.update_forms import Form, work_of
+from tfpolicies.program.inference import RUNTIMES, RuntimeSpec
+from tfpolicies.program.minibatches import compute_capacity, draw_minibatches
+from tfpolicies.program.runtimes.runtime import ActingRuntime
+from tfpolicies.program.update_forms import CompileMode, analyze_graph
 
 
 class PlainMean(PGTF2Policy):
@@ -65,7 +65,7 @@ def test_a_hundred_policies_of_a_kind_are_traced_once():
 
 
 def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
-    class Own(Actor):
+    class Own(ActingRuntime):
         def __init__(self, runtime):
             self.runtime, self.rows, self.wrong = runtime, [], 0.0
 
@@ -80,13 +80,13 @@ def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
             self.wrong = 1.0
 
     def way(name, kind):
-        return Way(name, lambda it: False, lambda it: kind(it.runtime), lambda it: None)
+        return RuntimeSpec(name, lambda it: False, lambda it: kind(it.runtime), lambda it: None)
 
     monkeypatch.setitem(RUNTIMES, "own", way("Own Runtime", Own))
     monkeypatch.setitem(RUNTIMES, "wrong", way("Wrong Runtime", Wrong))
     inference = make(model={"fcnet_hiddens": [2]}).program.inference
     assert inference.actor("own").rows == [1, 7]
-    assert inference.stacked_actor("own") is None
+    assert inference.get_stacked_runtime("own") is None
     with pytest.raises(ConfigError, match=r"Wrong Runtime gives different values .*difference 1\)"):
         inference.actor("wrong")
 
@@ -111,8 +111,8 @@ def test_densities_beyond_float32_keep_no_runtime_from_acting():
     assert np.isinf(acted.extras["action_prob"]).all()
     assert np.isfinite(acted.extras["action_logp"]).all()
     assert policy.driver.acting.inference == "onnx"
-    assert policy.program.inference.stacked_actor("onnx") is not None
-    assert policy.program.inference.stacked_actor("tf") is not None
+    assert policy.program.inference.get_stacked_runtime("onnx") is not None
+    assert policy.program.inference.get_stacked_runtime("tf") is not None
 
 
 def test_outputs_differ_by_their_rounding_and_by_infinities_of_one_alone():
@@ -133,15 +133,15 @@ def test_outputs_differ_by_their_rounding_and_by_infinities_of_one_alone():
         [0.0, 1.0],
     ):
         one = acted._replace(logp=np.full(2, logp, np.float32), prob=np.full(2, prob, np.float32))
-        assert layout.first_difference(one, one, 1e-4) is None
+        assert layout.find_difference(one, one, 1e-4) is None
     wrong = acted._replace(prob=acted.prob + np.float32(0.5))
-    assert layout.first_difference(wrong, acted, 1e-4) == ("prob", pytest.approx(0.5, abs=1e-6))
+    assert layout.find_difference(wrong, acted, 1e-4) == ("prob", pytest.approx(0.5, abs=1e-6))
     endless = acted._replace(values=np.array([np.inf, 1.0], np.float32))
-    assert layout.first_difference(endless, endless, 1e-4) is None
+    assert layout.find_difference(endless, endless, 1e-4) is None
     for one, other in ((endless, acted), (acted, endless)):
-        assert layout.first_difference(one, other, 1e-4) == ("values", np.inf)
+        assert layout.find_difference(one, other, 1e-4) == ("values", np.inf)
     unknown = acted._replace(values=np.array([np.nan, 1.0], np.float32))
-    assert layout.first_difference(unknown, unknown, 1e-4)[0] == "values"
+    assert layout.find_difference(unknown, unknown, 1e-4)[0] == "values"
 
 
 def test_a_program_is_freed_when_its_policies_go():
@@ -244,7 +244,7 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
     policy.load_batch_into_buffer(bad)
     updates = policy.program.updates
     ready = updates.reader.read(bad)
-    with pytest.raises(tf.errors.InvalidArgumentError), updates.updating(policy._state):
+    with pytest.raises(tf.errors.InvalidArgumentError), updates.lock_for_update(policy._state):
         updates.learn(policy._state, ready, minibatch_size=2)
     assert policy.num_grad_updates == 0
     for each in (policy, twin):
@@ -332,7 +332,7 @@ def test_xla_is_refused_for_a_loss_that_ignores_the_mask():
         policy.learn_on_batch(batch_for(policy, 4))
     auto = make(PlainMean, jit_compile="auto")
     auto.learn_on_batch(batch_for(auto, 4))
-    assert auto.program.updates.form is Form.PLAIN
+    assert auto.program.updates.form is CompileMode.PLAIN
 
 
 def test_a_missing_or_misshapen_column_is_named_before_anything_changes():
@@ -370,26 +370,26 @@ def test_a_loaded_batch_stays_as_it_was_when_a_policy_first_learned_from_it():
 
 def test_minibatches_hold_each_row_once_per_epoch():
     drawn = draw_minibatches(10, 3, 4, np.random.default_rng(0))
-    assert (drawn.steps, drawn.rows.shape[1], drawn.whole) == (9, 4, False)
+    assert (drawn.steps, drawn.rows.shape[1], drawn.is_full_batch) == (9, 4, False)
     for epoch in range(3):
         part = slice(3 * epoch, 3 * epoch + 3)
         used = drawn.rows[part][drawn.mask[part] > 0]
         assert sorted(used.tolist()) == list(range(10))
-    padded = drawn.padded_to(17)
+    padded = drawn.pad_to(17)
     assert padded.rows.shape == (15, 4)
     assert padded.mask[9:].sum() == 0
-    assert draw_minibatches(4, 2, 4, None).padded_to(6).mask.tolist() == [[1, 1, 1, 1, 0, 0]] * 2
+    assert draw_minibatches(4, 2, 4, None).pad_to(6).mask.tolist() == [[1, 1, 1, 1, 0, 0]] * 2
 
 
 def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch):
     drawn = draw_minibatches(3, 2, 8, None)
     assert drawn.rows.shape == (2, 8)
     assert drawn.mask.sum(axis=1).tolist() == [3, 3]
-    assert drawn.padded_to(16).rows.shape == (4, 8)
+    assert drawn.pad_to(16).rows.shape == (4, 8)
     compiled, plain = (make(jit_compile=jit, lr=0.01) for jit in (True, False))
     compiled._learner.discover()
     learner, shapes = (
-        compiled.program.updates._compiler.learner(Form.LOOP, fetches=False, clips=False),
+        compiled.program.updates._compiler.learner(CompileMode.LOOP, fetches=False, clips=False),
         set(),
     )
 
@@ -398,7 +398,7 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
         return learner(state, *inputs, **kwargs)
 
     monkeypatch.setitem(
-        compiled.program.updates._compiler._learners, (Form.LOOP, False, False), spy
+        compiled.program.updates._compiler._learn_functions, (CompileMode.LOOP, False, False), spy
     )
     for rows in (40, 7, 3, 33, 12):
         batch = batch_for(plain, rows)
@@ -411,7 +411,7 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
 def test_padding_grows_by_doubling():
     capacity, seen = 0, []
     for rows in (2048, 2047, 2049, 2100, 5000, 3):
-        capacity = padded_rows(rows, 256, capacity)
+        capacity = compute_capacity(rows, 256, capacity)
         seen.append(capacity)
     assert seen == [2048, 2048, 4096, 4096, 8192, 8192]
 
@@ -496,7 +496,7 @@ def test_what_nobody_limits_is_not_computed():
     free.learn_on_batch(batch)
     bound.learn_on_batch(batch)
     unlimited, limited = (
-        work_of(step.graph).operations for step in updates._compiler._steps.values()
+        analyze_graph(step.graph).num_operations for step in updates._compiler._steps.values()
     )
     assert unlimited < limited
     kernels = [next(iter(policy.get_weights().values())) for policy in (free, bound)]
@@ -549,10 +549,10 @@ def test_what_changes_code_makes_another_program_and_numbers_do_not():
 def test_a_class_of_ones_own_adds_hyper_parameters_through_its_config():
     from dataclasses import dataclass
 
-    from tfpolicies.algorithms.pg import PGTraining
+    from tfpolicies.algorithms.pg import PGTrainingSettings
 
     @dataclass(frozen=True, kw_only=True)
-    class Training(PGTraining):
+    class Training(PGTrainingSettings):
         bonus: float = 0.0  # added to the loss
 
     class Config(PGConfig):

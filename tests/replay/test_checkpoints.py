@@ -13,7 +13,7 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.errors import CheckpointError
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
-from tfpolicies.storage.array_places import put_arrays, take_arrays
+from tfpolicies.storage.array_places import extract_arrays, restore_arrays
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import decode_value, encode_value
 
@@ -46,7 +46,7 @@ def add(buffer, first, stop):
 
 def save(buffer, folder):
     arrays, segments = {}, []
-    state = encode_value(take_arrays(buffer.get_state(), arrays, segments))
+    state = encode_value(extract_arrays(buffer.get_state(), arrays, segments))
     manifest = {"type": "Test", "state": state}
     write_checkpoint(folder, "test.json", manifest, {"extra": arrays}, segments=segments)
 
@@ -55,7 +55,7 @@ def load(folder, kind=MultiAgentReplayBuffer):
     found = read_checkpoint(folder, "test.json", kind="Test")
     buffer = kind(CAPACITY, seed=5)
     state = decode_value(found.manifest["state"])
-    buffer.set_state(put_arrays(state, found.arrays["extra"], found.segments))
+    buffer.set_state(restore_arrays(state, found.arrays["extra"], found.segments))
     return buffer
 
 
@@ -220,12 +220,12 @@ def test_damaged_segments_are_refused_and_change_nothing(tmp_path):
 
 def rewritten(folder, change):
     """Changes a manifest as a stranger may, with the right checksum."""
-    from tfpolicies.storage.manifest import checksum
+    from tfpolicies.storage.manifest import compute_checksum
 
     path = folder / "test.json"
     manifest = json.loads(path.read_text())
     change(manifest)
-    manifest["checksum"] = checksum(manifest)
+    manifest["checksum"] = compute_checksum(manifest)
     path.write_text(json.dumps(manifest))
 
 
@@ -264,4 +264,4 @@ def test_numbers_of_strangers_are_refused_before_room_is_taken():
         with pytest.raises(CheckpointError):
             buffer.set_state(bad)
         assert len(buffer) == 0
-        assert buffer.room.bytes_in_memory == buffer.room.bytes_in_files == 0
+        assert buffer.allocator.bytes_in_memory == buffer.allocator.bytes_in_files == 0

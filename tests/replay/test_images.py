@@ -5,11 +5,11 @@ import pytest
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import CheckpointError
-from tfpolicies.replay.frames import Frames
+from tfpolicies.replay.frames import FrameStore
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import PrioritizedReplayBuffer
 from tfpolicies.replay.ring_buffer import ReplayBuffer
-from tfpolicies.replay.room import Room
+from tfpolicies.replay.room import BufferAllocator
 
 SIDE = 64  # 64 x 64 bytes are enough to be kept as frames
 
@@ -81,7 +81,7 @@ def test_what_is_drawn_is_what_was_added(games, steps, axis, n):
 
 def test_each_frame_is_kept_once():
     buffer = filled(ReplayBuffer(1000, seed=0), 2, games=4, steps=1, adds=50)
-    frames = buffer._rows._frames["obs"]
+    frames = buffer._rows._frame_stores["obs"]
     assert frames.next == 4 * 10 * 6  # ten episodes of six frames in each of four games
     assert buffer.row_bytes == 2 * 4 * SIDE * SIDE + 2 * 8
 
@@ -94,12 +94,12 @@ def test_frames_that_no_row_has_any_more_are_let_go():
         sizes.append(buffer.stats()["size_bytes"])
         require_whole(buffer.sample(3), 2)
     assert max(sizes) < 2500 * SIDE * SIDE  # 2 x 1024 frames to compare with, and the rows' own
-    assert buffer._rows._frames["obs"].first > 2000  # of 3600
+    assert buffer._rows._frame_stores["obs"].first > 2000  # of 3600
 
 
 def test_different_frames_with_the_same_sum_are_told_apart():
-    frames = Frames((2, 8), np.uint8, Room())
-    frames._factors[:] = 1
+    frames = FrameStore((2, 8), np.uint8, BufferAllocator())
+    frames._hash_factors[:] = 1
     one, other = np.zeros((2, 2, 8), np.uint8)
     one[0, 0], other[1, 0] = 1, 1
     assert frames.add(np.stack([one, other, one])).tolist() == [0, 1, 2]
@@ -107,7 +107,7 @@ def test_different_frames_with_the_same_sum_are_told_apart():
 
 
 def test_frames_of_any_size_and_type_are_known_again():
-    frames = Frames((3, 7), np.float32, Room())
+    frames = FrameStore((3, 7), np.float32, BufferAllocator())
     image = np.random.default_rng(0).normal(size=(2, 3, 7)).astype(np.float32)
     assert frames.add(image[[0, 1, 0]]).tolist() == [0, 1, 0]
     np.testing.assert_array_equal(frames[1], image[1])
@@ -130,7 +130,7 @@ def test_dicts_of_images_and_vectors_share_frames_leaf_by_leaf():
     for name, ahead in (("obs", 0), ("new_obs", 1)):
         for k, image in zip(batch["obs"]["arm"][:, 0], batch[name]["eye"], strict=True):
             np.testing.assert_array_equal(image, frame(int(k) + ahead))
-    assert buffer._rows._frames["obs/eye"].next == 5
+    assert buffer._rows._frame_stores["obs/eye"].next == 5
 
 
 # -- states ---------------------------------------------------------------------------------------
@@ -198,12 +198,12 @@ def test_rows_beyond_the_limit_lie_in_a_file_without_a_name(tmp_path):
     plain = MultiAgentReplayBuffer(400, seed=0)
     for each in (buffer, plain):
         filled(each, 2, games=2, steps=10, adds=5)
-    assert buffer.room.bytes_in_memory <= 10_000 < buffer.room.bytes_in_files
-    assert plain.room.bytes_in_files == 0
+    assert buffer.allocator.bytes_in_memory <= 10_000 < buffer.allocator.bytes_in_files
+    assert plain.allocator.bytes_in_files == 0
     assert list(tmp_path.iterdir()) == []
     one, other = (each.sample(20, "default_policy") for each in (buffer, plain))
     require_whole(one, 2)
     np.testing.assert_array_equal(one["id"], other["id"])
-    room = buffer.room
+    room = buffer.allocator
     del buffer
     assert (room.bytes_in_memory, room.bytes_in_files) == (0, 0)

@@ -44,7 +44,7 @@ def rows(first, stop, **columns):
 
 
 def levels(tree):
-    return [level.copy() for level in (*tree._sums, *tree._least)]
+    return [level.copy() for level in (*tree._sums, *tree._minima)]
 
 
 # -- the tree -------------------------------------------------------------------------------------
@@ -54,11 +54,11 @@ def test_masses_find_the_leaves_they_fall_on_by_hand():
     tree = SumTree(5000)  # two levels
     places, values = np.array([0, 1, 17, 4999]), np.array([0.5, 1.5, 2.0, 4.0])
     tree.set(places, values)
-    assert (tree.total, tree.least) == (8.0, 0.5)
+    assert (tree.total, tree.minimum) == (8.0, 0.5)
     masses = np.array([0.0, 0.49, 0.5, 1.99, 2.0, 3.99, 4.0, 7.99])
     assert tree.find(masses).tolist() == [0, 0, 1, 1, 17, 17, 4999, 4999]
     tree.set(np.array([0, 4999]), np.array([0.0, 0.25]))
-    assert (tree.total, tree.least) == (3.75, 0.25)
+    assert (tree.total, tree.minimum) == (3.75, 0.25)
     assert tree.find(np.array([0.0, 3.5])).tolist() == [1, 4999]
     assert tree[places].tolist() == [0.0, 1.5, 2.0, 0.25]
 
@@ -74,7 +74,7 @@ def test_sums_stay_those_of_the_leaves_whatever_is_written_in_whatever_order(cap
             leaves[place] = value
         np.testing.assert_array_equal(tree[:capacity], leaves)
         assert tree.total == pytest.approx(leaves.sum(), rel=1e-12)
-        assert tree.least == leaves[leaves > 0].min(initial=np.inf)
+        assert tree.minimum == leaves[leaves > 0].min(initial=np.inf)
     anew = SumTree(capacity)
     anew.set(np.arange(capacity), leaves)
     for one, other in zip(levels(tree), levels(anew), strict=True):

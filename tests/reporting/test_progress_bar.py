@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.console import TrainingProgress, summary_table
+from tfpolicies.reporting.console import TrainingProgress, make_summary_table
 
 
 class Clock:
@@ -85,7 +85,7 @@ def test_a_bar_says_what_is_done_beside_training_while_it_is_done() -> None:
     )
     with TrainingProgress(100_000, None, console) as progress:
         progress.update(12_288, 123.4, 8_412.0)
-        with progress.doing("recording a video"):
+        with progress.show_activity("recording a video"):
             assert "return 123.4 | 0:10 left | recording a video" in output.getvalue()
         before = len(output.getvalue())
     assert "recording" not in output.getvalue()[before:]
@@ -106,7 +106,7 @@ def test_a_total_below_one_is_refused() -> None:
 def test_a_summary_folds_long_paths_and_shows_brackets_as_they_are() -> None:
     console, output = plain_console(width=30)
     path = "runs/ppo-CartPole-v1/[export]/policy.onnx"
-    console.print(summary_table("Done [1]", {"steps": 61_440, "onnx": path, "solved": True}))
+    console.print(make_summary_table("Done [1]", {"steps": 61_440, "onnx": path, "solved": True}))
     title, *lines = [line.rstrip() for line in output.getvalue().splitlines()]
     assert title == "Done [1]"
     assert lines[0] == "steps   61,440"

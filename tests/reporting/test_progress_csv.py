@@ -11,8 +11,8 @@ import pytest
 
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
-from tfpolicies.reporting.progress_row import FIXED_COLUMNS, progress_row
-from tfpolicies.reporting.tensorboard_events import event_scalars
+from tfpolicies.reporting.progress_row import FIXED_COLUMNS, make_progress_row
+from tfpolicies.reporting.tensorboard_events import get_event_scalars
 
 
 def row(iteration: int, **extra: float) -> dict[str, float]:
@@ -52,7 +52,7 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
             }
         },
     }
-    assert list(progress_row(result).items()) == [
+    assert list(make_progress_row(result).items()) == [
         ("iteration", 3),
         ("env_steps", 6144),
         ("time_s", 1.75),
@@ -75,21 +75,21 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
 
 def test_what_callbacks_count_reaches_the_csv_and_tensorboard(tmp_path: Path) -> None:
     result = {"training_iteration": 1, "num_env_steps_sampled": 64}
-    one = progress_row({**result, "custom_metrics": {"coins_mean": 2.5}})
+    one = make_progress_row({**result, "custom_metrics": {"coins_mean": 2.5}})
     ProgressCsv(tmp_path / "progress.csv").append(one)
     assert read_progress(tmp_path / "progress.csv")[0]["custom/coins_mean"] == 2.5
-    assert event_scalars(one)["custom/coins_mean"] == 2.5
+    assert get_event_scalars(one)["custom/coins_mean"] == 2.5
 
 
 def test_a_result_without_its_counters_is_refused() -> None:
     with pytest.raises(UsageError, match="'num_env_steps_sampled', got None"):
-        progress_row({"training_iteration": 1})
+        make_progress_row({"training_iteration": 1})
 
 
 def test_further_numbers_about_episodes_have_columns_of_their_own() -> None:
     told = {"episode_reward_mean": 2.0, "episode_reward_std": 0.5, "episode_media": {"a": 1.0}}
     result = {"training_iteration": 1, "num_env_steps_sampled": 8, **told, "evaluation": told}
-    found = progress_row(result)
+    found = make_progress_row(result)
     assert {name: value for name, value in found.items() if "/" in name} == {
         "episode/reward_std": 0.5,
         "evaluation/episode_reward_mean": 2.0,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
-from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
+from tfpolicies.reporting.run_folder import RunFolder, find_newest_run, find_runs
 
 NOON = datetime(2025, 1, 31, 12, 0, 5)
 EVENING = datetime(2025, 1, 31, 19, 30, 0)
@@ -124,9 +124,9 @@ def test_a_run_that_is_held_can_be_read_by_all_and_written_by_nobody_else(tmp_pa
         again = RunFolder.open(run.path)
         assert again.settings == {"seed": 3}
         with pytest.raises(FolderInUseError, match=rf"in use by process {os.getpid()}, which"):
-            again.hold()
-    with again.hold() as held:
-        assert held.hold() is again
+            again.acquire()
+    with again.acquire() as held:
+        assert held.acquire() is again
 
 
 def test_a_run_of_a_process_that_is_going_is_held_once_it_has_gone(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_run_of_a_process_that_is_going_is_held_once_it_has_gone(tmp_path: Pat
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with RunFolder.open(path).hold():
+        with RunFolder.open(path).acquire():
             assert other.wait() == 0
 
 
@@ -152,7 +152,7 @@ def test_who_holds_a_run_removes_what_killed_writers_left(tmp_path: Path) -> Non
     (run.export / ".export.0123abcd.tfp-tmp" / "saved_model").mkdir(parents=True)
     (run.path / ".progress.csv.89abcdef.tfp-tmp").write_text("half")
     (run.path / "notes.tfp-tmp").write_text("of the user")
-    run.hold().release()
+    run.acquire().release()
     left = [str(path.relative_to(run.path)) for path in run.path.rglob("*tfp-tmp*")]
     assert left == ["notes.tfp-tmp"]
 
@@ -160,14 +160,14 @@ def test_who_holds_a_run_removes_what_killed_writers_left(tmp_path: Path) -> Non
 def test_the_newest_run_is_the_newest_one_with_a_whole_checkpoint(tmp_path: Path) -> None:
     older = RunFolder.create(tmp_path, "zeta", now=NOON)
     started = RunFolder.create(tmp_path, "alpha", now=EVENING)
-    assert newest_run(tmp_path) is None
+    assert find_newest_run(tmp_path) is None
     for run in (older, started):
         run.latest.mkdir()
         (run.latest / "extra-0123456789abcdef.h5").write_bytes(b"arrays come first")
     (older.latest / "algorithm.json").write_text("{}")
-    assert newest_run(tmp_path).path == older.path
+    assert find_newest_run(tmp_path).path == older.path
     (started.latest / "algorithm.json").write_text("{}")
-    assert newest_run(tmp_path).path == started.path
+    assert find_newest_run(tmp_path).path == started.path
 
 
 @pytest.mark.parametrize("change", [{"settings": None}, {"created": "once"}, {"created": 5}])

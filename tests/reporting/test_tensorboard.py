@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.tensorboard_events import EventWriter, event_scalars
+from tfpolicies.reporting.tensorboard_events import EventWriter, get_event_scalars
 
 WRITE_AND_LIST = """
 import sys
@@ -111,14 +111,14 @@ def test_tags_are_grouped_and_means_over_no_episode_are_left_out() -> None:
         "evaluation/episode_reward_mean": 9.0,
         "learner/default_policy/kl": math.nan,
     }
-    scalars = event_scalars(row)
+    scalars = get_event_scalars(row)
     assert str(scalars.pop("learner/default_policy/kl")) == "nan"
     assert scalars == {
         "speed/env_steps_per_s": 128.0,
         "episodes/total": 0,
         "evaluation/reward_mean": 9.0,
     }
-    assert event_scalars(row | {"episode_reward_mean": 21.5})["episodes/reward_mean"] == 21.5
+    assert get_event_scalars(row | {"episode_reward_mean": 21.5})["episodes/reward_mean"] == 21.5
 
 
 def test_wrong_values_and_a_closed_writer_are_refused(tmp_path: Path) -> None:

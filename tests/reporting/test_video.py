@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfpolicies.errors import MissingPackageError, UsageError
-from tfpolicies.reporting.video import new_video
+from tfpolicies.reporting.video import open_video
 
 pytestmark = pytest.mark.core
 
@@ -31,16 +31,18 @@ def painted(step: int, height: int = 10, width: int = 13) -> np.ndarray:
 def write(
     *paths: Path, steps: int = 12, fps: float = 10, height: int = 10, width: int = 13
 ) -> None:
-    with new_video(paths, fps) as video:
+    with open_video(paths, fps) as video:
         for step in range(steps):
-            video.show(painted(step, height, width), {"step": f"{step}", "return": f"{-step}"})
-        video.hold(0.5)
+            video.add_picture(
+                painted(step, height, width), {"step": f"{step}", "return": f"{-step}"}
+            )
+        video.repeat_last(0.5)
 
 
 def write_two_sizes(*paths: Path) -> None:
-    with new_video(paths, 10) as video:
-        video.show(painted(0), {"step": "0"})
-        video.show(painted(0, 4, 4), {"step": "1"})
+    with open_video(paths, 10) as video:
+        video.add_picture(painted(0), {"step": "0"})
+        video.add_picture(painted(0, 4, 4), {"step": "1"})
 
 
 def test_files_have_all_pictures_in_even_sizes_at_the_rate_that_was_asked_for(

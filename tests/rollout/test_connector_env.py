@@ -18,7 +18,7 @@ from tfpolicies.connectors import (
 from tfpolicies.distributed import messages
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.rollout.policy_changes import PolicyAddition
-from tfpolicies.rollout.policy_connection import pipelines_of
+from tfpolicies.rollout.policy_connection import get_pipelines
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -202,7 +202,7 @@ def test_connectors_can_be_appended_where_a_policy_is_made():
     assert drawn.ravel().tolist() == batch["actions"].tolist()
     assert set(batch["rewards"].tolist()) == {1.0}
     worker, other = worker_with(Appends), worker_with(Appends)  # which is told of a new policy
-    state = messages.acting_state(worker.get_policy())
+    state = messages.get_inference_state(worker.get_policy())
     addition = PolicyAddition("default_policy", policy_state=state, calls_on_create=True)
     messages.add_policy(other, addition, other.policies.mapping_and_trainable)
-    assert list(map(len, pipelines_of(other.get_policy()))) == [1, 1]
+    assert list(map(len, get_pipelines(other.get_policy()))) == [1, 1]

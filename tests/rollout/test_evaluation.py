@@ -13,7 +13,7 @@ from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.rollout import evaluation, multi_agent_sampler, single_agent_sampler
 from tfpolicies.rollout.evaluation import play_episodes
-from tfpolicies.rollout.sampler import Goal
+from tfpolicies.rollout.sampler import EvaluationDuration
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -57,7 +57,7 @@ def config(env=SeededEnv, **evaluation):
 @pytest.mark.parametrize("episodes", [1, 2, 3, 10, 11])
 def test_the_exact_number_of_whole_episodes_is_played(mode, episodes):
     envs = make_environments(counting_creator(mode), 3, EnvContext({}))
-    played = play_episodes(zero_policy(), envs, Goal(episodes, True))
+    played = play_episodes(zero_policy(), envs, EvaluationDuration(episodes, True))
     expected = []
     for number in range(3):
         env = CountingEnv(number)
@@ -70,22 +70,26 @@ def test_the_exact_number_of_whole_episodes_is_played(mode, episodes):
 
 def test_short_episodes_are_not_favoured():
     envs = make_environments(uneven, 2, EnvContext({}))
-    lengths = [m.episode_length for m in play_episodes(zero_policy(), envs, Goal(10, True))]
+    lengths = [
+        m.episode_length for m in play_episodes(zero_policy(), envs, EvaluationDuration(10, True))
+    ]
     assert sorted(lengths) == [2] * 5 + [20] * 5
 
 
 def test_short_episodes_are_not_favoured_among_time_steps_either():
     envs = make_environments(uneven, 2, EnvContext({}))
-    lengths = [m.episode_length for m in play_episodes(zero_policy(), envs, Goal(100, False))]
+    lengths = [
+        m.episode_length for m in play_episodes(zero_policy(), envs, EvaluationDuration(100, False))
+    ]
     assert sorted(lengths) == [2] * 25 + [20] * 3
     envs = make_environments(uneven, 2, EnvContext({}))
-    assert len(play_episodes(zero_policy(), envs, Goal(1, False))) == 2
+    assert len(play_episodes(zero_policy(), envs, EvaluationDuration(1, False))) == 2
 
 
 def test_environments_are_seeded_once_and_begin_anew_each_time():
     envs = make_environments(lambda context: CountingEnv(0, [5]), 2, EnvContext({}))
     for k in range(3):
-        play_episodes(zero_policy(), envs, Goal(2, True), seeds=[10 * k, 10 * k + 1])
+        play_episodes(zero_policy(), envs, EvaluationDuration(2, True), seeds=[10 * k, 10 * k + 1])
     for i, env in enumerate(envs.get_sub_environments()):
         assert [seed for seed in env.seeds if seed is not None] == [i, 10 + i, 20 + i]
 
@@ -218,7 +222,7 @@ def test_a_policy_that_asks_for_episodes_gets_them_without_a_worker():
 
     policy = Asking(CountingEnv.observation_space, CountingEnv.action_space, {})
     envs = make_environments(lambda context: CountingEnv(0, [3]), 1, EnvContext({}))
-    assert len(play_episodes(policy, envs, Goal(1, True))) == 1
+    assert len(play_episodes(policy, envs, EvaluationDuration(1, True))) == 1
     assert seen == [[0], [1], [2]]
 
 
@@ -364,7 +368,7 @@ def test_an_evaluation_without_a_timeout_reports_a_long_episode(monkeypatch, cap
     monkeypatch.setattr(evaluation, "LONG", 50)
     envs = make_environments(lambda context: CountingEnv(0, [80]), 1, EnvContext({}))
     with caplog.at_level(logging.WARNING, "tfpolicies"):
-        assert len(play_episodes(zero_policy(), envs, Goal(1, True))) == 1
+        assert len(play_episodes(zero_policy(), envs, EvaluationDuration(1, True))) == 1
     (told,) = caplog.messages
     assert "Environment 0: an episode has not ended after 50 steps, and evaluation waits" in told
     assert "max_episode_steps" in told

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from helpers import factories
 from tfpolicies import PPO, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.models.filters import RewardFilter
-from tfpolicies.models.spaces import batch_leaves, leaves, nest
+from tfpolicies.models.spaces import batch_leaves, leaves, unflatten
 
 
 class Shifted(gym.Env):
@@ -147,7 +147,7 @@ def filtered(space, **model):
     policy.filter.observe(rows)
     policy.driver.learning.flush_filters()
     obs = [np.concatenate([x[:8], 50 * x[:2]]) if x.dtype == np.float32 else x[:10] for x in rows]
-    return policy, nest(space, obs)
+    return policy, unflatten(space, obs)
 
 
 def encoded(obs):

@@ -17,7 +17,7 @@ from tfpolicies import (
     SampleBatch,
 )
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.rollout.episode import Episode, barred_in
+from tfpolicies.rollout.episode import Episode, find_excluded
 
 
 class Zero(Policy):
@@ -50,7 +50,7 @@ def test_nobody_pays_for_infos_that_nobody_reads():
     assert "infos" not in worker.sample()
     assert "infos" not in several.sample()["default_policy"]
     assert "infos" not in worker.sampler._buffer.columns
-    assert "infos" not in several.sampler._ledger.records.columns
+    assert "infos" not in several.sampler._transitions.records.columns
 
 
 def test_a_policys_own_postprocessing_has_infos_and_the_episode():
@@ -224,9 +224,9 @@ def test_of_episodes_that_are_all_barred_only_the_steps_are_counted():
 
 
 def test_vector_environments_say_it_for_each_of_theirs():
-    assert barred_in({}, 2) == []
+    assert find_excluded({}, 2) == []
     told = {"training_enabled": np.array([True, False])}
-    assert barred_in(told, 2) == barred_in({"final_info": told}, 2) == [1]
+    assert find_excluded(told, 2) == find_excluded({"final_info": told}, 2) == [1]
     present = {**told, "_training_enabled": np.array([True, False])}
-    assert barred_in({**present, "other": np.zeros(2)}, 2) == []
-    assert barred_in([{}, {"final_info": {"training_enabled": False}}], 2) == [1]
+    assert find_excluded({**present, "other": np.zeros(2)}, 2) == []
+    assert find_excluded([{}, {"final_info": {"training_enabled": False}}], 2) == [1]

@@ -40,7 +40,7 @@ from tfpolicies.connectors import (
 )
 from tfpolicies.errors import ConfigError, EnvError, ObservationError, SpaceError, UsageError
 from tfpolicies.rollout.metrics import summarize_episodes
-from tfpolicies.rollout.sampler import Goal
+from tfpolicies.rollout.sampler import EvaluationDuration
 
 TWO_FRAMES = spaces.Box(-1.0, 1e6, (6,), np.float32)
 
@@ -340,10 +340,10 @@ def test_observations_of_environments_are_checked_before_connectors():
 class Dividing(ObservationConnector):
     """Gives NaN where an observation is 0."""
 
-    def _seen_space(self, space):
+    def _transform_space(self, space):
         return space
 
-    def _seen(self, space, arrays, step):
+    def _transform(self, space, arrays, step):
         with np.errstate(all="ignore"):
             return arrays[0] * (arrays[0] / arrays[0])
 
@@ -400,7 +400,7 @@ def test_running_episodes_with_connectors_are_not_told():
 def test_playing_tells_what_connectors_made_of_rewards():
     policies = {"p": connect(Walker(), ClipReward(limit=0.5)), "q": Walker(seed=1)}
     sampler = sampler_of(Staggered(), policies=policies, mapping=each_its_own)
-    played = sampler.play(Goal(2, by_episodes=True), None).episodes
+    played = sampler.play(EvaluationDuration(2, by_episodes=True), None).episodes
     assert [m.episode_reward for m in played] == [3.5 + 7.0] * 2
     assert [set(m.connector_metrics) for m in played] == [{"p"}] * 2
 

@@ -101,7 +101,7 @@ class Boxes(World):
 def test_agents_with_other_spaces_get_actions_of_theirs():
     env = Boxes()
     policies = {
-        agent: make(PPOTF2Policy, env.observation_space_of(agent), env.action_space_of(agent))
+        agent: make(PPOTF2Policy, env.get_observation_space(agent), env.get_action_space(agent))
         for agent in "ab"
     }
     sampler = sampler_of(
@@ -207,7 +207,7 @@ def test_policies_learn_from_their_parts():
 @pytest.mark.parametrize("model", [{"fcnet_hiddens": [4]}, {"use_lstm": True, "lstm_cell_size": 3}])
 def test_policies_of_one_program_act_in_one_call_and_as_if_alone(model, monkeypatch):
     def sampled(few_rows: int) -> list[Any]:
-        monkeypatch.setattr(stacked_acting, "_FEW_ROWS", few_rows)
+        monkeypatch.setattr(stacked_acting, "_MAX_ROWS_TO_STACK", few_rows)
         policies = {
             x: make(PPOTF2Policy, SPACE, spaces.Discrete(3), model=model, seed=i)
             for i, x in enumerate("abcd")

@@ -23,11 +23,11 @@ from helpers.multi_agent_envs import (
 )
 from tfpolicies import DefaultCallbacks, SampleBatch, compute_advantages
 from tfpolicies.config.multi_agent import default_policy_mapping
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
 from tfpolicies.errors import EnvError, UnknownPolicyError, UsageError
 from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
-from tfpolicies.storage.array_places import put_arrays, take_arrays
+from tfpolicies.storage.array_places import extract_arrays, restore_arrays
 from tfpolicies.storage.json_values import decode_value, encode_value
 
 END, GO = {"__all__": True}, {}
@@ -486,7 +486,7 @@ def test_an_observation_fn_that_gives_no_dict_is_named(found):
 
 
 def test_sampling_needs_running_episodes():
-    envs, policies = MultiAgentEnvironments([Staggered()]), SimpleNamespace(policy_mapping_fn=None)
+    envs, policies = MultiAgentEnvAdapter([Staggered()]), SimpleNamespace(policy_mapping_fn=None)
     rng = np.random.default_rng(0)
     with pytest.raises(UsageError, match="call reset"):
         MultiAgentSampler(envs, {}, policies, fragment_length=8, rng=rng).sample()
@@ -742,10 +742,10 @@ def test_a_restored_sampler_goes_on_as_if_nothing_had_happened(mode, unit):
     arrays = {}
     state = sampler.get_state()
     envs = state.pop("envs")
-    stored = encode_value(take_arrays(state, arrays))
+    stored = encode_value(extract_arrays(state, arrays))
     twins = copy.deepcopy(policies)
     other = sampler_of(*(SavedCrowd(i, 0) for i in range(3)), policies=twins, **settings_)
-    restored = put_arrays(decode_value(json.loads(json.dumps(stored))), arrays)
+    restored = restore_arrays(decode_value(json.loads(json.dumps(stored))), arrays)
     other.set_state({**restored, "envs": envs})
     assert [m.agent_rewards for m in other.metrics] == [m.agent_rewards for m in sampler.metrics]
     for _ in range(4):

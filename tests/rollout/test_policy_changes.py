@@ -78,7 +78,7 @@ def test_an_instance_is_not_announced_as_created():
 
 def test_for_other_workers_an_addition_has_the_state_only():
     addition = PolicyAddition.from_arguments([], "new", PPOTF2Policy, policy_mapping_fn=to_first)
-    other = addition.as_state({"weights": 7})
+    other = addition.with_state({"weights": 7})
     assert (other.spec, other.policy, other.policy_state) == (None, None, {"weights": 7})
     assert (other.policy_mapping_fn, other.calls_on_create) == (to_first, True)
 

@@ -75,7 +75,7 @@ def test_a_dict_of_settings_is_merged_over_the_defaults_and_left_as_it_is():
     given = {"rollout_fragment_length": 4, "lambda": 0.5, "model": {"fcnet_hiddens": [4]}}
     kept = {**given, "model": {"fcnet_hiddens": [4]}}
     made = worker({**given})
-    assert made.config.fragment_length() == 4
+    assert made.config.get_fragment_length() == 4
     assert made.get_policy().config["lambda"] == 0.5
     assert made.config.model["fcnet_activation"] == "tanh"
     assert given == kept

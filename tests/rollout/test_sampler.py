@@ -175,7 +175,7 @@ def test_nested_observations_stay_nested_and_true(mode):
             return ActionBatch(self.rng.integers(3, size=len(obs_batch["step"])), [], {})
 
         def postprocess_fragments(self, fragments):
-            assert len(fragments.open_inputs) == 3  # leaves
+            assert len(fragments.bootstrap_inputs) == 3  # leaves
 
     worker, history = (
         make_worker(mode, kind=NestedCountingEnv, policy=BlindWalker),

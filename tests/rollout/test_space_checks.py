@@ -12,10 +12,10 @@ from helpers.multi_agent_envs import SPACE, THREE, Staggered, Walker, sampler_of
 from tfpolicies import Algorithm, PolicySpec, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.errors import SpaceError
 from tfpolicies.rollout.fitting_spaces import (
-    AgentSpaces,
-    difference,
-    holds,
-    require_fitting_spaces,
+    AgentSpaceChecker,
+    contains_space,
+    find_difference,
+    require_compatible_spaces,
 )
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -90,7 +90,7 @@ def worker_of(env, **spec):
     ],
 )
 def test_what_one_space_holds_of_another(wide, narrow, expected):
-    assert holds(wide, narrow) is expected
+    assert contains_space(wide, narrow) is expected
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_one_space_holds_of_another(wide, narrow, expected):
     ],
 )
 def test_what_two_spaces_differ_in(one, other, expected):
-    assert difference(one, other) == expected
+    assert find_difference(one, other) == expected
 
 
 class Task(SeededEnv):
@@ -204,8 +204,8 @@ def test_other_bounds_of_observations_are_told_in_one_line(trained, caplog):
 def test_observations_may_have_parts_that_nobody_reads():
     seen = spaces.Dict(observations=FLOATS, action_mask=spaces.MultiBinary(2), more=TWO)
     read = spaces.Dict(observations=DOUBLES, action_mask=spaces.Box(0, 1, (2,), np.int8))
-    assert holds(read, seen, in_part=True)
-    assert not holds(seen, read, in_part=True)
+    assert contains_space(read, seen, allow_extra_parts=True)
+    assert not contains_space(seen, read, allow_extra_parts=True)
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_a_pair_is_compared_once():
     class Counted(Apart):
         asked = 0
 
-        def action_space_of(self, agent_id):
+        def get_action_space(self, agent_id):
             Counted.asked += 1
-            return super().action_space_of(agent_id)
+            return super().get_action_space(agent_id)
 
     policies = {"p": Walker(), "q": Walker()}
     policies["p"].action_space = policies["q"].action_space = TWO
@@ -300,13 +300,13 @@ def test_a_pair_is_compared_once():
 
 
 def test_what_was_compared_goes_with_the_policy():
-    spaces_of, policy = AgentSpaces(observed=True), Walker()
+    spaces_of, policy = AgentSpaceChecker(policies_observe_env=True), Walker()
     for agent in range(5000):
         spaces_of.check(Staged(None), agent, "p", policy)
-    assert sum(map(len, spaces_of._met.values())) < 4097
+    assert sum(map(len, spaces_of._checked_agents.values())) < 4097
     del policy
     gc.collect()
-    assert not spaces_of._met
+    assert not spaces_of._checked_agents
 
 
 @pytest.mark.parametrize(
@@ -326,5 +326,5 @@ def test_a_single_agents_policy_is_looked_at_when_the_worker_is_made(spec, words
 def test_a_policy_without_gymnasium_spaces_is_not_compared():
     policy = Walker()
     policy.observation_space = policy.action_space = None
-    require_fitting_spaces("p", policy, "the environment", SPACE, THREE)
-    require_fitting_spaces("p", Walker(), "the environment", None, None)
+    require_compatible_spaces("p", policy, "the environment", SPACE, THREE)
+    require_compatible_spaces("p", Walker(), "the environment", None, None)

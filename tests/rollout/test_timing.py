@@ -16,7 +16,7 @@ from tfpolicies.rollout import (
 )
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.metrics import summarize_episodes
-from tfpolicies.rollout.sampler import Goal
+from tfpolicies.rollout.sampler import EvaluationDuration
 from tfpolicies.rollout.timing import StepTimes
 
 NAMES = {
@@ -185,7 +185,7 @@ def test_many_agents_tell_the_same(clock):
 
 def test_evaluation_tells_them_too(clock):
     envs = many_sampler(SlowStaggered(), policies={"p": SlowWalker(), "q": SlowWalker()})
-    (played,) = envs.play(Goal(1, by_episodes=True), None).episodes
+    (played,) = envs.play(EvaluationDuration(1, by_episodes=True), None).episodes
     assert set(played.perf_stats) == NAMES
     worker = worker_of()
     found = evaluation.play(worker, 2, by_episodes=True)

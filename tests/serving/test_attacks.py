@@ -22,19 +22,19 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from helpers.serving import Server, export, policy_of
 from tfpolicies.cli import main
-from tfpolicies.errors import RequestError, UsageError, near_matches
+from tfpolicies.errors import RequestError, UsageError, suggest_similar_names
 from tfpolicies.serving import connections, rest, rpc, time_limits
-from tfpolicies.serving.access import Access, read_token
-from tfpolicies.serving.arrivals import Arrivals
-from tfpolicies.serving.calls import Call
-from tfpolicies.serving.connections import Connections, get_connection_limit
-from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.rest import application
-from tfpolicies.serving.rest_tensors import read
-from tfpolicies.serving.rpc import Rpc
-from tfpolicies.serving.served import Limits
-from tfpolicies.serving.tensors import from_values, require_outputs
-from tfpolicies.serving.time_limits import OverdueError, TimeLimits
+from tfpolicies.serving.access import AccessRules, read_token
+from tfpolicies.serving.arrivals import UploadBudget
+from tfpolicies.serving.calls import InferRequest
+from tfpolicies.serving.connections import ConnectionLimiter, get_connection_limit
+from tfpolicies.serving.repository import ModelRepository
+from tfpolicies.serving.rest import make_app
+from tfpolicies.serving.rest_tensors import decode_request
+from tfpolicies.serving.rpc import GrpcHandler
+from tfpolicies.serving.served import ServingLimits
+from tfpolicies.serving.tensors import decode_values, require_outputs
+from tfpolicies.serving.time_limits import ModelTimeoutError, TimeLimits
 from tools.endless_model import with_endless_loop
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
@@ -90,7 +90,7 @@ def receive(connection):
 
 def parse(record, most=8_000_000):
     body = record if isinstance(record, bytes) else json.dumps(record).encode()
-    return read(body, None, "", most).call
+    return decode_request(body, None, "", most).request
 
 
 @pytest.mark.parametrize(
@@ -125,20 +125,20 @@ def test_long_texts_are_refused_before_they_are_compared_and_are_cut(record, wor
 
 
 def test_long_names_are_compared_with_none():
-    assert near_matches("gamm", ["gamma"]) == " Did you mean 'gamma'?"
-    assert near_matches("gamma" + " " * 252, ["gamma" + " " * 251]) == ""
+    assert suggest_similar_names("gamm", ["gamma"]) == " Did you mean 'gamma'?"
+    assert suggest_similar_names("gamma" + " " * 252, ["gamma" + " " * 251]) == ""
 
 
 def test_names_of_models_outputs_and_versions_are_cut(folder):
     async def ask():
-        repository = Repository({"mlp": folder}, say=lambda line: None)
+        repository = ModelRepository({"mlp": folder}, log=lambda line: None)
         with pytest.raises(RequestError, match="name of a model may have at most 256") as model:
             repository[LONG]
         with pytest.raises(RequestError, match="name of an output may have at most 256") as output:
             require_outputs([], [LONG])
         await repository.load()
         with pytest.raises(RequestError, match="There is no version 'nnn") as version:
-            await repository["mlp"].infer(Call({}, version=LONG))
+            await repository["mlp"].infer(InferRequest({}, version=LONG))
         return [str(refusal.value) for refusal in (model, output, version)]
 
     assert max(map(len, asyncio.run(ask()))) < 500
@@ -163,9 +163,9 @@ def test_lists_are_nested_at_most_32_deep():
     def nest(depth):
         return json.loads("[" * depth + "1.0" + "]" * depth)
 
-    assert from_values("x", "FP32", [1] * 32, nest(32)).shape == (1,) * 32
+    assert decode_values("x", "FP32", [1] * 32, nest(32)).shape == (1,) * 32
     with pytest.raises(RequestError, match="nested deeper than 32 lists"):
-        from_values("x", "FP32", [1] * 32, nest(33))
+        decode_values("x", "FP32", [1] * 32, nest(33))
 
 
 def test_batches_of_images_of_floats_pass(folder):
@@ -186,7 +186,7 @@ def test_large_bodies_are_parsed_one_by_one_in_another_thread(server, monkeypatc
     monkeypatch.setattr(rest, "read", read_nothing)
 
     async def run():
-        app = rest.application(Repository({"mlp": Path()}))
+        app = rest.make_app(ModelRepository({"mlp": Path()}))
         for size in (1_000_000, 1_000_001, 1_000_002):
             scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
             sent = []
@@ -277,24 +277,24 @@ def taken(access, path="/v2", **headers):
 
 
 def test_hosts_and_origins_are_allowed_by_name():
-    access = Access("127.0.0.1", ["Policies.example"], ["https://app.example/"])
+    access = AccessRules("127.0.0.1", ["Policies.example"], ["https://app.example/"])
     assert taken(access, host="policies.example:80")
     assert taken(
         access, host="localhost", origin="https://app.example", sec_fetch_site="cross-site"
     )
     assert not taken(access, host="other.example")
     assert not taken(access, host="localhost", origin="http://app.example")
-    everywhere = Access("0.0.0.0")
+    everywhere = AccessRules("0.0.0.0")
     assert taken(everywhere, host="10.0.0.7:8000")
     assert not taken(everywhere, host="10.0.0.7:8000", origin="http://evil.example")
-    named = Access("0.0.0.0", ["policies.example"])
+    named = AccessRules("0.0.0.0", ["policies.example"])
     assert taken(named, host="policies.example")
     assert not taken(named, host="10.0.0.7:8000")
-    assert taken(Access("::1"), host="[::1]:8000")
+    assert taken(AccessRules("::1"), host="[::1]:8000")
 
 
 def test_a_token_guards_everything_but_health():
-    access = Access(token="secret")
+    access = AccessRules(token="secret")
     assert taken(access, host="localhost", authorization="Bearer secret")
     for wrong in ("Bearer secre", "Bearer secret2", "secret", ""):
         assert not taken(access, host="localhost", authorization=wrong)
@@ -420,7 +420,7 @@ class Waiting:
 
 
 def test_of_too_many_connections_one_that_never_asked_gives_way():
-    bounded = Connections(8)  # six of one address
+    bounded = ConnectionLimiter(8)  # six of one address
     busy = [Waiting("a", i, is_waiting=False) for i in range(2)]
     idle = [Waiting("a", i, is_used=True) for i in range(2)]
     silent = [Waiting("a", 10 + i) for i in range(2)]
@@ -494,15 +494,15 @@ def test_connections_end_that_do_not_send_what_is_waited_for(monkeypatch):
         await receive()
 
     async def run(*parts, late):
-        config = connections_config(application(Repository({}), record=lines.append))
-        connection = connections.Connection(Connections(8, lines.append), **config)
+        config = connections_config(make_app(ModelRepository({}), record=lines.append))
+        connection = connections.HttpConnection(ConnectionLimiter(8, lines.append), **config)
         connection.connection_made(Transport())
         for part in parts:
             connection.data_received(part)
         await asyncio.sleep(0)
-        connection.end_if_late(connection.since + late - 1)
+        connection.close_if_late(connection.last_activity + late - 1)
         assert not connection.transport.is_closed
-        connection.end_if_late(connection.since + late + 1)
+        connection.close_if_late(connection.last_activity + late + 1)
         assert connection.transport.is_closed
         connection.connection_lost(None)
         await asyncio.sleep(0.01)
@@ -528,31 +528,31 @@ def connections_config(app):
 
 
 def test_messages_of_grpc_and_bodies_of_http_share_a_budget():
-    arrivals, ended = Arrivals(100), []
+    arrivals, ended = UploadBudget(100), []
 
     def begin(name):
-        arrival = arrivals.begin()
-        arrival.give_up = lambda: ended.append(name)
+        arrival = arrivals.start_upload()
+        arrival.abort = lambda: ended.append(name)
         return arrival
 
     body = begin("body")
-    body.grow(90)
+    body.add_bytes(90)
     messages = [begin(number) for number in range(4)]
     for message in messages[:3]:
-        message.grow(200)
+        message.add_bytes(200)
     assert ended == []
-    messages[3].grow(200)
+    messages[3].add_bytes(200)
     assert ended == [0]  # the largest, and of equal ones the first
-    messages[1].can_give_way = False
+    messages[1].can_be_aborted = False
     with body:
-        body.grow(30)
+        body.add_bytes(30)
     assert ended == [0]
     with messages[1], messages[2], messages[3]:
         pass
     again = begin("again")
-    again.grow(800)
+    again.add_bytes(800)
     with pytest.raises(RequestError, match=r"take 801 bytes, but may take at most 800") as refusal:
-        again.grow(1)
+        again.add_bytes(1)
     assert refusal.value.status == 503
 
 
@@ -572,7 +572,7 @@ def test_a_message_that_does_not_arrive_is_given_up(monkeypatch):
             self.code, self.details = code, details
 
     async def run():
-        handler = Rpc(Repository({}, Limits(max_body=100)), Access())
+        handler = GrpcHandler(ModelRepository({}, ServingLimits(max_body=100)), AccessRules())
         infer = handler._handlers["/inference.GRPCInferenceService/ModelInfer"].stream_unary
         first = [Context() for _ in range(4)]
         calls = [asyncio.create_task(infer(None, context)) for context in first]
@@ -618,13 +618,13 @@ def test_what_runs_too_long_is_ended_and_what_is_quick_is_not(endless):
             obs = np.full((1, 3), value, np.float32)
             return session.run(None, {"obs": obs}, limits.get_options())
 
-    with pytest.raises(OverdueError):
+    with pytest.raises(ModelTimeoutError):
         run(2.0, 0.2)
     assert run(0.0, 60.0)  # the one before is forgotten
     with pytest.raises(ZeroDivisionError), limits.limit(60.0):
         raise ZeroDivisionError
     limits.stop()
-    with pytest.raises(OverdueError):
+    with pytest.raises(ModelTimeoutError):
         run(2.0, 60.0)
 
 
@@ -632,17 +632,17 @@ def test_what_runs_too_long_is_ended_and_what_is_quick_is_not(endless):
 def test_threads_of_models_that_take_long_let_others_go_first(endless, monkeypatch):
     import onnxruntime
 
-    monkeypatch.setattr(time_limits, "_LONG", 0.1)
+    monkeypatch.setattr(time_limits, "_YIELD_SECONDS", 0.1)
     session = onnxruntime.InferenceSession((endless / "model.onnx").read_bytes())
     limits = TimeLimits()
 
     def priority_after(value, seconds):
         obs = np.full((1, 3), value, np.float32)
-        with contextlib.suppress(OverdueError), limits.limit(seconds):
+        with contextlib.suppress(ModelTimeoutError), limits.limit(seconds):
             session.run(None, {"obs": obs}, limits.get_options())
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    model, other = ThreadPoolExecutor(1, initializer=limits.let_yield), ThreadPoolExecutor(1)
+    model, other = ThreadPoolExecutor(1, initializer=limits.allow_yielding), ThreadPoolExecutor(1)
     with model, other:
         usual = model.submit(priority_after, 0.0, 60.0).result()
         assert model.submit(priority_after, 2.0, 0.4).result() == usual + 10
@@ -682,7 +682,7 @@ def test_a_model_that_does_not_end_holds_up_no_other_and_not_the_end(folder, end
 
 def test_a_server_that_ends_loads_no_more(endless):
     async def run():
-        repository = Repository({"loop": endless}, say=lambda line: None)
+        repository = ModelRepository({"loop": endless}, log=lambda line: None)
         repository.time_limits.stop()
         with pytest.raises(Exception, match="was tried on a few rows, which did not end"):
             await repository.load()

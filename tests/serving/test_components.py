@@ -20,22 +20,22 @@ from helpers.serving import MASKED, export, inputs_of, place, policy_of
 from tfpolicies.cli import serve
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving import rest
-from tfpolicies.serving.access import Access
-from tfpolicies.serving.batching import Batcher, Cost
-from tfpolicies.serving.calls import Call, Options
-from tfpolicies.serving.memory import Memory
-from tfpolicies.serving.repository import Repository, named
-from tfpolicies.serving.rpc import Rpc
-from tfpolicies.serving.sequences import Sequences
-from tfpolicies.serving.served import Limits, ServedModel
-from tfpolicies.serving.tensors import from_bytes, from_values
-from tfpolicies.serving.versions import Version
+from tfpolicies.serving.access import AccessRules
+from tfpolicies.serving.batching import BatchCost, Batcher
+from tfpolicies.serving.calls import InferOptions, InferRequest
+from tfpolicies.serving.memory import SequenceStates
+from tfpolicies.serving.repository import ModelRepository, make_unique_names
+from tfpolicies.serving.rpc import GrpcHandler
+from tfpolicies.serving.sequences import SequenceStore
+from tfpolicies.serving.served import ServedModel, ServingLimits
+from tfpolicies.serving.tensors import decode_bytes, decode_values
+from tfpolicies.serving.versions import ModelVersion
 from tools.endless_model import with_endless_loop
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
 
-QUICK, SLOW = Cost(call=0.0, row=0.0), Cost(call=0.0, row=1.0)
+QUICK, SLOW = BatchCost(call=0.0, row=0.0), BatchCost(call=0.0, row=1.0)
 
 
 def doubled(feed):
@@ -119,12 +119,12 @@ def test_what_came_while_a_batch_ran_runs_before_its_callers_go_on():
 
 
 def test_the_cost_of_a_batch_is_that_of_a_call_and_of_its_rows():
-    cost = Cost.measured(lambda rows: 0.0004 + 0.00002 * rows)
-    assert cost.of(64) == pytest.approx(0.0004 + 0.00002 * 64)
+    cost = BatchCost.measure(lambda rows: 0.0004 + 0.00002 * rows)
+    assert cost.estimate_seconds(64) == pytest.approx(0.0004 + 0.00002 * 64)
 
     tried = []
-    slow = Cost.measured(lambda rows: (tried.append(rows), 0.002 * rows)[1])
-    assert slow.of(10) == pytest.approx(0.02)
+    slow = BatchCost.measure(lambda rows: (tried.append(rows), 0.002 * rows)[1])
+    assert slow.estimate_seconds(10) == pytest.approx(0.02)
     assert max(tried) == 2  # nobody waits for 16 rows of a large network
 
 
@@ -204,7 +204,7 @@ def steps_of(policy, count):
 
 async def loaded(folder):
     """Returns a repository whose model `agent` is in a folder."""
-    repository = Repository({"agent": folder})
+    repository = ModelRepository({"agent": folder})
     await repository.load()
     return repository
 
@@ -224,10 +224,12 @@ def test_steps_that_come_at_once_are_taken_in_their_order(folder):
         calls = []
         for step, (obs, _) in enumerate(expected):
             for name in ("left", "right"):
-                options = Options(sequence=name, starts=step == 0, ends=step == 5)
-                calls.append(model.infer(Call(obs, options, ["action_dist_inputs"])))
+                options = InferOptions(
+                    sequence=name, starts_sequence=step == 0, ends_sequence=step == 5
+                )
+                calls.append(model.infer(InferRequest(obs, options, ["action_dist_inputs"])))
         found = await asyncio.gather(*calls)
-        return found, repository.metrics.text().decode()
+        return found, repository.metrics.to_text().decode()
 
     found, text = asyncio.run(ask())
 
@@ -262,7 +264,7 @@ class Counting:
 
 def test_each_row_has_a_memory_of_its_own_that_begins_with_nothing():
     policy = Counting()
-    memory = Memory(policy)
+    memory = SequenceStates(policy)
 
     def step(slots):
         obs = 10.0 * np.arange(len(slots))[:, None]
@@ -270,31 +272,31 @@ def test_each_row_has_a_memory_of_its_own_that_begins_with_nothing():
         assert outputs.keys() == {"actions"}
         return (outputs["actions"] - obs)[:, 0].tolist()
 
-    first, pair = memory.begin(1), memory.begin(2)
+    first, pair = memory.allocate(1), memory.allocate(2)
     assert [step(first), step(first), step(pair)] == [[0], [1], [0, 0]]
     assert step(np.concatenate([pair, first])) == [1, 1, 2]
-    memory.end(first)
-    many = memory.begin(200)
+    memory.release(first)
+    many = memory.allocate(200)
     assert len(memory) == 202
     assert not set(many) & set(pair)
     assert step(many) == [0] * 200
     assert step(pair) == [2, 2]
-    memory.end(many)
-    memory.end(pair)
+    memory.release(many)
+    memory.release(pair)
     assert len(memory) == 0
-    assert step(memory.begin(3)) == [0, 0, 0]
+    assert step(memory.allocate(3)) == [0, 0, 0]
 
 
 def test_a_step_that_runs_while_the_memory_grows_is_kept():
     policy = Counting()
-    memory = Memory(policy)
-    slots = memory.begin(1)
+    memory = SequenceStates(policy)
+    slots = memory.allocate(1)
     feed = {"obs": np.zeros((1, 1)), "slots": slots}
     policy.may_go_on.clear()
     with ThreadPoolExecutor(1) as pool:
         stepping = pool.submit(memory.step, policy, feed)
         assert policy.is_running.wait(60)
-        memory.begin(1000)
+        memory.allocate(1000)
         policy.may_go_on.set()
         assert stepping.result(60)["actions"].tolist() == [[0]]
     assert memory.step(policy, feed)["actions"].tolist() == [[1]]
@@ -306,12 +308,14 @@ def test_a_step_is_taken_even_if_its_caller_goes(folder):
     async def ask():
         repository = await loaded(folder)
         model = repository["agent"]
-        await model.infer(Call(first, Options(sequence=1, starts=True)))
-        stepping = asyncio.create_task(model.infer(Call(second, Options(sequence=1))))
+        await model.infer(InferRequest(first, InferOptions(sequence=1, starts_sequence=True)))
+        stepping = asyncio.create_task(model.infer(InferRequest(second, InferOptions(sequence=1))))
         await asyncio.sleep(0)  # it waits for its batch
         stepping.cancel()
-        last = await model.infer(Call(third, Options(sequence=1)))
-        ending = asyncio.create_task(model.infer(Call(third, Options(sequence=1, ends=True))))
+        last = await model.infer(InferRequest(third, InferOptions(sequence=1)))
+        ending = asyncio.create_task(
+            model.infer(InferRequest(third, InferOptions(sequence=1, ends_sequence=True)))
+        )
         await asyncio.sleep(0)
         ending.cancel()
         for gone in (stepping, ending):
@@ -330,10 +334,12 @@ def test_a_sequence_that_begins_anew_during_a_step_carries_nothing_of_it(folder)
     async def ask():
         repository = await loaded(folder)
         model = repository["agent"]
-        await model.infer(Call(first, Options(sequence=1, starts=True)))
-        stepping = asyncio.create_task(model.infer(Call(second, Options(sequence=1))))
+        await model.infer(InferRequest(first, InferOptions(sequence=1, starts_sequence=True)))
+        stepping = asyncio.create_task(model.infer(InferRequest(second, InferOptions(sequence=1))))
         await asyncio.sleep(0)
-        anew = await model.infer(Call(first, Options(sequence=1, starts=True, ends=True)))
+        anew = await model.infer(
+            InferRequest(first, InferOptions(sequence=1, starts_sequence=True, ends_sequence=True))
+        )
         await stepping
         return anew.outputs["action_dist_inputs"], sequences_of(repository)
 
@@ -350,10 +356,10 @@ def test_a_step_that_is_refused_begins_no_sequence(folder, wrong):
 
     async def ask():
         repository = await loaded(folder)
-        options = Options(sequence="left", starts=True)
+        options = InferOptions(sequence="left", starts_sequence=True)
         with pytest.raises(RequestError) as refusal:
-            await repository["agent"].infer(Call(obs, options, **wrong))
-        return refusal.value.status, repository.metrics.text().decode()
+            await repository["agent"].infer(InferRequest(obs, options, **wrong))
+        return refusal.value.status, repository.metrics.to_text().decode()
 
     status, text = asyncio.run(ask())
     assert status == (404 if "version" in wrong else 400)
@@ -363,7 +369,7 @@ def test_a_step_that_is_refused_begins_no_sequence(folder, wrong):
 def test_masks_of_steps_that_only_fill_a_sequence_up_may_be_anything(tmp_path):
     settings = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 2}
     policy = make(obs=MASKED, actions=spaces.Discrete(3), model=settings)
-    version = Version(export(policy, tmp_path / "masked"))
+    version = ModelVersion(export(policy, tmp_path / "masked"))
     given = {
         "obs": np.zeros((2, 3, 3), np.float32),
         "action_mask": np.ones((2, 3, 3), np.int64),
@@ -372,14 +378,14 @@ def test_masks_of_steps_that_only_fill_a_sequence_up_may_be_anything(tmp_path):
         "seq_lens": np.array([3, 1], np.int32),
     }
     given["action_mask"][1, 1:] = 0
-    version.feed(given, Options())
+    version.make_feed(given, InferOptions())
 
     given["action_mask"][0, 2] = 0
     with pytest.raises(RequestError, match=r"row 0, step 2 is \[0, 0, 0\]"):
-        version.feed(given, Options())
+        version.make_feed(given, InferOptions())
     step = {name: given[name][:, 2] for name in ("obs", "action_mask")}
     with pytest.raises(RequestError, match=r"row 0 is \[0, 0, 0\]"):
-        version.step_feed(step, Options())
+        version.make_step_feed(step, InferOptions())
 
 
 def test_an_export_without_an_output_that_it_lists_is_refused(folder):
@@ -389,31 +395,31 @@ def test_an_export_without_an_output_that_it_lists_is_refused(folder):
         signature["outputs"].append({**signature["outputs"][0], "name": "nothing"})
     path.write_text(json.dumps(spec))
     with pytest.raises(ExportError, match=r"lacks outputs that .*policy_spec\.json lists"):
-        asyncio.run(Repository({"agent": folder}).load())
+        asyncio.run(ModelRepository({"agent": folder}).load())
 
 
 def test_a_sequence_is_forgotten_when_it_had_no_step_for_too_long(folder):
     async def ask():
         repository = await loaded(folder)
         now = [0.0]
-        sequences = Sequences(2, 10.0, lambda: now[0])
-        newest = repository["agent"]._newest()
+        sequences = SequenceStore(2, 10.0, lambda: now[0])
+        newest = repository["agent"]._get_runner()
         obs, _ = steps_of(policy_of("memory"), 1)[0]
-        begin, go_on = Options(sequence=1, starts=True), Options(sequence=1)
-        await sequences.step(1, Call(obs, begin), newest)
+        begin, go_on = InferOptions(sequence=1, starts_sequence=True), InferOptions(sequence=1)
+        await sequences.step(1, InferRequest(obs, begin), newest)
         now[0] = 9.0
-        await sequences.step(1, Call(obs, go_on), newest)
+        await sequences.step(1, InferRequest(obs, go_on), newest)
         now[0] = 18.0
-        await sequences.step(1, Call(obs, go_on), newest)
+        await sequences.step(1, InferRequest(obs, go_on), newest)
         with pytest.raises(RequestError, match=r"'obs' is missing"):
-            await sequences.step(2, Call({}, begin), newest)  # begins nothing
+            await sequences.step(2, InferRequest({}, begin), newest)  # begins nothing
         assert len(sequences) == 1
         two = {"obs": np.zeros((2, 3), np.float32)}
         with pytest.raises(RequestError, match="has 1 rows, as its first one had, got 2"):
-            await sequences.step(1, Call(two, go_on), newest)
+            await sequences.step(1, InferRequest(two, go_on), newest)
         now[0] = 28.0
         with pytest.raises(RequestError, match=r"no sequence 1: .* had no step for 10 s"):
-            await sequences.step(1, Call(obs, go_on), newest)
+            await sequences.step(1, InferRequest(obs, go_on), newest)
         assert len(sequences) == 0
 
     asyncio.run(ask())
@@ -422,16 +428,22 @@ def test_a_sequence_is_forgotten_when_it_had_no_step_for_too_long(folder):
 def test_a_sequence_stays_with_the_version_that_it_began_with(folder, exports):
     async def ask():
         said = []
-        repository = Repository({"agent": folder}, say=said.append)
+        repository = ModelRepository({"agent": folder}, log=said.append)
         await repository.load()
         model = repository["agent"]
         (first, before), (second, after) = steps_of(policy_of("memory"), 2)
-        begun = await model.infer(Call(first, Options(sequence=1, starts=True)))
+        begun = await model.infer(
+            InferRequest(first, InferOptions(sequence=1, starts_sequence=True))
+        )
         place(exports / "memory-2", folder)
-        await model.look()
-        await model.look()
-        went_on = await model.infer(Call(second, Options(sequence=1, ends=True)))
-        anew = await model.infer(Call(first, Options(sequence=1, starts=True)))
+        await model.update_version()
+        await model.update_version()
+        went_on = await model.infer(
+            InferRequest(second, InferOptions(sequence=1, ends_sequence=True))
+        )
+        anew = await model.infer(
+            InferRequest(first, InferOptions(sequence=1, starts_sequence=True))
+        )
         assert [begun.version, went_on.version] == [begun.version] * 2
         assert anew.version == model.version.name != begun.version
         key = "action_dist_inputs"
@@ -446,13 +458,13 @@ def test_a_sequence_stays_with_the_version_that_it_began_with(folder, exports):
 def test_a_broken_version_is_refused_once_and_the_one_before_goes_on(folder, exports):
     async def ask():
         said = []
-        repository = Repository({"agent": folder}, say=said.append)
+        repository = ModelRepository({"agent": folder}, log=said.append)
         await repository.load()
         model = repository["agent"]
         version = model.version.name
         shutil.copy2(exports / "memory-2" / "policy_spec.json", folder / "policy_spec.json")
         for _ in range(5):
-            await model.look()
+            await model.update_version()
         assert model.version.name == version
         (line,) = said[1:]
         assert line.startswith(f"agent: refused a new version, {version} stays active. ")
@@ -462,11 +474,11 @@ def test_a_broken_version_is_refused_once_and_the_one_before_goes_on(folder, exp
         assert model.is_ready
         model.unload()
         with pytest.raises(RequestError, match=r"not ready. It was unloaded") as raised:
-            await model.infer(Call({}))
+            await model.infer(InferRequest({}))
         assert raised.value.status == 503
         place(exports / "memory-2", folder)
         for _ in range(3):
-            await model.look()
+            await model.update_version()
         assert not model.is_ready  # until somebody loads it
         await model.load()
         assert model.is_ready
@@ -479,15 +491,15 @@ def test_the_highest_number_is_the_version(tmp_path, exports):
         for number, made in (("9", "memory-1"), ("10", "memory-2")):
             place(exports / made, tmp_path / number)
         (tmp_path / "11").mkdir()  # nothing in it yet
-        repository = Repository({"agent": tmp_path}, say=lambda line: None)
+        repository = ModelRepository({"agent": tmp_path}, log=lambda line: None)
         await repository.load()
         assert repository["agent"].version.name == "10"
         place(exports / "memory-1", tmp_path / "11")
         for _ in range(2):
-            await repository["agent"].look()
+            await repository["agent"].update_version()
         assert repository["agent"].metadata()["versions"] == ["11"]
         with pytest.raises(RequestError, match="no version '10'") as raised:
-            await repository["agent"].infer(Call({}, version="10"))
+            await repository["agent"].infer(InferRequest({}, version="10"))
         assert raised.value.status == 404
 
     asyncio.run(ask())
@@ -497,17 +509,19 @@ def test_a_pinned_version_is_served_even_if_there_are_newer_ones(tmp_path, expor
     async def ask():
         for number, made in (("9", "memory-1"), ("10/onnx", "memory-2")):
             place(exports / made, tmp_path / number)
-        repository = Repository({"agent": tmp_path}, say=lambda line: None, pins={"agent": "9"})
+        repository = ModelRepository(
+            {"agent": tmp_path}, log=lambda line: None, pins={"agent": "9"}
+        )
         await repository.load()
         model = repository["agent"]
         place(exports / "memory-1", tmp_path / "11")
         for _ in range(3):
-            await model.look()
+            await model.update_version()
         assert model.metadata()["versions"] == ["9"]
-        newest = Repository({"agent": tmp_path / "10" / "onnx"}, say=lambda line: None)
+        newest = ModelRepository({"agent": tmp_path / "10" / "onnx"}, log=lambda line: None)
         await newest.load()
         assert newest["agent"].version.name == "10"
-        missing = Repository({"agent": tmp_path}, say=lambda line: None, pins={"agent": "8"})
+        missing = ModelRepository({"agent": tmp_path}, log=lambda line: None, pins={"agent": "8"})
         with pytest.raises(ExportError, match=r"no version '8', which --pin.* 9, 10, 11\."):
             await missing.load()
 
@@ -517,14 +531,14 @@ def test_a_pinned_version_is_served_even_if_there_are_newer_ones(tmp_path, expor
 def test_an_export_without_a_number_is_pinned_by_its_contents(folder, exports):
     async def ask():
         said = []
-        first = Repository({"agent": folder}, say=said.append)
+        first = ModelRepository({"agent": folder}, log=said.append)
         await first.load()
         name = first["agent"].version.name
-        pinned = Repository({"agent": folder}, say=said.append, pins={"agent": name})
+        pinned = ModelRepository({"agent": folder}, log=said.append, pins={"agent": name})
         await pinned.load()
         place(exports / "memory-2", folder)
         for _ in range(3):
-            await pinned["agent"].look()
+            await pinned["agent"].update_version()
         assert pinned["agent"].version.name == name
         assert f"refused a new version, {name} stays active. " in said[-1]
         assert f"but --pin names '{name}'" in said[-1]
@@ -543,17 +557,17 @@ def test_an_export_without_a_number_is_pinned_by_its_contents(folder, exports):
 )
 def test_pins_that_name_no_model_or_version_are_refused(options, words):
     with pytest.raises(UsageError, match=words):
-        serve._pins_by_model(options, ["cat", "dog"])
-    assert serve._pins_by_model(["dog=3", "cat=12"], ["cat", "dog"]) == {"dog": "3", "cat": "12"}
-    assert serve._pins_by_model(["3"], ["cat"]) == {"cat": "3"}
+        serve._parse_pins(options, ["cat", "dog"])
+    assert serve._parse_pins(["dog=3", "cat=12"], ["cat", "dog"]) == {"dog": "3", "cat": "12"}
+    assert serve._parse_pins(["3"], ["cat"]) == {"cat": "3"}
 
 
 def test_what_cannot_be_served_is_named(tmp_path):
-    repository = Repository({"agent": tmp_path})
+    repository = ModelRepository({"agent": tmp_path})
     with pytest.raises(ExportError, match=r"'agent' cannot be served.*neither a policy_spec.json"):
         asyncio.run(repository.load())
     with pytest.raises(UsageError, match="must not have spaces"):
-        named([("a/b", tmp_path)])
+        make_unique_names([("a/b", tmp_path)])
 
 
 @pytest.mark.parametrize(
@@ -572,9 +586,9 @@ def test_what_a_request_says_of_its_tensors_costs_next_to_nothing(shape, data, w
     tracemalloc.start()
     try:
         with pytest.raises(RequestError, match=words):
-            from_values("x", "FP32", shape, data)
+            decode_values("x", "FP32", shape, data)
         with pytest.raises(RequestError):
-            from_bytes("x", "FP32", shape, b"" if 0 in shape else b"12")
+            decode_bytes("x", "FP32", shape, b"" if 0 in shape else b"12")
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()
@@ -583,7 +597,7 @@ def test_what_a_request_says_of_its_tensors_costs_next_to_nothing(shape, data, w
 @pytest.mark.parametrize("name", [[], {}, False, 1.0, "a" * 257, [1] * 1_000_000])
 def test_a_sequence_has_a_short_name(name):
     with pytest.raises(RequestError, match=r"an int, or a str of at most 256 characters") as found:
-        Options.of({"sequence_id": name})
+        InferOptions.from_parameters({"sequence_id": name})
     assert len(str(found.value)) < 200
 
 
@@ -591,12 +605,12 @@ def test_new_files_in_a_numbered_folder_are_taken_up(tmp_path, exports):
     async def ask():
         place(exports / "memory-1", tmp_path / "1")
         said = []
-        repository = Repository({"agent": tmp_path}, say=said.append)
+        repository = ModelRepository({"agent": tmp_path}, log=said.append)
         await repository.load()
         place(exports / "memory-2", tmp_path / "1")
         (tmp_path / "1" / ".#policy_spec.json").symlink_to("nowhere")  # as an editor leaves it
         for _ in range(3):
-            await repository["agent"].look()
+            await repository["agent"].update_version()
         assert len(said) == 2
 
     asyncio.run(ask())
@@ -607,12 +621,12 @@ def test_a_server_goes_on_when_nobody_reads_what_it_says(folder, exports):
         raise BrokenPipeError
 
     async def ask():
-        repository = Repository({"agent": folder}, say=say)
+        repository = ModelRepository({"agent": folder}, log=say)
         await repository.load()
         first = repository["agent"].version.name
         place(exports / "memory-2", folder)
         for _ in range(3):
-            await repository["agent"].look()
+            await repository["agent"].update_version()
         assert repository["agent"].version.name != first
 
     asyncio.run(ask())
@@ -656,7 +670,7 @@ def with_callers(use):
     """Runs `use(callers)` with eleven callers of a server that takes 100 bytes a body."""
 
     async def run():
-        app = rest.application(Repository({}, Limits(max_body=100)))
+        app = rest.make_app(ModelRepository({}, ServingLimits(max_body=100)))
         callers = [Caller(app) for _ in range(11)]
         await use(callers)
         for caller in callers:
@@ -666,7 +680,7 @@ def with_callers(use):
 
 
 def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeypatch):
-    monkeypatch.setattr(rest, "SMALL", 0)
+    monkeypatch.setattr(rest, "UNCOUNTED_BYTES", 0)
 
     async def use(callers):
         *early, late, small = callers
@@ -679,7 +693,7 @@ def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeyp
         assert b"was the largest incomplete one" in early[0].body
         assert early[0].headers[b"connection"] == b"close"
         await small.send(b"{}", more=False)
-        assert await small.answer() == 413  # `SMALL` is the most that this address takes
+        assert await small.answer() == 413  # `UNCOUNTED_BYTES` is the most that this address takes
         await late.send(b" " * 80)  # 793 bytes of eight and this one
         await early[1].send(b" " * 12)
         assert await early[1].answer() == 503  # it is the largest itself
@@ -725,7 +739,7 @@ def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeyp
     async def run():
         repository = await loaded(folder)
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((Rpc(repository, Access()),))
+        server.add_generic_rpc_handlers((GrpcHandler(repository, AccessRules()),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         monkeypatch.setattr(ServedModel, "infer", never)
@@ -737,7 +751,7 @@ def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeyp
             await asyncio.wait_for(waiting, 60)
             call.cancel()
             counted = b'requests_total{model="agent",protocol="grpc",status="499"} 1.0'
-            while counted not in repository.metrics.text():
+            while counted not in repository.metrics.to_text():
                 await asyncio.sleep(0.01)
         await server.stop(None)
 
@@ -745,8 +759,8 @@ def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeyp
 
 
 def test_a_model_that_does_not_come_to_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfpolicies.export.player._try_in_process", lambda source, model: None)
+    monkeypatch.setattr("tfpolicies.export.player._run_trial", lambda source, model: None)
     folder = export(policy_of("mlp"), tmp_path / "agent")
     with_endless_loop(folder, above=-np.inf)
     with pytest.raises(ExportError, match=r"did not end in 0\.5 seconds"):
-        asyncio.run(Repository({"agent": folder}, Limits(max_seconds=0.5)).load())
+        asyncio.run(ModelRepository({"agent": folder}, ServingLimits(max_seconds=0.5)).load())

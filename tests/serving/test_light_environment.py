@@ -15,7 +15,7 @@ from tritonclient import grpc, http
 
 from helpers.serving import HOME, Server, export, inputs_of, policy_of, without_python_path
 from tfpolicies.errors import UsageError
-from tfpolicies.system.distributions import require_one_version
+from tfpolicies.system.distributions import check_same_version
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
@@ -144,7 +144,7 @@ def test_a_run_is_not_exported_there(python, tmp_path):
 
     assert status == 2
     assert "runs/a is not an ONNX export, and to export a run takes TensorFlow" in said
-    assert "`tfpolicies export RUN --to DIR --onnx`" in said
+    assert "`tfpolicies export RUN_GROUP --from_outputs DIR --onnx`" in said
 
 
 def test_python_code_acts_with_an_export(python, exports, tmp_path):
@@ -187,4 +187,4 @@ def test_two_versions_in_one_environment_are_refused_with_the_way_out(tmp_path, 
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     with pytest.raises(UsageError, match=r"tfpolicies 2\.0 and tfpolicies-serve 1\.9 are both"):
-        require_one_version()
+        check_same_version()

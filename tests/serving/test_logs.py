@@ -13,11 +13,11 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from helpers.serving import Server, export, policy_of
 from serving.test_server import get, post, tensor
 from tfpolicies.serving import logs
-from tfpolicies.serving.logs import AnsweredRequest, Log
+from tfpolicies.serving.logs import AccessLogEntry, ServerLog
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
-REQUEST = AnsweredRequest(
+REQUEST = AccessLogEntry(
     "http", "10.0.0.7", "POST", "/v2/models/a/infer", "", 200, 0.0123456, 99, 0.25
 )
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 def lines_of(*requests, **options):
     output = io.StringIO()
-    log = Log(output=output, **options)
+    log = ServerLog(output=output, **options)
     for request in requests:
         log.record(request)
     log("ready")
@@ -68,7 +68,7 @@ def test_a_path_cannot_write_lines_of_its_own_and_is_cut(as_json):
 
 
 def test_a_reader_that_is_slow_holds_up_nobody(monkeypatch):
-    monkeypatch.setattr(logs, "_MOST_WAITING", 2)
+    monkeypatch.setattr(logs, "_MAX_WAITING", 2)
     may_write, is_writing = threading.Event(), threading.Event()
 
     class Slow(io.StringIO):
@@ -78,7 +78,7 @@ def test_a_reader_that_is_slow_holds_up_nobody(monkeypatch):
             return super().write(text)
 
     output = Slow()
-    log = Log(output=output)
+    log = ServerLog(output=output)
     log.record(REQUEST)
     assert is_writing.wait(60)
     for _ in range(5):
@@ -133,7 +133,7 @@ def test_lines_of_two_threads_are_not_mixed():
             return len(text)
 
     parts = []
-    log = Log(output=Parts())
+    log = ServerLog(output=Parts())
     log("ready")
     log("taken up")
     assert parts == ["ready\n", "taken up\n"]  # each in one call, which no other one interrupts

@@ -491,15 +491,15 @@ def test_exports_that_are_not_served_are_named_with_the_command(
     assert main(["serve", str(tmp_path / "exported")]) == 2
     shown = capsys.readouterr().err
     assert f"{named}, but serve takes ONNX" in shown
-    assert "`tfpolicies export RUN --to DIR --onnx`" in shown
+    assert "`tfpolicies export RUN_GROUP --from_outputs DIR --onnx`" in shown
 
 
 def test_an_onnx_export_beside_a_saved_model_is_served(tmp_path):
     folder = tmp_path / "both"
     policy_of("mlp").export_model(folder)
     policy_of("mlp").export_model(folder, onnx=True)
-    assert serve._export_of(folder, tmp_path / "own") == folder
-    assert serve._export_of(folder / "model.onnx", tmp_path / "own") == folder
+    assert serve._find_or_make_export(folder, tmp_path / "own") == folder
+    assert serve._find_or_make_export(folder / "model.onnx", tmp_path / "own") == folder
 
 
 def test_a_folder_of_exports_is_answered_with_the_command_that_serves_them(tmp_path, capsys):
@@ -529,7 +529,7 @@ def test_a_model_has_the_name_of_its_folder_but_not_of_onnx_or_a_number(tmp_path
     path = tmp_path / "exp" / part
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("") if path.suffix else path.mkdir(exist_ok=True)
-    assert serve._default_name(path) == "exp"
+    assert serve._get_default_name(path) == "exp"
 
 
 def test_a_version_that_is_pinned_is_the_one_that_answers(versions, tmp_path):
@@ -553,9 +553,9 @@ def test_what_a_killed_server_exported_goes_when_another_one_begins(tmp_path, mo
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     killed = tmp_path / "tfpolicies-serve-killed"
     (killed / "0" / "onnx").mkdir(parents=True)
-    with serve._own_folder() as first:
+    with serve._make_temp_folder() as first:
         assert not killed.exists()
-        with serve._own_folder() as second:
+        with serve._make_temp_folder() as second:
             assert first.exists()
             assert second != first
     assert not [*tmp_path.iterdir()]

@@ -2,13 +2,13 @@
 
 Each broken run differs from a sound one in one thing. It is right if the first warning names that
 thing; a sound run is right if there is no warning at all. The cause of a warning is known by a few
-words that only it has (`WORDS`).
+words that only it has (`OPTIONS`).
 
 There are two sets: `RUNS`, by which the checks were made, and `HELD_OUT`, which was chosen later.
 
-Run: `python -m soak.broken_runs`; `--held-out` runs only the second set, `--no-held-out` only
-the first. Exits with 1 if in one of them more than a sixth of the broken runs, or any sound one, is
-not right.
+Run: `python -m soak.broken_runs`; `--runtime_data-out` runs only the second set,
+`--no-runtime_data-out` only the first. Exits with 1 if in one of them more than a sixth of the
+broken runs, or any sound one, is not right.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tfpolicies import (
     SACConfig,
     TD3Config,
 )
-from tfpolicies.algorithms.tuned import tuned_settings
+from tfpolicies.algorithms.tuned import get_tuned_settings
 
 WORDS = {
     "horizon": "later rewards of an action do not count",
@@ -189,7 +189,7 @@ def _dqn(**training: Any) -> DQNConfig:
 
 def _tuned(config: Any, env: str) -> Any:
     name = type(config).__name__.removesuffix("Config")
-    return config.environment(env).update_from_dict(tuned_settings(name, env))
+    return config.environment(env).update_from_dict(get_tuned_settings(name, env))
 
 
 _SMALL = {"train_batch_size": 64, "num_steps_sampled_before_learning_starts": 500}  # and quick

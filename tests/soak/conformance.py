@@ -124,7 +124,7 @@ def possible(combination: Combination) -> bool:
     if combination.model == "cnn":
         return any(leaf.dtype == np.uint8 for leaf in leaves(OBSERVATIONS[combination.observation]))
     if combination.model == "masked":
-        return ActionDistribution.of(ACTIONS[combination.action]).mask_size > 0
+        return ActionDistribution.for_space(ACTIONS[combination.action]).mask_size > 0
     return True
 
 
@@ -138,7 +138,7 @@ def make_policy(combination: Combination, policy_class: Any = PPOTF2Policy, **co
     observation_space = OBSERVATIONS[combination.observation]
     action_space = ACTIONS[combination.action]
     if combination.model == "masked":
-        size = ActionDistribution.of(action_space).mask_size
+        size = ActionDistribution.for_space(action_space).mask_size
         mask = spaces.Box(0, 1, (size,), np.int8)
         observation_space = spaces.Dict(observations=observation_space, action_mask=mask)
     settings = {"seed": 0, "jit_compile": False, "model": MODELS[combination.model], **config}
@@ -165,7 +165,7 @@ def runs(options: argparse.Namespace) -> Iterator[tuple[int, Any, Combination]]:
         named = f"{cls.__name__} {combination}"
         if number >= getattr(options, "from") and options.only in named:
             yield number, cls, combination
-            if number + 1 >= options.to:
+            if number + 1 >= options.from_outputs:
                 return
 
 

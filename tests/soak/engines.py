@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from soak.conformance import Combination, make_policy
-from tfpolicies.export.verify import random_inputs
+from tfpolicies.export.verify import draw_random_inputs
 from tools.peers import KSERVE, MLSERVER, PEERS, TF_SERVING, Peer, interpreter
 
 POLICIES = {
@@ -31,7 +31,7 @@ LAYOUTS: dict[str, Peer] = {"tf-serving": TF_SERVING, "mlserver": MLSERVER, "kse
 def expected(policy: Any, file: Path) -> None:
     """Writes inputs of an export and what the policy makes of them."""
     ports = policy.program.ports
-    drawn = random_inputs(ports, 3, 1, np.random.default_rng(0))
+    drawn = draw_random_inputs(ports, 3, 1, np.random.default_rng(0))
     inputs = {port.name: x for port, x in zip(ports.all, drawn, strict=True)}
     if ports.is_recurrent:
         inputs["seq_lens"] = np.ones(3, np.int32)

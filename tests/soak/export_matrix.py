@@ -26,9 +26,9 @@ from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.litert import export_litert
 from tfpolicies.export.onnx_file import export_onnx
-from tfpolicies.export.reference import ReferenceActing
+from tfpolicies.export.reference import ReferenceRuntime
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.export.verify import Comparison, random_inputs
+from tfpolicies.export.verify import Comparison, draw_random_inputs
 
 ROUNDING = 3e-6
 CONVOLUTIONS = {"conv_filters": [[8, [4, 4], 2], [16, [4, 4], 2], [32, [4, 4], 1]]}
@@ -185,12 +185,12 @@ def effect_of(policy: Any, twin: Any) -> float:
     That is relative to the largest number of its column, which counts as 1 if it is smaller.
     """
     program, rng = policy.program, np.random.default_rng(0)
-    inputs, memory = random_inputs(program.ports, 500, 1, rng), len(program.ports.states)
+    inputs, memory = draw_random_inputs(program.ports, 500, 1, rng), len(program.ports.states)
     rows = [x[:, 0] for x in inputs[: len(inputs) - memory]] + inputs[len(inputs) - memory :]
     explorer = program.spec.explorer
     noise = np.zeros((500, explorer.noise_size), np.float32)
     params = np.zeros(explorer.num_params, np.float32)
-    acting = ReferenceActing(program, in_double=True)
+    acting = ReferenceRuntime(program, double_precision=True)
     one, other = (acting.run(x._state, rows, noise, params) for x in (policy, twin))
     pairs = [(one.dist_inputs, other.dist_inputs), (one.values, other.values)]
     pairs += zip(one.states, other.states, strict=True)
@@ -202,7 +202,7 @@ def effect_of(policy: Any, twin: Any) -> float:
 
 def verify_as(form: str, policy: Any, twin: Any, folder: Path) -> None:
     """Compares a policy with an export of another one; with its own that forgets, for None."""
-    original = Comparison._given
+    original = Comparison._run_artefact
 
     def given(self: Comparison, inputs: Any, *rest: Any) -> Any:
         states = {x.name for x in policy.program.ports.states}
@@ -214,11 +214,11 @@ def verify_as(form: str, policy: Any, twin: Any, folder: Path) -> None:
     def made(self: Comparison, run: Any, program: Any, state: Any, *rest: Any) -> None:
         compared(self, run, policy.program, policy._state, *rest)
 
-    Comparison._given, Comparison.__init__ = given, made  # type: ignore[method-assign]
+    Comparison._run_artefact, Comparison.__init__ = given, made  # type: ignore[method-assign]
     try:
         export(form, policy if twin is None else twin, folder)
     finally:
-        Comparison._given, Comparison.__init__ = original, compared  # type: ignore[method-assign]
+        Comparison._run_artefact, Comparison.__init__ = original, compared  # type: ignore[method-assign]
 
 
 def cases(only: Callable[[str], bool]) -> Iterator[tuple[str, str]]:

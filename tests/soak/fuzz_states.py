@@ -27,7 +27,7 @@ from gymnasium import spaces
 from soak.fuzz_files import SLOW, FuzzResult, nothing_runs
 from tfpolicies import PPOTF2Policy
 from tfpolicies.errors import TfPoliciesError
-from tfpolicies.storage.manifest import checksum
+from tfpolicies.storage.manifest import compute_checksum
 
 JUNK: tuple[Any, ...] = (
     None, True, -1, 0, 10**9, 2**70, 0.5, float("nan"), float("inf"), "", "x" * 50, "os:system",
@@ -124,7 +124,7 @@ def _damage(folder: Path, rng: random.Random) -> None:
         for _ in range(rng.choice((1, 1, 2))):
             edit(whole, rng)
         if isinstance(whole, dict):
-            whole["checksum"] = checksum(whole)
+            whole["checksum"] = compute_checksum(whole)
         manifest.write_text(json.dumps(whole))
         return
     damage_file(rng.choice(sorted(p for p in folder.rglob("*") if p.is_file())), rng)

@@ -27,14 +27,19 @@ from soak.hostile_onnx import make_hostile, onnx_loaders
 from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig, PPOTF2Policy
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.run_state import get_progress
-from tfpolicies.cli.serving import play_in_own_process
+from tfpolicies.cli.serving import play_in_subprocess
 from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.cli.sources import find_run
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import TfPoliciesError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST, POLICY_MANIFEST
 from tfpolicies.reporting.run_folder import RunFolder
-from tfpolicies.storage.checkpoint import Checkpoint, PolicyPart, read_checkpoint, write_checkpoint
+from tfpolicies.storage.checkpoint import (
+    Checkpoint,
+    CheckpointData,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 # What hostile files name --------------------------------------------------------------------------
 
@@ -355,7 +360,7 @@ def _no_regular_file(path: Path, rng: random.Random) -> None:
 def _write(victim: Checkpoint, name: str, folder: Path) -> None:
     """Writes a checkpoint of edited parts, with names and checksums that are right."""
     parts = {
-        key: PolicyPart(POLICY_MANIFEST, _bare(part.manifest), part.arrays)
+        key: CheckpointData(POLICY_MANIFEST, _bare(part.manifest), part.arrays)
         for key, part in victim.policies.items()
     }
     write_checkpoint(folder, name, _bare(victim.manifest), victim.arrays, policies=parts)
@@ -604,7 +609,7 @@ def run_victim(root: Path, algorithm: Algorithm) -> Victim:
             if found is not None:
                 TrainSettings.from_json(
                     found.settings.get("train", {}), str(found.run_json)
-                ).config().validate()
+                ).make_config().validate()
 
         return Attempt(what, load, _unchanged, _no_arrays)
 
@@ -641,7 +646,7 @@ def export_victim(root: Path, policy: Any) -> Victim:
 
         return Attempt(
             what,
-            lambda: play_in_own_process(player.with_name("model.onnx"), "CartPole-v1", 1, 0),
+            lambda: play_in_subprocess(player.with_name("model.onnx"), "CartPole-v1", 1, 0),
             changed,
             _no_arrays,
             may_start=str(Path(tfpolicies.__file__).parent / "export" / "player.py"),

@@ -23,8 +23,8 @@ from tfpolicies import import_policy
 from tfpolicies.errors import ExportError
 from tfpolicies.export import player
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.served import LIMITS
+from tfpolicies.serving.repository import ModelRepository
+from tfpolicies.serving.served import DEFAULT_LIMITS
 
 Node = onnx.NodeProto
 _LARGE = (0, -1, 1, 3, 10**5, 10**6, 10**8, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
@@ -360,7 +360,9 @@ def _play(folder: Path) -> None:
 
 
 def _serve(folder: Path) -> None:
-    asyncio.run(Repository({"agent": folder}, LIMITS._replace(max_seconds=_SECONDS)).load())
+    asyncio.run(
+        ModelRepository({"agent": folder}, DEFAULT_LIMITS._replace(max_seconds=_SECONDS)).load()
+    )
 
 
 def _act(act: Callable[[], Any]) -> None:
@@ -380,5 +382,5 @@ def onnx_loaders() -> dict[str, Callable[[Path], None]]:
     within what `fuzz_attacks` allows a file.
     """
     player.CALL_SECONDS = _SECONDS
-    player._MEMORY = 400_000_000
+    player._INITIAL_STATE = 400_000_000
     return {"onnx imported": _import_and_act, "onnx played": _play, "onnx served": _serve}

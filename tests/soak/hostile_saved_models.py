@@ -115,7 +115,7 @@ _SIZES = (0, 1, -1, -2, 2**31 - 1, 2**31, 2**40, 2**62, -(2**63), 7)
 def edit_protobuf(folder: Path, rng: random.Random) -> str:
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-    from tfpolicies.foreign.operations import KNOWN
+    from tfpolicies.foreign.operations import ALLOWED_OPERATIONS
 
     path = folder / "saved_model.pb"
     model = SavedModel.FromString(path.read_bytes())
@@ -132,7 +132,7 @@ def edit_protobuf(folder: Path, rng: random.Random) -> str:
             continue
         edits.append(f"{kind} of {node.op}")
         if kind == "op":
-            node.op = rng.choice(sorted(KNOWN))
+            node.op = rng.choice(sorted(ALLOWED_OPERATIONS))
         elif kind == "input" and node.input:
             others = [f"{x.name}:output:0" for x in function.node_def]
             others += [x.name for x in function.signature.input_arg] + ["nowhere:y:0", "^nowhere"]

@@ -149,7 +149,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key, part in value.items():
             yield from _leaves(f"{path}/{key}", part)
     elif isinstance(value, Segment):
-        yield from _leaves(path, value.arrays())
+        yield from _leaves(path, value.get_arrays())
     elif isinstance(value, list | tuple):
         for i, part in enumerate(value):
             yield from _leaves(f"{path}/{i}", part)

@@ -46,7 +46,7 @@ from tfpolicies import Policy, PolicyMap, PPOTF2Policy, SampleBatch
 from tfpolicies.errors import TfPoliciesError
 from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
-from tfpolicies.storage.array_places import put_arrays, take_arrays
+from tfpolicies.storage.array_places import extract_arrays, restore_arrays
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import decode_value, encode_value
 from tfpolicies.system.atomic import is_temporary
@@ -184,7 +184,7 @@ class ReplayPlace(Place):
         stored = read_checkpoint(folder, "test.json", kind="Test")
         buffer = MultiAgentReplayBuffer(100, seed=5)
         state = decode_value(stored.manifest["state"])
-        buffer.set_state(put_arrays(state, stored.arrays["extra"], stored.segments))
+        buffer.set_state(restore_arrays(state, stored.arrays["extra"], stored.segments))
         rows = buffer.sample(1000, "p")
         marks = rows["obs"][:, 0, :8].copy().view(np.int64)[:, 0]
         if not np.array_equal(marks, rows["actions"]) or len(set(marks)) != 100:
@@ -205,7 +205,7 @@ class ReplayPlace(Place):
         for folder in (self.folder / "best", self.folder / "latest"):
             arrays: dict[str, Any] = {}
             segments: list[Any] = []
-            state = encode_value(take_arrays(buffer.get_state(), arrays, segments))
+            state = encode_value(extract_arrays(buffer.get_state(), arrays, segments))
             manifest = {"type": "Test", "state": state, "number": number}
             write_checkpoint(folder, "test.json", manifest, {"extra": arrays}, segments=segments)
 

@@ -35,7 +35,7 @@ from tfpolicies import (
     PPOTF1Policy,
     PPOTF2Policy,
 )
-from tfpolicies.policy_map.paging import PagingStatistics
+from tfpolicies.policy_map.paging import CacheStatistics
 from tfpolicies.testing import random_batch
 
 OBS, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
@@ -100,7 +100,7 @@ def untouched_global_state() -> Iterator[None]:
     require_same(float(tf.random.uniform([])), wanted, "TensorFlow's next random number")
 
 
-def run(accesses: int, threads: int) -> PagingStatistics:
+def run(accesses: int, threads: int) -> CacheStatistics:
     """Does `accesses` things from some threads to policies in a map, and then apart.
 
     Returns:
@@ -145,7 +145,7 @@ def _require_sessions(m: PolicyMap, graphs: list[Any]) -> None:
         raise AssertionError("two policies share a session")
     if graphs != [session.graph for session in found]:
         raise AssertionError(f"{len(graphs)} sessions were made for {len(in_graph)} policies")
-    if any(m.handle(c.__name__).get_session() for c in CLASSES if c.runtime != "session"):
+    if any(m.get_handle(c.__name__).get_session() for c in CLASSES if c.runtime != "session"):
         raise AssertionError("an eager policy has a session")
 
 

@@ -191,7 +191,7 @@ class MapAndDict(RuleBasedStateMachine):
         self._count("add")
         batch_of(kind)
         self.m[policy_id] = make(kind, policy_id, seed)
-        self._put(policy_id, self.m.handle(policy_id), make(kind, policy_id, seed))
+        self._put(policy_id, self.m.get_handle(policy_id), make(kind, policy_id, seed))
 
     @precondition(lambda self: self.plain)
     @rule(index=_seeds, seed=_seeds)
@@ -211,7 +211,7 @@ class MapAndDict(RuleBasedStateMachine):
     def _use(self, index: int, step: Any, seed: int, by_map: bool) -> None:
         self._count(step.__name__)
         policy_id = self._one(index)
-        policy = self.m[policy_id] if by_map else self.m.handle(policy_id)
+        policy = self.m[policy_id] if by_map else self.m.get_handle(policy_id)
         if policy_id in self.frozen and step in CHANGES:
             before = owned(policy)
             try:
@@ -308,7 +308,7 @@ class MapAndDict(RuleBasedStateMachine):
         if set(self.m) != set(self.plain) or len(self.m) != len(self.plain):
             raise AssertionError(f"{sorted(self.m)} instead of {sorted(self.plain)}")
         for policy_id, policy in self.handles.items():
-            if self.m.handle(policy_id) is not policy:
+            if self.m.get_handle(policy_id) is not policy:
                 raise AssertionError(f"{policy_id} is another object")
         in_memory = self.m.in_memory()
         if len(in_memory) > max(CAPACITY, len(self.pinned) + 1):

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tfpolicies.cli.ends import DONE, IN_USE
+from tfpolicies.cli.ends import DONE, RUN_IN_USE
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.storage.checkpoint import read_checkpoint
@@ -194,7 +194,7 @@ def pairs(bench: Bench, count: int) -> None:
         now = bench.check(f"pair {pair}", run, seen)
         bench.expect(
             f"pair {pair} {statuses}",
-            one_that_trains_and_one_that_is_refused=statuses == [DONE, IN_USE],
+            one_that_trains_and_one_that_is_refused=statuses == [DONE, RUN_IN_USE],
             trained_by_one_process=now == seen + 20,
         )
         seen = now

@@ -5,8 +5,8 @@ stashes, run folders and exports. `... play FOLDER` loads them all, acts and tra
 digest of each array that comes of it. `... compare FOLDER --old REV` does that with two commits in
 one environment; every digest must be equal, so that a change of the package changes no bit.
 
-`tests/stored/<commit>/` has the files that a commit wrote. Its `versions.json` names the commit and
-the versions it ran with, and its `expected.npz` has what the files gave then.
+`tests/stored/<commit>/` has the files that a commit wrote. Its `versions.encode` names the commit
+and the versions it ran with, and its `expected.npz` has what the files gave then.
 """
 
 from __future__ import annotations
@@ -461,10 +461,10 @@ def main() -> int:
     if options.what == "play":
         print(json.dumps(digests(options.folder), indent=2))
         return 0
-    with checked_out(options.old) as old, checked_out(options.new) as new:
+    with checked_out(options.old) as old, checked_out(options.make) as new:
         one, other = (digests_of(tree, options.folder) for tree in (old, new))
     differing = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
-    print(f"{len(one)} arrays of {options.old}, {len(other)} of {options.new}")
+    print(f"{len(one)} arrays of {options.old}, {len(other)} of {options.make}")
     print(f"{len(differing)} differ" + "".join(f"\n  {key}" for key in differing))
     return bool(differing)
 

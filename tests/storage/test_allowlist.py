@@ -37,15 +37,15 @@ from tfpolicies.config.stored_settings import (
 )
 from tfpolicies.errors import CheckpointError, ConfigError, TfPoliciesError
 from tfpolicies.exploration.strategies import EpsilonGreedy
-from tfpolicies.marks import fits
+from tfpolicies.marks import is_allowed
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import SquashedGaussian
-from tfpolicies.policy.checkpoints import FOR_TRAINING
+from tfpolicies.policy.checkpoints import TRAINING_ONLY_SETTINGS
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
-from tfpolicies.storage.import_paths import Missing
-from tfpolicies.storage.json_values import encode_value, find_missing
-from tfpolicies.storage.manifest import checksum
-from tfpolicies.storage.places import Place
+from tfpolicies.storage.import_paths import UnresolvedObject
+from tfpolicies.storage.json_values import encode_value, find_unresolved
+from tfpolicies.storage.manifest import compute_checksum
+from tfpolicies.storage.places import AllowedObject
 
 MAIN = {"$import": "tfpolicies.cli:main"}
 DECISION = Path(__file__).parents[2] / "docs/decisions/003-import-paths-in-checkpoints.md"
@@ -63,7 +63,7 @@ def paths_of(places, prefix="", seen=()):
     """The places of a table by their dotted paths; those that lead back to it are left out."""
     for key, place in places.items():
         path = f"{prefix}{key}"
-        if isinstance(place, Place):
+        if isinstance(place, AllowedObject):
             yield path, place
         elif not any(place is each for each in (*seen, places)):
             yield from paths_of(place, f"{path}.", (*seen, places))
@@ -102,8 +102,8 @@ def test_a_place_takes_what_belongs_there_and_nothing_else(inside):
     for path, value in itertools.product(PATHS, OBJECTS):
         found = decode_settings(at(f"{inside}{path}", value), ALGORITHM_SETTINGS)
         taken = path in NAMED and value == encode_value(NAMED[path])
-        missing = [] if taken else [Missing(value["$import"], importable=True)]
-        assert list(find_missing(found).values()) == missing, path
+        missing = [] if taken else [UnresolvedObject(value["$import"], importable=True)]
+        assert list(find_unresolved(found).values()) == missing, path
         assert not taken or NAMED[path] in leaves_of(found), path
 
 
@@ -120,9 +120,9 @@ def test_a_text_that_would_be_imported_is_held_back_wherever_it_stands(inside):
     text = "antigravity.Strategy"
     for path in ("type", "sub_exploration.type", "deep.er.type"):
         found = decode_settings(at(f"{inside}exploration_config.{path}", text), ALGORITHM_SETTINGS)
-        assert [each.name for each in find_missing(found).values()] == [text]
+        assert [each.name for each in find_unresolved(found).values()] == [text]
     env = decode_settings(at(f"{inside}env", "antigravity:Env"), ALGORITHM_SETTINGS)
-    assert bool(find_missing(env)) is ("policies" not in inside)  # a policy makes none
+    assert bool(find_unresolved(env)) is ("policies" not in inside)  # a policy makes none
 
 
 def every_setting():
@@ -135,7 +135,7 @@ def every_setting():
 def test_a_setting_without_a_place_takes_no_object_at_all(places):
     for path, value in itertools.product(set(every_setting()) - PATHS.keys(), OBJECTS):
         found = decode_settings(at(path, value), places)
-        assert [each.name for each in find_missing(found).values()] == [value["$import"]], path
+        assert [each.name for each in find_unresolved(found).values()] == [value["$import"]], path
 
 
 def test_every_setting_that_takes_something_callable_has_a_place():
@@ -157,7 +157,7 @@ def test_a_file_names_a_schedule_of_keras_own_or_none():
     for name, is_taken in (("CosineDecay", True), ("LearningRateSchedule", False), ("a.B", False)):
         lr = {"type": name, "initial_learning_rate": 0.1, "decay_steps": 2}
         found = decode_settings({"lr": lr}, POLICY_SETTINGS)["lr"]
-        assert found == (lr if is_taken else Missing(name))
+        assert found == (lr if is_taken else UnresolvedObject(name))
 
 
 def objects_of_the_package():
@@ -171,17 +171,17 @@ def objects_of_the_package():
 
 
 def test_of_all_functions_of_the_package_those_that_are_marked_may_be_named():
-    kinds = {place.kind for place in PATHS.values()} | {"algorithm_class"}
+    kinds = {place.role for place in PATHS.values()} | {"algorithm_class"}
     functions = [each for each in objects_of_the_package() if inspect.isfunction(each)]
-    marked = {(f, kind) for f in functions for kind in kinds if fits(f, kind)}
+    marked = {(f, kind) for f in functions for kind in kinds if is_allowed(f, kind)}
     assert marked == {(default_policy_mapping, "policy_mapping_fn")}
 
 
 def test_a_class_fits_one_kind_of_place_at_most():
-    kinds = {place.kind for place in PATHS.values()} | {"algorithm_class"}
+    kinds = {place.role for place in PATHS.values()} | {"algorithm_class"}
     for each in objects_of_the_package():
         if isinstance(each, type):
-            assert sum(fits(each, kind) for kind in kinds) <= 1, each
+            assert sum(is_allowed(each, kind) for kind in kinds) <= 1, each
 
 
 def test_the_table_of_the_decision_has_every_place():
@@ -233,7 +233,7 @@ def forge(saved, tmp_path):
         path = folder / ("policy.json" if of_policy else "algorithm.json")
         manifest = json.loads(path.read_text())
         change(manifest)
-        manifest["checksum"] = checksum(manifest)
+        manifest["checksum"] = compute_checksum(manifest)
         path.write_text(json.dumps(manifest))
         return folder
 
@@ -273,9 +273,11 @@ def test_a_function_of_this_package_in_a_checkpoint_is_asked_for_and_not_called(
     forge, path, of_policy
 ):
     folder = forge(lambda manifest: put(manifest, path, MAIN), of_policy)
-    if of_policy and path.partition(".")[0] in FOR_TRAINING:
+    if of_policy and path.partition(".")[0] in TRAINING_ONLY_SETTINGS:
         policy = Policy.from_checkpoint(folder)  # which does without
-        assert list(find_missing(policy.config).values()) == [Missing("tfpolicies.cli:main", True)]
+        assert list(find_unresolved(policy.config).values()) == [
+            UnresolvedObject("tfpolicies.cli:main", True)
+        ]
         policy.compute_single_action(policy.observation_space.sample())
         return
     place = "".join(f"[{name!r}]" for name in path.split("."))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tfpolicies.errors import CheckpointError, UnknownPolicyError
 from tfpolicies.storage import checkpoint, manifest
 from tfpolicies.storage.checkpoint import (
-    PolicyPart,
+    CheckpointData,
     read_checkpoint,
     read_manifest,
     write_checkpoint,
@@ -35,7 +35,7 @@ def part(value=0.0, **entries):
         "weights": {"dense/kernel": np.full((3, 2), value, np.float32), "step": np.uint32(7)},
         "optimizer": {"m/0": np.arange(4.0)},
     }
-    return PolicyPart("policy.json", {"type": "Policy", **entries}, arrays)
+    return CheckpointData("policy.json", {"type": "Policy", **entries}, arrays)
 
 
 def write_policy(folder, value=0.0, **entries):
@@ -87,7 +87,7 @@ def reseal(path, change):
     """Changes a manifest as a stranger would who knows the format."""
     content = json.loads(path.read_text())
     change(content)
-    content["checksum"] = manifest.checksum(content)
+    content["checksum"] = manifest.compute_checksum(content)
     path.write_text(json.dumps(content))
 
 
@@ -258,7 +258,7 @@ def test_arguments_that_cannot_be_stored_are_refused(name, entries, group, array
 
 
 def test_a_bad_policy_is_found_before_any_other_is_written(tmp_path):
-    bad = PolicyPart("policy.json", {"type": "Policy"}, {"weights": {"w": np.array(["x"])}})
+    bad = CheckpointData("policy.json", {"type": "Policy"}, {"weights": {"w": np.array(["x"])}})
     with pytest.raises(CheckpointError, match="'w'"):
         write_checkpoint(
             tmp_path / "x", "a.json", {"type": "A"}, {}, policies={"good": part(), "bad": bad}

@@ -17,7 +17,7 @@ from tfpolicies.errors import FolderInUseError, StashError
 from tfpolicies.export import staging
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.system import folder_lock
-from tfpolicies.system.folder_lock import FolderLock, alone_in
+from tfpolicies.system.folder_lock import FolderLock, exclusive_access
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -92,7 +92,7 @@ def test_a_policy_that_was_replaced_is_found_until_the_new_one_is_flushed(tmp_pa
         end(policies)
         with PolicyMap(path=tmp_path) as again:
             assert list(again) == ["b"]
-            again._store._held.release()
+            again._store._folder_lock.release()
 
 
 def test_of_two_records_of_one_policy_the_newer_one_counts(tmp_path):
@@ -165,7 +165,7 @@ def test_the_temporary_stash_of_a_killed_process_goes_with_the_next_one(tmp_path
     second = map_with(None, a=1.0)
     second.evict("a")
     assert not folder.exists()
-    assert first._pager.stash.folder.exists()
+    assert first._cache.stash.folder.exists()
     assert number_of(first["a"]) == 1.0
 
 
@@ -177,7 +177,7 @@ def test_the_temporary_link_of_an_export_lies_where_the_next_one_removes_it(tmp_
     moved = []
     real = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (moved.append(paths), real(*paths)))
-    with staging.staging_folder(tmp_path) as folder:
+    with staging.open_staging_folder(tmp_path) as folder:
         staging.link_newest(tmp_path, folder)
         assert [Path(temporary).parent for temporary, _ in moved] == [folder]
     assert (tmp_path / "newest").resolve() == tmp_path / "1"
@@ -185,11 +185,11 @@ def test_the_temporary_link_of_an_export_lies_where_the_next_one_removes_it(tmp_
 
 def test_who_waits_for_a_stopped_export_gets_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "_PATIENCE", 0.1)
-    with alone_in(tmp_path) as is_alone:
+    with exclusive_access(tmp_path) as is_alone:
         assert is_alone
         with pytest.raises(FolderInUseError, match=r"Let that process continue, or end it"):
-            alone_in(tmp_path).__enter__()
-    with alone_in(tmp_path) as is_alone:
+            exclusive_access(tmp_path).__enter__()
+    with exclusive_access(tmp_path) as is_alone:
         assert is_alone
 
 
@@ -204,22 +204,22 @@ def without_locks(monkeypatch):
 
 
 def test_without_locks_what_others_are_writing_stays(tmp_path, without_locks, caplog):
-    run = RunFolder.make(tmp_path / "run")
+    run = RunFolder.create_at(tmp_path / "run")
     assert caplog.text.count("cannot be locked (") == 1
     temporary = run.checkpoints / ".algorithm.json.0123abcd.tfp-tmp"
     temporary.write_text("half")
-    with RunFolder.open(tmp_path / "run").hold():
+    with RunFolder.open(tmp_path / "run").acquire():
         assert temporary.exists()
-    with staging.staging_folder(tmp_path / "export") as one:
+    with staging.open_staging_folder(tmp_path / "export") as one:
         (one / "model.onnx").write_text("half")
-        with staging.staging_folder(tmp_path / "export"):
+        with staging.open_staging_folder(tmp_path / "export"):
             assert (one / "model.onnx").exists()
     image = tmp_path / "stash" / "worker_0" / "a~1.state"
     image.parent.mkdir(parents=True)
     image.write_bytes(b"unrecorded yet")
     PolicyMap(path=tmp_path / "stash").close()
     assert image.exists()
-    with alone_in(tmp_path) as is_alone:
+    with exclusive_access(tmp_path) as is_alone:
         assert not is_alone
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from helpers.factories import OBS, make, rows_of
 from tfpolicies.errors import ExportError
-from tfpolicies.system.quiet import native_stderr_without, quiet_conversion
+from tfpolicies.system.quiet import suppress_conversion_output, suppress_native_stderr
 
 TOUCHED = ("", "absl", "keras", "onnx", "tensorflow", "tf2onnx", "tf2onnx.tfonnx", "mine")
 
@@ -85,7 +85,7 @@ def test_conversions_leave_logging_warnings_and_the_environment_as_they_were(
 def test_a_handler_and_a_level_that_a_library_sets_are_undone():
     with fresh_root():
         before = process()
-        with quiet_conversion():
+        with suppress_conversion_output():
             libraries_do_as_they_like()
         after = process()
 
@@ -104,7 +104,7 @@ def libraries_do_as_they_like():
 def test_a_handler_that_the_user_adds_meanwhile_stays():
     mine = logging.NullHandler()
     with fresh_root() as root:
-        with quiet_conversion():
+        with suppress_conversion_output():
             root.addHandler(mine)
         after = list(root.handlers)
 
@@ -115,7 +115,7 @@ def test_two_threads_that_convert_leave_everything_as_it_was():
     inside, outside = threading.Event(), threading.Event()
 
     def other():
-        with quiet_conversion():
+        with suppress_conversion_output():
             inside.set()
             outside.wait(10)
             libraries_do_as_they_like()
@@ -123,7 +123,7 @@ def test_two_threads_that_convert_leave_everything_as_it_was():
     thread = threading.Thread(target=other)
     with fresh_root():
         before = process()
-        with quiet_conversion():
+        with suppress_conversion_output():
             thread.start()
             inside.wait(10)
         level = logging.getLogger("tf2onnx").level
@@ -136,7 +136,7 @@ def test_two_threads_that_convert_leave_everything_as_it_was():
 
 
 def convert_nothing():
-    with quiet_conversion():
+    with suppress_conversion_output():
         libraries_do_as_they_like()
         _ = 1 / 0
 
@@ -162,13 +162,13 @@ def test_native_logs_are_held_back_and_other_lines_are_not(capfd):
     inside, leave = threading.Event(), threading.Event()
 
     def other():
-        with native_stderr_without():
+        with suppress_native_stderr():
             inside.set()
             leave.wait(60)
             write_to_stderr("I0000 00:00:1.2 9 single_machine.cc:376] Starting new session", "mine")
 
     thread = threading.Thread(target=other)
-    with native_stderr_without():
+    with suppress_native_stderr():
         thread.start()
         assert inside.wait(60)
         write_to_stderr("W0000 00:00:1.2 9 devices.cc:67] Number of eligible GPUs", "Epoch 1")
@@ -182,7 +182,7 @@ def test_native_logs_are_held_back_and_other_lines_are_not(capfd):
 @pytest.mark.core
 def test_native_logs_of_a_block_that_fails_are_written(capfd):
     def fail():
-        with native_stderr_without():
+        with suppress_native_stderr():
             write_to_stderr("E0000 00:00:1.2 9 x.cc:1] The cause")
             raise ExportError("It is not possible.")
 
@@ -248,10 +248,10 @@ def test_a_level_that_the_user_has_set_decides_what_tensorflow_prints():
 
 
 def test_lines_of_others_are_written_while_tensorflow_is_imported(capfd):
-    with native_stderr_without(rb"^I\d{4} "):
+    with suppress_native_stderr(rb"^I\d{4} "):
         os.write(2, b"I0000 a line of TensorFlow\na line of another thread\n")
     assert capfd.readouterr().err == "a line of another thread\n"
-    with contextlib.suppress(ZeroDivisionError), native_stderr_without(rb"^I\d{4} "):
+    with contextlib.suppress(ZeroDivisionError), suppress_native_stderr(rb"^I\d{4} "):
         os.write(2, b"I0000 why it failed\n")
         raise ZeroDivisionError
     assert capfd.readouterr().err == "I0000 why it failed\n"

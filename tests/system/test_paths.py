@@ -21,7 +21,7 @@ from tfpolicies import (
 )
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.cli import main
-from tfpolicies.cli.serve import _named
+from tfpolicies.cli.serve import _parse_source
 from tfpolicies.compat.import_rllib import import_checkpoint
 from tfpolicies.errors import (
     CheckpointError,
@@ -170,7 +170,7 @@ def test_checkpoints_are_found_by_what_saving_them_returned(place):
     place.leave()
     assert saved.checkpoint.path == str(place.path)
     algorithm.restore(saved)
-    assert algorithm._last_good == str(place.path)
+    assert algorithm._last_finite_checkpoint == str(place.path)
     place.come_back()
     algorithm.restore(place.written)
     loaded = [Algorithm.from_checkpoint(x, config={"env": Painted}) for x in (place.written, saved)]
@@ -181,7 +181,7 @@ def test_checkpoints_are_found_by_what_saving_them_returned(place):
         for name, array in each.get_weights().items():
             np.testing.assert_array_equal(array, wanted[name])
     for each in (algorithm, *loaded):
-        assert each._last_good == str(place.path)
+        assert each._last_finite_checkpoint == str(place.path)
         each.stop()
 
 
@@ -255,7 +255,7 @@ def test_a_replay_buffer_keeps_its_folder(place):
     config = DQNConfig().training(replay_buffer_config={"storage_path": place.written})
     place.leave()
     buffer.add(batch_for(make(), 8))
-    assert buffer.room.bytes_in_files > 0
+    assert buffer.allocator.bytes_in_files > 0
     assert config.replay_buffer_config["storage_path"] == str(place.path)
     assert config.copy().replay_buffer_config["storage_path"] == str(place.path)
     with pytest.raises(ConfigError, match="must be an existing folder, or None, but got 'no'"):
@@ -336,8 +336,8 @@ def test_the_server_and_porting_read_what_their_words_say(place):
     (place.path / "token").chmod(0o600)
     script = place.path / "script.py"
     script.write_text("from ray.rllib.algorithms.ppo import PPO\n")
-    assert _named(place.written) == ("", place.path)
-    assert _named(f"cart={place.written}") == ("cart", place.path)
+    assert _parse_source(place.written) == ("", place.path)
+    assert _parse_source(f"cart={place.written}") == ("cart", place.path)
     assert read_token(Path(f"{place.written}/token"), print) == "secret"
     assert main(["port", f"{place.written}/script.py"]) == 0
     assert "tfpolicies" in script.read_text()

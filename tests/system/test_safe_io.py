@@ -11,10 +11,10 @@ from tfpolicies.errors import CheckpointError, ModelImportError, StashError
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import FIXED_COLUMNS
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
-from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_checkpoint
+from tfpolicies.storage.checkpoint import CheckpointData, read_checkpoint, write_checkpoint
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.storage.stash import Stash
-from tfpolicies.system.atomic import place_file
+from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.regular_files import open_regular, read_regular
 
 ROW = {**dict.fromkeys(FIXED_COLUMNS, 1.0), "iteration": 1}
@@ -54,7 +54,7 @@ irregular = pytest.mark.parametrize("put", [fifo, endless, folder], ids=lambda p
 
 def checkpoint(path):
     arrays = {"weights": {"bias": np.zeros(2, np.float32)}}
-    parts = {"main": PolicyPart("policy.json", {"type": "Policy"}, arrays)}
+    parts = {"main": CheckpointData("policy.json", {"type": "Policy"}, arrays)}
     write_checkpoint(path, "algorithm.json", {"type": "Algorithm"}, arrays, policies=parts)
     return path
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_written_beside_what_is_no_file(tmp_path, put):
 @pytest.mark.parametrize("put", [fifo, endless], ids=lambda put: put.__name__)
 def test_a_file_takes_the_place_of_what_is_none(tmp_path, put):
     put(tmp_path / "file")
-    place_file(tmp_path / "file", b"content")
+    write_atomically(tmp_path / "file", b"content")
     assert (tmp_path / "file").read_bytes() == b"content"
 
 
@@ -111,11 +111,11 @@ def test_a_stash_reads_no_image_and_no_record_from_something_else(tmp_path, put)
     image = np.arange(8, dtype=np.uint8)
     stash.write("main~1", image)
     stash.write_record("main~1", {"policy": {}, "policy_ids": ["main"]})
-    put(stash.path("main~1", "json"))
+    put(stash.get_path("main~1", "json"))
     assert list(stash.list_records()) == []
     with pytest.raises(StashError, match="not a regular file"):
         stash.read_record("main~1")
-    put(stash.path("main~1"))
+    put(stash.get_path("main~1"))
     with pytest.raises(StashError, match="not a regular file"):
         stash.read("main~1", 8)
     with pytest.raises(StashError, match="not a regular file"):

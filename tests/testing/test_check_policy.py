@@ -18,7 +18,7 @@ from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOConfig, PPOTF2Polic
 from tfpolicies.errors import PolicyCheckError, UsageError
 from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.models.distributions import DiagGaussian, SquashedGaussian
-from tfpolicies.policy.compiled_driver import CompiledDriver, OverriddenActing
+from tfpolicies.policy.compiled_driver import CompiledDriver, CustomMethodActing
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.testing import check_policy, random_batch
 from tfpolicies.testing.checking import CHECKS
@@ -52,10 +52,10 @@ COVERING = [  # every observation space, every action space and every model; mos
 @pytest.mark.parametrize(("seen", "done", "model"), telling(COVERING, soak=COVERING[1:]))
 def test_the_packages_policies_keep_the_contract(seen, done, model):
     report = check_policy(make_policy(Combination(seen, done, model)), exports=False)
-    missing = {"memory", "masks", "exports"} - set(report.passed)
-    assert {result.check for result in report.results} - set(report.passed) == missing
-    assert ("memory" in report.passed) == (model in ("lstm", "gru", "attention"))
-    assert ("masks" in report.passed) == (model == "masked")
+    missing = {"memory", "masks", "exports"} - set(report.passes)
+    assert {result.check for result in report.results} - set(report.passes) == missing
+    assert ("memory" in report.passes) == (model in ("lstm", "gru", "attention"))
+    assert ("masks" in report.passes) == (model == "masked")
 
 
 @pytest.mark.soak
@@ -67,7 +67,7 @@ def test_a_policy_with_everything_is_exported_too_and_left_as_it_was():
     session.act(factories.rows_of(policy.observation_space, 2))
     before = copy.deepcopy(policy.get_state())
     report = check_policy(policy)
-    assert set(report.passed) == set(CHECKS)
+    assert set(report.passes) == set(CHECKS)
     lines = str(report).splitlines()
     assert lines[0] == f"check_policy: {type(policy).__name__}"
     assert "masks: passed (10000 draws)" in lines
@@ -132,7 +132,7 @@ class HandWritten(Policy):
 @pytest.mark.core
 def test_a_hand_written_policy_is_held_to_what_it_can_do():
     report = check_policy(HandWritten(factories.OBS, THREE, {"seed": 1}))
-    assert set(report.passed) == {
+    assert set(report.passes) == {
         *("outputs", "action_space", "batch_invariance", "determinism", "aliasing", "state"),
         *("checkpoint", "learning", "untouched"),
     }
@@ -152,11 +152,11 @@ class Remembers(HandWritten):
 
 
 def test_a_hand_written_memory_may_start_anywhere():
-    assert "memory" in check_policy(by_hand(Remembers)).passed
+    assert "memory" in check_policy(by_hand(Remembers)).passes
     session = by_hand(Remembers).session(2)
     session.act(np.ones((2, 3), np.float32))
     session.reset([1])
-    assert session.memory.get_state()["state_0"].tolist() == [[2, 2, 2], [1, 1, 1]]
+    assert session.recurrent_state.get_state()["state_0"].tolist() == [[2, 2, 2], [1, 1, 1]]
 
 
 # -- policies that break it -----------------------------------------------------------------------
@@ -179,7 +179,7 @@ class WrongDtype(HandWritten):
 
 
 class OutOfSpace(HandWritten):
-    def env_action(self, action, **kwargs):
+    def to_env_action(self, action, **kwargs):
         return action + 1
 
 
@@ -351,7 +351,7 @@ class DriftingTF1Policy(DriftingTF2Policy):
         return acted
 
 
-class Flipping(OverriddenActing):
+class Flipping(CustomMethodActing):
     def act(self, *args, **kwargs):
         actions, columns = super().act(*args, **kwargs)
         return 1 - actions, columns
@@ -472,7 +472,7 @@ def test_every_part_of_a_distribution_is_checked(kind, text):
 
 def test_the_distribution_of_a_policy_that_acts_by_its_own_method_is_checked():
     report = check_policy(tf_policy(ExportsSomethingElse), checks=["distribution"])
-    assert report.passed == ("distribution",)
+    assert report.passes == ("distribution",)
 
 
 def test_a_state_without_the_optimizer_and_weights_that_diverge_are_found():
@@ -521,7 +521,7 @@ def test_checks_leave_the_generators_of_spaces_alone():
 
 
 def test_a_hand_written_policy_may_respect_masks():
-    assert "masks" in check_policy(by_hand(RespectsMasks, MASKED)).passed
+    assert "masks" in check_policy(by_hand(RespectsMasks, MASKED)).passes
 
 
 # -- batches and environments ---------------------------------------------------------------------

@@ -18,14 +18,14 @@ import tensorflow as tf
 from tfpolicies.algorithms.actor_critic import (
     ActorCriticConfig,
     ActorCriticTFPolicy,
-    ActorCriticTraining,
+    ActorCriticTrainingSettings,
 )
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import later
+from tfpolicies.config.later import lazy_class
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
-from tfpolicies.program.view import ModelView, TrainBatch
+from tfpolicies.program.view import TracedModel, TrainBatch
 
 __all__ = ["A2C", "A2CConfig", "A2CTF1Policy", "A2CTF2Policy"]
 
@@ -33,10 +33,10 @@ __all__ = ["A2C", "A2CConfig", "A2CTF1Policy", "A2CTF2Policy"]
 class A2CTFPolicy(ActorCriticTFPolicy):
     """The loss of A2C, for any runtime."""
 
-    config_class = later("A2CConfig")
+    config_class = lazy_class("A2CConfig")
 
     def loss(
-        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+        self, model: TracedModel, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> tf.Tensor:
         """Returns the policy gradient's loss with its value and entropy terms."""
         config, mask = self.config, train_batch["loss_mask"]
@@ -47,7 +47,7 @@ class A2CTFPolicy(ActorCriticTFPolicy):
         policy_loss = -masked_mean(logp * train_batch["advantages"], mask)
         entropy = masked_mean(current.entropy(), mask)
         self.record(policy_loss=policy_loss, policy_entropy=entropy)
-        value_loss = self._value_loss(model, train_batch)
+        value_loss = self._compute_value_loss(model, train_batch)
         return (
             policy_loss + config["vf_loss_coeff"] * value_loss - config["entropy_coeff"] * entropy
         )
@@ -66,12 +66,12 @@ class A2CTF1Policy(A2CTFPolicy):
 class A2C(Algorithm):
     """The training loop of A2C: one update per batch of short fragments."""
 
-    config_class = later("A2CConfig")
+    config_class = lazy_class("A2CConfig")
     policy_classes = {"tf2": A2CTF2Policy, "tf": A2CTF1Policy}
 
 
 @dataclass(frozen=True, kw_only=True)
-class A2CTraining(ActorCriticTraining):
+class A2CTrainingSettings(ActorCriticTrainingSettings):
     """The training settings of A2C."""
 
     lr: float = 1e-4
@@ -84,12 +84,12 @@ class A2CTraining(ActorCriticTraining):
 class A2CConfig(ActorCriticConfig):
     """The config of A2C.
 
-    >>> config = A2CConfig().environment("CartPole-v1").training(lr=1e-3, lambda_=0.95)
-    >>> config.vf_loss_coeff, config.rollout_fragment_length
+    >>> make_config = A2CConfig().environment("CartPole-v1").training(lr=1e-3, lambda_=0.95)
+    >>> make_config.vf_loss_coeff, make_config.rollout_fragment_length
     (0.5, 20)
     """
 
-    training_section = A2CTraining
+    training_section = A2CTrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or A2C)

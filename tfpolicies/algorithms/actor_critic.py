@@ -11,21 +11,21 @@ import tensorflow as tf
 
 from tfpolicies.batch.postprocessing import discounted_returns, generalized_advantages
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.later import later
-from tfpolicies.config.sections import SCHEDULE, Training
+from tfpolicies.config.later import lazy_class
+from tfpolicies.config.sections import SCHEDULE, TrainingSettings
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.program.view import ModelView, TrainBatch
-from tfpolicies.rules import AMOUNT, BOOL, UNIT, Rule, is_count
+from tfpolicies.program.view import TracedModel, TrainBatch
+from tfpolicies.rules import BOOL, FRACTION, NON_NEGATIVE, Validator, is_int_at_least
 
 
 class ActorCriticTFPolicy(TFPolicy):
     """A policy that learns from advantages, estimated by a critic if there is one."""
 
-    config_class = later("ActorCriticConfig")
+    config_class = lazy_class("ActorCriticConfig")
     hyperparameters = (*TFPolicy.hyperparameters, "lambda", "vf_loss_coeff", "entropy_coeff")
     static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
     _coefficient_stats = {"entropy_coeff": "entropy_coeff"}
@@ -35,23 +35,23 @@ class ActorCriticTFPolicy(TFPolicy):
         """Returns whether the model has a value head: if `use_critic` is set."""
         return bool(static["use_critic"])
 
-    def _value_loss(self, model: ModelView, train_batch: TrainBatch) -> tf.Tensor:
+    def _compute_value_loss(self, model: TracedModel, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the mean value loss and records it; 0 without a critic."""
         if not self.config["use_critic"]:
             self.record(vf_loss=0.0)
             return tf.constant(0.0)
         mask, targets = train_batch["loss_mask"], train_batch["value_targets"]
-        errors, statistics = self._value_errors(model.value_function(), targets, mask)
+        errors, statistics = self._compute_value_errors(model.value_function(), targets, mask)
         vf_loss = masked_mean(errors, mask)
         self.record(vf_loss=vf_loss, **statistics)
         return vf_loss
 
-    def _value_errors(
+    def _compute_value_errors(
         self, values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Returns the error of each row `[B]`, and statistics of the values."""
-        explained = explained_variance(targets, tf.stop_gradient(values), mask)
-        return 0.5 * tf.square(values - targets), {"vf_explained_var": explained}
+        explained_variance_of_values = explained_variance(targets, tf.stop_gradient(values), mask)
+        return 0.5 * tf.square(values - targets), {"vf_explained_var": explained_variance_of_values}
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds advantages, value targets and bootstrapped values for all trajectories at once.
@@ -59,38 +59,42 @@ class ActorCriticTFPolicy(TFPolicy):
         With a critic the advantages are GAE's (arXiv:1506.02438, equation 16), with lambda = 1 if
         `use_gae=False`. Without a critic they are discounted returns, and nothing is bootstrapped.
         """
-        rewards, added = fragments.columns["rewards"], fragments.added
-        gamma = self.hyper("gamma")
+        rewards, added_columns = fragments.columns["rewards"], fragments.new_columns
+        gamma = self.get_hyperparameter("gamma")
         if not self.config["use_critic"]:
-            nothing = np.zeros_like(rewards)
-            added["value_targets"] = nothing
-            added["advantages"] = discounted_returns(rewards, fragments.ends, nothing, gamma=gamma)
+            zeros = np.zeros_like(rewards)
+            added_columns["value_targets"] = zeros
+            added_columns["advantages"] = discounted_returns(
+                rewards, fragments.ends, zeros, gamma=gamma
+            )
             return
-        next_values = fragments.next_values()
-        added["advantages"], added["value_targets"] = generalized_advantages(
+        next_values = fragments.get_next_values()
+        added_columns["advantages"], added_columns["value_targets"] = generalized_advantages(
             rewards,
             fragments.columns["vf_preds"],
             next_values,
             fragments.columns["terminateds"],
             fragments.ends,
             gamma=gamma,
-            lambda_=self.hyper("lambda") if self.config["use_gae"] else 1.0,
+            lambda_=self.get_hyperparameter("lambda") if self.config["use_gae"] else 1.0,
         )
-        added["values_bootstrapped"] = next_values
+        added_columns["values_bootstrapped"] = next_values
 
 
-_ENTROPY_SCHEDULE = Rule(lambda x: is_count(x) or SCHEDULE.holds(x), SCHEDULE.words)
+_ENTROPY_SCHEDULE = Validator(
+    lambda x: is_int_at_least(x) or SCHEDULE.is_valid(x), SCHEDULE.description
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorCriticTraining(Training):
+class ActorCriticTrainingSettings(TrainingSettings):
     """Training settings shared by algorithms with a critic."""
 
-    lambda_: float = setting(1.0, UNIT)  # of GAE
+    lambda_: float = setting(1.0, FRACTION)  # of GAE
     use_gae: bool = setting(True, BOOL)
     use_critic: bool = setting(True, BOOL)
-    vf_loss_coeff: float = setting(1.0, AMOUNT)  # c_v
-    entropy_coeff: float = setting(0.0, AMOUNT)  # c_e
+    vf_loss_coeff: float = setting(1.0, NON_NEGATIVE)  # c_v
+    entropy_coeff: float = setting(0.0, NON_NEGATIVE)  # c_e
     entropy_coeff_schedule: Any = setting(  # [[timestep, entropy_coeff], ...]; n: to 0 at n
         None, _ENTROPY_SCHEDULE
     )
@@ -99,7 +103,7 @@ class ActorCriticTraining(Training):
 class ActorCriticConfig(AlgorithmConfig):
     """The config of algorithms with a critic."""
 
-    training_section = ActorCriticTraining
+    training_section = ActorCriticTrainingSettings
 
     def validate(self) -> None:
         """Checks settings against each other.

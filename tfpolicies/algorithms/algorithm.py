@@ -18,14 +18,18 @@ from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.algorithm_state import build_from_state, make_state, restore_state
 from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm, save
-from tfpolicies.algorithms.config_completion import EnvSource, complete_config, record_resolved
-from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
-from tfpolicies.algorithms.evaluation_calls import EvaluationCalls
+from tfpolicies.algorithms.config_completion import (
+    EnvSource,
+    complete_config,
+    record_resolved_settings,
+)
+from tfpolicies.algorithms.diagnosis import HealthChecks, PolicyStats, RunStats
+from tfpolicies.algorithms.evaluation_calls import AlgorithmEvaluation
 from tfpolicies.algorithms.evaluator import Evaluator
-from tfpolicies.algorithms.learn import Callback, Learned, learn
-from tfpolicies.algorithms.results import Results
-from tfpolicies.algorithms.run_records import Goals
-from tfpolicies.algorithms.train_batches import TrainBatches
+from tfpolicies.algorithms.learn import Callback, LearnResult, learn
+from tfpolicies.algorithms.results import TrainingMetrics
+from tfpolicies.algorithms.run_records import TrainingOptions
+from tfpolicies.algorithms.train_batches import TrainBatchSampler
 from tfpolicies.algorithms.training_checks import LearnerResultCheck, TrainableCheck
 from tfpolicies.algorithms.tuned import require_tuned
 from tfpolicies.batch.sample_batch import SampleBatch
@@ -34,19 +38,19 @@ from tfpolicies.config.callbacks import DefaultCallbacks, warn_of_unknown_method
 from tfpolicies.config.idioms import (
     EVALUATE_ARGUMENTS,
     LEARN_ARGUMENTS,
-    answering,
-    missing_attribute,
-    setting_answer,
+    describe_missing_attribute,
+    find_setting_equivalent,
+    suggest_for_unknown_keywords,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.distributed.tune import default_config, resource_request
+from tfpolicies.distributed.tune import make_default_config, make_resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.envs.registry import env_name
+from tfpolicies.envs.registry import get_env_name
 from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
-from tfpolicies.extensions import Extensible, ExtensibleType
-from tfpolicies.marks import for_place
+from tfpolicies.extensions import Extensible, ExtensibleMeta
+from tfpolicies.marks import allow_in_checkpoint
 from tfpolicies.models.work import limit_work
-from tfpolicies.policy.checkpoints import path_of
+from tfpolicies.policy.checkpoints import get_path
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -57,15 +61,15 @@ from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 
-_SHOWN = 10  # policy ids in a message
+_MAX_IDS_SHOWN = 10  # policy ids in a message
 
 
-def _setting_answer(algorithm: Algorithm, name: str) -> str:
-    return setting_answer(name, algorithm.get_default_config()._homes)
+def _setting_hint(algorithm: Algorithm, name: str) -> str:
+    return find_setting_equivalent(name, algorithm.get_default_config()._section_by_setting)
 
 
-@for_place("algorithm_class")
-class Algorithm(Extensible, metaclass=ExtensibleType):
+@allow_in_checkpoint("algorithm_class")
+class Algorithm(Extensible, metaclass=ExtensibleMeta):
     """A training algorithm: environments, policies, and the loop that trains them.
 
     A subclass sets the policy classes it trains, by framework (`policy_classes`), and overrides
@@ -80,46 +84,52 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         EnvError: if the environment is unknown or unusable.
     """
 
-    _describe_missing = staticmethod(missing_attribute)
+    _describe_missing = staticmethod(describe_missing_attribute)
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     policy_classes: Mapping[str, type[Policy]] = {}  # by framework: "tf2", and "tf" for graph mode
-    overlaps = False  # whether remote workers sample while this process learns
+    samples_while_learning = False  # whether remote workers sample while this process learns
     _replays = False  # whether the training step learns from a replay buffer
 
-    @answering(_setting_answer, " Write {0}Config().environment(env).training(...).build().")
+    @suggest_for_unknown_keywords(
+        _setting_hint, " Write {0}Config().environment(env).training(...).build()."
+    )
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: EnvSource = None
     ) -> None:
         config = complete_config(type(self), config, env)
         check = TrainableCheck(type(self))
-        check.require_all(config)
+        check.check_config(config)
         self.config = config
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         make_callbacks = config["callbacks"] or DefaultCallbacks
         self.callbacks: DefaultCallbacks = make_callbacks()
         warn_of_unknown_methods(self.callbacks)
-        self.workers = self._new_workers(config)
+        self.workers = self._make_workers(config)
         self._check_environment()
         self.worker.flushes_filters = False
-        self._evaluator = Evaluator(config, self._new_workers, self.worker)
-        self._evaluation = EvaluationCalls(self, self._evaluator)
+        self._evaluator = Evaluator(config, self._make_workers, self.worker)
+        self._evaluation = AlgorithmEvaluation(self, self._evaluator)
         self.policies = AlgorithmPolicies(self.workers, self._evaluator, check)
         self.iteration = 0
-        self._results = Results(config)
-        self.counters = self._results.counters
-        self._train_batches = TrainBatches(self.workers, self._results, check)
+        self._metrics = TrainingMetrics(config)
+        self.counters = self._metrics.counters
+        self._train_batch_sampler = TrainBatchSampler(self.workers, self._metrics, check)
         name, policies = type(self).__name__, self.worker.policy_map
         self._learner_check = LearnerResultCheck(name, config, policies)
-        self._diagnosis = Diagnosis()
-        self._stopped = False
+        self._health_checks = HealthChecks()
+        self._is_stopped = False
         self.run_dir: Path | None = None  # of the last `learn` that had one
-        self.tells_of_unheld = True  # by the first `save`; commands log their own message
-        self._last_good: str | None = None  # the folder of the newest finite checkpoint
-        self._warned_of_false = False  # returned by a callback
+        self.warns_about_unserializable = (
+            True  # by the first `save`; commands log their own message
+        )
+        self._last_finite_checkpoint: str | None = (
+            None  # the folder of the newest finite checkpoint
+        )
+        self._has_warned_of_false = False  # returned by a callback
         self._last_result: dict[str, Any] = {}
         self.setup(config)
         self.warm_up()
-        record_resolved(self)
+        record_resolved_settings(self)
         if config.evaluation_interval is not None or config.evaluation_num_workers:
             self._evaluator.prepare()
         self.callbacks.on_algorithm_init(algorithm=self)
@@ -128,7 +138,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """Returns class, environment and iteration: `PPO(env='CartPole-v1', iteration=3)`."""
         parts = []
         if "config" in vars(self):  # the constructor may have failed before
-            parts.append(f"env={env_name(self.config.env)!r}")
+            parts.append(f"env={get_env_name(self.config.env)!r}")
             if self.config.is_multi_agent():
                 parts.append(f"policies={sorted(self.config.policies)!r:.80}")
         parts.append(f"iteration={vars(self).get('iteration', 0)}")
@@ -139,11 +149,11 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """The number of completed iterations, including those before a restore; `iteration`."""
         return self.iteration
 
-    def _new_workers(self, config: AlgorithmConfig, count: int | None = None) -> WorkerSet:
+    def _make_workers(self, config: AlgorithmConfig, count: int | None = None) -> WorkerSet:
         is_complete = all(spec.policy_class is not None for spec in config.policies.values())
         default_class = None if is_complete else self.get_default_policy_class(config)
         workers = WorkerSet(config=config, default_policy_class=default_class, num_workers=count)
-        workers.on_recreated = functools.partial(self._tell_of_recreated, workers)
+        workers.on_recreated = functools.partial(self._notify_recreated, workers)
         return workers
 
     def _check_environment(self) -> None:
@@ -158,7 +168,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             self.workers.stop()
             raise
 
-    def _tell_of_recreated(self, workers: WorkerSet, worker_ids: list[int]) -> None:
+    def _notify_recreated(self, workers: WorkerSet, worker_ids: list[int]) -> None:
         self.callbacks.on_workers_recreated(
             algorithm=self,
             worker_set=workers,
@@ -232,10 +242,10 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             ConfigError: if Ray Tune is not installed, or for wrong settings.
         """
         if not isinstance(config, AlgorithmConfig):
-            default = default_config(cls)
+            default = make_default_config(cls)
             settings = {name: value for name, value in config.items() if name in default}
             config = default.update_from_dict(settings)
-        return resource_request(config)
+        return make_resource_request(config)
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Sets up the attributes of a subclass; called once, after the policies are created."""
@@ -249,7 +259,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     def warm_up(self) -> None:
         """Traces and compiles the functions used in training, so that no iteration waits for it."""
-        rows = self._expected_train_batch_rows()
+        rows = self._count_expected_train_batch_rows()
         self._warm_up_policies(rows, 1, rows)
 
     def _warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
@@ -268,16 +278,16 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             if program in programs:
                 continue
             programs.add(program)
-            if not self.worker.policies.trains(policy_id):
+            if not self.worker.policies.is_trained(policy_id):
                 _ = policy.driver.acting.inference
-            elif self.workers.has_several_agents():
-                learning.resolve()
+            elif self.workers.is_multi_agent():
+                learning.resolve_auto_settings()
             else:
                 learning.warm_up(rows, num_epochs, minibatch_size)
 
     # -- parts of a training step -------------------------------------------------------------
 
-    def sample_train_batch(self, least: int | None = None) -> dict[str, SampleBatch]:
+    def sample_train_batch(self, min_steps: int | None = None) -> dict[str, SampleBatch]:
         """Samples whole fragments until there are enough steps.
 
         Args:
@@ -287,10 +297,12 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         Returns:
             The rows of each trained policy, by policy id.
         """
-        least = self.config.train_batch_size if least is None else least
-        return self._train_batches.sample(least, while_learning=self.overlaps)
+        min_steps = self.config.train_batch_size if min_steps is None else min_steps
+        return self._train_batch_sampler.sample(
+            min_steps, while_learning=self.samples_while_learning
+        )
 
-    def _expected_train_batch_rows(self) -> int:
+    def _count_expected_train_batch_rows(self) -> int:
         """Returns the rows per `sample_train_batch`, unless fragments end with episodes."""
         rows = self.workers.rows_per_sample()
         return -(-self.config.train_batch_size // rows) * rows
@@ -317,17 +329,17 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
                 training.
         """
         self._require_running()
-        self._results.begin()
-        self._train_batches.row_sizes.begin()
+        self._metrics.begin_iteration()
+        self._train_batch_sampler.row_magnitudes.begin_iteration()
         learner: dict[str, Any] = {}
         evaluation = self._evaluation.start()
         while True:
             learner = self._learn_and_sync() or learner
-            if self._results.has_done_enough():
+            if self._metrics.is_iteration_complete():
                 break
         self.iteration += 1
-        result = self._results.result(self.iteration, learner, self.workers)
-        self._diagnose(result, learner)
+        result = self._metrics.make_result(self.iteration, learner, self.workers)
+        self._check_health(result, learner)
         self._evaluation.add_to(result, evaluation)
         self._report(result)
         self._last_result = result
@@ -335,18 +347,23 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     def _report(self, result: dict[str, Any]) -> None:
         on_train_result: Callable[..., Any] = self.callbacks.on_train_result
-        if on_train_result(algorithm=self, result=result) is False and not self._warned_of_false:
-            self._warned_of_false = True
+        if (
+            on_train_result(algorithm=self, result=result) is False
+            and not self._has_warned_of_false
+        ):
+            self._has_warned_of_false = True
             logger.warning(
                 "%s.on_train_result returned False, which does not stop the training. A function "
                 "f(algorithm, result) does, in learn(..., callbacks=[f]).",
                 type(self.callbacks).__name__,
             )
         if self.config.env_task_fn is not None:
-            tell = functools.partial(set_tasks, env_task_fn=self.config.env_task_fn, result=result)
-            self.workers.foreach_worker(tell)
+            update_tasks = functools.partial(
+                set_tasks, env_task_fn=self.config.env_task_fn, result=result
+            )
+            self.workers.foreach_worker(update_tasks)
 
-    @answering(lambda _, name: LEARN_ARGUMENTS.get(name, ""))
+    @suggest_for_unknown_keywords(lambda _, name: LEARN_ARGUMENTS.get(name, ""))
     def learn(
         self,
         total_timesteps: float,
@@ -359,7 +376,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         keep_checkpoints: int = 1,
         keep_best: bool = False,
         record_every: int = 0,
-    ) -> Learned:
+    ) -> LearnResult:
         """Trains until `total_timesteps`, shows the progress and saves the results.
 
         `tfpolicies train` calls this. The run folder contains `progress.csv`, TensorBoard events,
@@ -407,7 +424,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             KeyboardInterrupt: after Ctrl-C.
         """
         self._require_running()
-        goals = Goals(
+        options = TrainingOptions(
             steps=total_timesteps,
             until=until,
             checkpoint_every=checkpoint_every,
@@ -415,35 +432,39 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             keep_best=keep_best,
             record_every=record_every,
         )
-        return learn(self, goals, run_dir=run_dir, progress=progress, callbacks=callbacks)
+        return learn(self, options, run_dir=run_dir, progress=progress, callbacks=callbacks)
 
     def _require_running(self) -> None:
-        if self._stopped:
+        if self._is_stopped:
             raise UsageError("This algorithm was stopped; build a new one or restore a checkpoint.")
 
     def _learn_and_sync(self) -> dict[str, Any]:
-        started, seconds = time.perf_counter(), self._results.seconds
-        sampled_before = seconds["sample"]
+        started_at, seconds = time.perf_counter(), self._metrics.seconds
+        seconds_sampled_before = seconds["sample"]
         learner = self._train_once()
-        sampling = seconds["sample"] - sampled_before
-        learning = time.perf_counter() - started - sampling
+        sampling_seconds = seconds["sample"] - seconds_sampled_before
+        learning_seconds = time.perf_counter() - started_at - sampling_seconds
         policies = self.worker.policy_map
-        loading = sum(
-            policies.handle(pid).driver.learning.take_seconds_loading() for pid in learner
+        loading_seconds = sum(
+            policies.get_handle(pid).driver.learning.pop_loading_seconds() for pid in learner
         )
-        loading = min(loading, learning)  # it may include loading of earlier batches
-        seconds["load"] += loading
-        seconds["learn"] += learning - loading
-        trained = sum(result.get("num_agent_steps_trained", 0) for result in learner.values())
-        self.counters["num_env_steps_trained"] += round(trained * self._train_batches.env_share)
-        self.counters["num_agent_steps_trained"] += trained
-        updates = {pid: policies.handle(pid).num_grad_updates for pid in learner}
-        steps = self.counters[f"num_{self._results.unit}_sampled"]
+        loading_seconds = min(
+            loading_seconds, learning_seconds
+        )  # it may include loading of earlier batches
+        seconds["load"] += loading_seconds
+        seconds["learn"] += learning_seconds - loading_seconds
+        trained_steps = sum(result.get("num_agent_steps_trained", 0) for result in learner.values())
+        self.counters["num_env_steps_trained"] += round(
+            trained_steps * self._train_batch_sampler.env_steps_per_row
+        )
+        self.counters["num_agent_steps_trained"] += trained_steps
+        updates = {pid: policies.get_handle(pid).num_grad_updates for pid in learner}
+        steps = self.counters[f"num_{self._metrics.unit}_sampled"]
         global_vars = {"timestep": steps, "num_grad_updates_per_policy": updates}
-        learned = time.perf_counter()
+        learned_at = time.perf_counter()
         self.workers.sync_weights(None, global_vars)
         self.workers.sync_filters()
-        self._results.spent("sync", learned)
+        self._metrics.add_time("sync", learned_at)
         return learner
 
     def _train_once(self) -> dict[str, Any]:
@@ -452,36 +473,36 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             learner = self.training_step()
             self._learner_check.check(learner)
         except NonFiniteError as error:
-            error.iteration, error.checkpoint = self.iteration + 1, self._last_good
-            saved = "there is no good checkpoint yet"
-            if self._last_good is not None:
-                saved = f"the last good checkpoint is {self._last_good!r}"
-            error.add(f"It happened in iteration {error.iteration}; {saved}.")
+            error.iteration, error.checkpoint = self.iteration + 1, self._last_finite_checkpoint
+            checkpoint_text = "there is no good checkpoint yet"
+            if self._last_finite_checkpoint is not None:
+                checkpoint_text = f"the last good checkpoint is {self._last_finite_checkpoint!r}"
+            error.add(f"It happened in iteration {error.iteration}; {checkpoint_text}.")
             raise
         return learner
 
-    def _diagnose(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
-        episodes, policies = [*self._results.episodes], self.worker.policy_map
+    def _check_health(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
+        episodes, policies = [*self._metrics.episodes], self.worker.policy_map
         num_envs = self.workers.num_envs() * max(1, self.config.num_rollout_workers)
-        self._diagnosis.look(
-            Sampled(result, self.config, episodes, num_envs, self._results.first_returns),
+        self._health_checks.check(
+            RunStats(result, self.config, episodes, num_envs, self._metrics.first_returns),
             (
-                Trained(
+                PolicyStats(
                     pid,
-                    each.get("learner_stats") or {},
-                    of.config,
-                    of.action_space,
+                    policy_result.get("learner_stats") or {},
+                    policy.config,
+                    policy.action_space,
                     result,
-                    *self._train_batches.row_sizes.of(pid),
+                    *self._train_batch_sampler.row_magnitudes.get(pid),
                 )
-                for pid, each in learner.items()
-                for of in [policies.handle(pid)]
+                for pid, policy_result in learner.items()
+                for policy in [policies.get_handle(pid)]
             ),
         )
 
     # -- evaluation ---------------------------------------------------------------------------
 
-    @answering(lambda _, name: EVALUATE_ARGUMENTS.get(name, ""))
+    @suggest_for_unknown_keywords(lambda _, name: EVALUATE_ARGUMENTS.get(name, ""))
     def evaluate(
         self,
         duration_fn: Callable[[int], int] | None = None,
@@ -530,8 +551,10 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """Returns the policy with that id; None if there is none, and the log names the ids."""
         policy = self.worker.get_policy(policy_id)
         if policy is None:
-            known = sorted(self.worker.policy_map)[:_SHOWN]
-            logger.warning("get_policy(%r) returns None; there are policies %s.", policy_id, known)
+            policy_ids = sorted(self.worker.policy_map)[:_MAX_IDS_SHOWN]
+            logger.warning(
+                "get_policy(%r) returns None; there are policies %s.", policy_id, policy_ids
+            )
         return policy
 
     def add_policy(
@@ -612,8 +635,10 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
                 KeyError.
             UsageError: if the mapping function returns it for an agent; nothing is changed then.
         """
-        roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
-        self.policies.remove(policy_id, roles, evaluation_workers=evaluation_workers)
+        mapping_and_trainable = MappingAndTrainable(policy_mapping_fn, policies_to_train)
+        self.policies.remove(
+            policy_id, mapping_and_trainable, evaluation_workers=evaluation_workers
+        )
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
         """Returns copies of the weights by policy id, of all policies or of the given ids."""
@@ -730,9 +755,12 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         if (observation is None) == (input_dict is None):
             raise UsageError("Give either observation or input_dict to compute_single_action.")
         if policy.agent_connectors and input_dict is not None:
-            input_dict = {**input_dict, "obs": policy.agent_connectors.seen(input_dict["obs"])}
+            input_dict = {
+                **input_dict,
+                "obs": policy.agent_connectors.transform_observation(input_dict["obs"]),
+            }
         elif policy.agent_connectors:
-            observation = policy.agent_connectors.seen(observation)
+            observation = policy.agent_connectors.transform_observation(observation)
         action, states, extras = policy.driver.acting.act_single(
             observation,
             state,
@@ -747,7 +775,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             timestep=timestep,
         )
         if policy.action_connectors:
-            action = policy.action_connectors.done(action)
+            action = policy.action_connectors.transform_action(action)
         return (action, states, extras) if full_fetch or states else action
 
     def export_policy_model(
@@ -755,7 +783,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         export_dir: str | os.PathLike[str],
         policy_id: str = DEFAULT_POLICY_ID,
         onnx: int | bool | None = None,
-        **form: object,
+        **format_options: object,
     ) -> Any:
         """Writes a policy for serving; see `TFPolicy.export_model`.
 
@@ -769,7 +797,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UnknownPolicyError: if the id is unknown.
             ExportError: if the policy cannot be exported; the folder is unchanged then.
         """
-        return self.policies.get(policy_id).export_model(export_dir, onnx, **form)
+        return self.policies.get(policy_id).export_model(export_dir, onnx, **format_options)
 
     def export_policy_checkpoint(
         self, export_dir: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID
@@ -862,13 +890,13 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             CheckpointError: if it is missing, damaged, of another format, not finite or does not
                 fit; nothing is changed then. The message names the file and the reason.
         """
-        written = path_of(checkpoint_path)
-        folder = resolve_path(written)
-        stored = StoredAlgorithm.read(written)
-        stored.require_finite(allow=allow_non_finite)
+        path = get_path(checkpoint_path)
+        folder = resolve_path(path)
+        stored_algorithm = StoredAlgorithm.read(path)
+        stored_algorithm.require_finite(allow=allow_non_finite)
         with limit_work(model_work_limit):
-            stored.restore(self, allow_other_spaces=allow_other_spaces)
-        self._last_good = None if allow_non_finite else str(folder)
+            stored_algorithm.restore(self, allow_other_spaces=allow_other_spaces)
+        self._last_finite_checkpoint = None if allow_non_finite else str(folder)
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
     @classmethod
@@ -920,18 +948,18 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
                 Different observation bounds are only logged, in one line.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
-        written = path_of(checkpoint)
-        folder = resolve_path(written)
+        path = get_path(checkpoint)
+        folder = resolve_path(path)
         functions = MappingAndTrainable(policy_mapping_fn, policies_to_train)
-        given = checkpoints.given_again(checkpoint, functions, config)
-        algorithm: Algorithm = StoredAlgorithm.read(written, policy_ids, *given).algorithm(
+        overrides = checkpoints.resolve_overrides(checkpoint, functions, config)
+        algorithm: Algorithm = StoredAlgorithm.read(path, policy_ids, *overrides).build(
             cls,
             allow_other_spaces=allow_other_spaces,
             allow_non_finite=allow_non_finite,
             custom_objects=custom_objects,
             model_work_limit=model_work_limit,
         )
-        algorithm._last_good = None if allow_non_finite else str(folder)
+        algorithm._last_finite_checkpoint = None if allow_non_finite else str(folder)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
 
@@ -953,7 +981,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         Raises:
             UnpicklableError: if one of them cannot be imported by name, such as a lambda.
         """
-        return checkpoints.reduced(self)
+        return checkpoints.reduce_algorithm(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for `__setstate__`, under RLlib's names.
@@ -993,4 +1021,4 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """Closes the environments; may be called again."""
         self.workers.stop()
         self._evaluator.stop()
-        self._stopped = True
+        self._is_stopped = True

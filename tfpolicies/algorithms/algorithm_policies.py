@@ -8,7 +8,7 @@ from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.algorithms.training_checks import TrainableCheck
 from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.errors import UnknownPolicyError, near_matches
+from tfpolicies.errors import UnknownPolicyError, suggest_similar_names
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 
@@ -35,10 +35,10 @@ class AlgorithmPolicies:
         """
         policies = self._workers.local_worker().policy_map
         try:
-            return policies.handle(policy_id)
+            return policies.get_handle(policy_id)
         except UnknownPolicyError:
             policy_ids = sorted(policies)
-            matches = near_matches(policy_id, policy_ids)
+            matches = suggest_similar_names(policy_id, policy_ids)
             raise UnknownPolicyError(
                 f"No policy {policy_id!r}; there are {policy_ids}.{matches}"
             ) from None
@@ -52,13 +52,15 @@ class AlgorithmPolicies:
         """
         self._require_trainable(addition)
         with PolicyTransaction() as transaction:
-            added = self._workers.add_within(transaction, addition)
+            new_policy = self._workers.add_in_transaction(transaction, addition)
             if evaluation_workers and self._evaluator.workers is not None:
                 policy_id, mapping_fn = addition.policy_id, addition.policy_mapping_fn
-                copy = self._evaluator.copy_of(added, policy_id)
-                evaluated = PolicyAddition(policy_id, policy=copy, policy_mapping_fn=mapping_fn)
-                self._evaluator.workers.add_within(transaction, evaluated)
-        return added
+                copy = self._evaluator.copy_policy(new_policy, policy_id)
+                evaluation_addition = PolicyAddition(
+                    policy_id, policy=copy, policy_mapping_fn=mapping_fn
+                )
+                self._evaluator.workers.add_in_transaction(transaction, evaluation_addition)
+        return new_policy
 
     def _require_trainable(self, addition: PolicyAddition) -> None:
         """Checks a policy if it is certain to be trained; see `TrainableCheck.require`."""
@@ -69,27 +71,37 @@ class AlgorithmPolicies:
         policy_class = type(policy) if spec is None else spec.policy_class
         is_frozen = policy is not None and policy.driver.is_frozen
         if not is_frozen and is_surely_trained(addition.policy_id, predicate):
-            self._check.require(addition.policy_id, policy_class)  # type: ignore[arg-type]
+            self._check.check(addition.policy_id, policy_class)  # type: ignore[arg-type]
 
     def remove(
-        self, policy_id: str, roles: MappingAndTrainable, *, evaluation_workers: bool
+        self,
+        policy_id: str,
+        mapping_and_trainable: MappingAndTrainable,
+        *,
+        evaluation_workers: bool,
     ) -> None:
         """Removes a policy from all workers; see `Algorithm.remove_policy`."""
-        mapping_fn = roles.policy_mapping_fn
-        evaluating = self._evaluator.workers if evaluation_workers else None
-        if evaluating is not None:
-            evaluating.require_unmapped(policy_id, mapping_fn)
-        self._workers.remove_policy(policy_id, **roles._asdict())
-        if evaluating is not None and policy_id in evaluating.local_worker().policy_map:
-            evaluating.remove_policy(policy_id, policy_mapping_fn=mapping_fn)
+        mapping_fn = mapping_and_trainable.policy_mapping_fn
+        evaluating_workers = self._evaluator.workers if evaluation_workers else None
+        if evaluating_workers is not None:
+            evaluating_workers.require_unmapped(policy_id, mapping_fn)
+        self._workers.remove_policy(policy_id, **mapping_and_trainable._asdict())
+        if (
+            evaluating_workers is not None
+            and policy_id in evaluating_workers.local_worker().policy_map
+        ):
+            evaluating_workers.remove_policy(policy_id, policy_mapping_fn=mapping_fn)
 
-    def assign(self, roles: MappingAndTrainable) -> None:
+    def set_mapping_and_trainable(self, mapping_and_trainable: MappingAndTrainable) -> None:
         """Sets the policy mapping function and the trainable policies in all workers.
 
         Args:
-            mapping_and_trainable: the mapping function, and the ids or predicate of trained policies (None for
+            mapping_and_trainable: the mapping function, and the ids or predicate of trained
+            policies (None for
                 all).
         """
-        predicate = as_predicate(roles.policies_to_train)
-        self._workers.set_mapping_and_trainable(roles.policy_mapping_fn, predicate)
-        self._evaluator.assign(MappingAndTrainable(roles.policy_mapping_fn, predicate))
+        predicate = as_predicate(mapping_and_trainable.policies_to_train)
+        self._workers.set_mapping_and_trainable(mapping_and_trainable.policy_mapping_fn, predicate)
+        self._evaluator.set_mapping_and_trainable(
+            MappingAndTrainable(mapping_and_trainable.policy_mapping_fn, predicate)
+        )

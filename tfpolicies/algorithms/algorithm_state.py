@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.host import HostAlgorithm
+from tfpolicies.algorithms.host import AlgorithmProtocol
 from tfpolicies.errors import UsageError
 
-_EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state
+_EVAL_MAPPING_KEY = "eval_policy_mapping_fn"  # key of a state
 
 
-def make_state(algorithm: HostAlgorithm) -> dict[str, Any]:
+def make_state(algorithm: AlgorithmProtocol) -> dict[str, Any]:
     """Returns the state of an algorithm; see `Algorithm.__getstate__`."""
-    evaluating = algorithm.evaluation_worker
-    mapping = {} if evaluating is None else {_EVALUATED_BY: evaluating.policy_mapping_fn}
+    evaluation_worker = algorithm.evaluation_worker
+    mapping = (
+        {}
+        if evaluation_worker is None
+        else {_EVAL_MAPPING_KEY: evaluation_worker.policy_mapping_fn}
+    )
     return {
         **mapping,
         "algorithm_class": type(algorithm),
@@ -27,26 +31,26 @@ def make_state(algorithm: HostAlgorithm) -> dict[str, Any]:
     }
 
 
-def restore_state(algorithm: HostAlgorithm, state: Mapping[str, Any]) -> None:
+def restore_state(algorithm: AlgorithmProtocol, state: Mapping[str, Any]) -> None:
     """Restores the state of an algorithm; see `Algorithm.__setstate__`."""
-    local = algorithm.worker
+    local_worker = algorithm.worker
     worker_state, iteration = state["worker"], int(state["training_iteration"])
-    worker_state = checkpoints.with_configured_numbers(local, worker_state)
-    counters, before = dict(state["counters"]), local.get_state()
-    local.set_state(worker_state)
+    worker_state = checkpoints.apply_worker_hyperparameters(local_worker, worker_state)
+    counters, previous_state = dict(state["counters"]), local_worker.get_state()
+    local_worker.set_state(worker_state)
     try:
         if "extra" in state:
             algorithm.set_extra_state(state["extra"])
     except BaseException:
-        local.set_state(before)
+        local_worker.set_state(previous_state)
         raise
     algorithm.counters.update(counters)
     algorithm.iteration = iteration
-    algorithm.workers.align(new_episodes=True)
-    evaluating = algorithm.evaluation_workers
-    if _EVALUATED_BY in state and evaluating is not None:
-        to_train = evaluating.local_worker().is_policy_to_train
-        evaluating.set_mapping_and_trainable(state[_EVALUATED_BY], to_train)
+    algorithm.workers.sync_workers(new_episodes=True)
+    evaluation_workers = algorithm.evaluation_workers
+    if _EVAL_MAPPING_KEY in state and evaluation_workers is not None:
+        to_train = evaluation_workers.local_worker().is_policy_to_train
+        evaluation_workers.set_mapping_and_trainable(state[_EVAL_MAPPING_KEY], to_train)
 
 
 def build_from_state(state: Mapping[str, Any]) -> Any:

@@ -15,20 +15,20 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tfpolicies.algorithms.host import HostAlgorithm, States
-from tfpolicies.algorithms.run_state import MALFORMED, get_progress, run_state
+from tfpolicies.algorithms.host import AlgorithmProtocol, PolicyStateDicts
+from tfpolicies.algorithms.run_state import MALFORMED_ERRORS, get_progress, read_training_state
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
-from tfpolicies.config.multi_agent_setup import policy_config
+from tfpolicies.config.multi_agent_setup import make_policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.read_only import is_equal
 from tfpolicies.config.stored_config import (
-    arrived,
-    automatic_of,
+    decode_and_override,
     decode_config,
     encode_config,
-    overridden_config,
-    travelling,
+    from_pickle,
+    get_stored_auto,
+    to_pickle,
 )
 from tfpolicies.config.stored_settings import (
     ALGORITHM_SETTINGS,
@@ -37,42 +37,52 @@ from tfpolicies.config.stored_settings import (
     decode_settings,
 )
 from tfpolicies.distributed import messages
-from tfpolicies.distributed.tune import default_config
+from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.envs.making import EnvContext, make_any_environments
-from tfpolicies.envs.vector import Environments
-from tfpolicies.errors import CheckpointError, ConfigError, NotOfferedError, UnpicklableError
-from tfpolicies.models.extent import built_from
+from tfpolicies.envs.vector import VectorEnvAdapter
+from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError, UnsupportedMethodError
+from tfpolicies.models.extent import limit_to_stored_weights
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
     StoredPolicy,
+    apply_configured_hyperparameters,
     check_stored_state,
     custom_object_scope,
-    path_of,
-    policies_in,
-    policy_part,
+    get_path,
+    make_policy_part,
+    make_stored_policies,
     set_stored_state,
-    with_configured_hyperparameters,
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.rollout.policy_changes import MappingAndTrainable
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 from tfpolicies.rollout.worker_state import restore_sampling
-from tfpolicies.storage.array_places import take_arrays
-from tfpolicies.storage.checkpoint import Checkpoint, PolicyPart, read_checkpoint, write_checkpoint
+from tfpolicies.storage.array_places import extract_arrays
+from tfpolicies.storage.checkpoint import (
+    Checkpoint,
+    CheckpointData,
+    read_checkpoint,
+    write_checkpoint,
+)
 from tfpolicies.storage.generator_json import encode_generator
-from tfpolicies.storage.import_paths import describe
-from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
-from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
-from tfpolicies.storage.places import Place, admitted
+from tfpolicies.storage.import_paths import get_declared_path
+from tfpolicies.storage.json_values import (
+    UnresolvedObject,
+    decode_value,
+    encode_value,
+    find_unresolved,
+)
+from tfpolicies.storage.pickling import check_picklable_by_name, restore_checkpoint, serialize_part
+from tfpolicies.storage.places import AllowedObject, resolve_allowed
 from tfpolicies.storage.segments import Segment
 from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger(__name__)
 
 
-class SavedPath(str):
+class CheckpointPath(str):
     """The folder of a checkpoint, with the objects that cannot be stored in a file.
 
     Pickling, copying or joining it gives a plain `str`.
@@ -88,10 +98,10 @@ class SavedPath(str):
 
     def __new__(
         cls, folder: str, settings: dict[str, Any], functions: MappingAndTrainable
-    ) -> SavedPath:
-        made = super().__new__(cls, folder)
-        made.settings, made.functions = settings, functions
-        return made
+    ) -> CheckpointPath:
+        path = super().__new__(cls, folder)
+        path.settings, path.functions = settings, functions
+        return path
 
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str(self),)
@@ -110,12 +120,12 @@ class SaveResult(NamedTuple):
     metrics: dict[str, Any]  # of the last training iteration
 
 
-class AlgorithmRecord(NamedTuple):
+class AlgorithmSnapshot(NamedTuple):
     """A snapshot of an algorithm for a checkpoint; further training does not change it."""
 
     manifest: dict[str, Any]
     arrays: dict[str, dict[str, np.ndarray]]
-    policies: dict[str, PolicyPart]
+    policies: dict[str, CheckpointData]
     segments: list[Segment]
 
     def write(self, folder: str | os.PathLike[str]) -> None:
@@ -133,69 +143,74 @@ class AlgorithmRecord(NamedTuple):
             segments=self.segments,
         )
 
-    def stored(self, source: str) -> StoredAlgorithm:
+    def as_stored_algorithm(self, source: str) -> StoredAlgorithm:
         """Returns the stored algorithm without arrays and policies."""
         return StoredAlgorithm(Checkpoint(self.manifest, {}, {}), source)
 
 
-def record_of(algorithm: HostAlgorithm, policy_states: States | None = None) -> AlgorithmRecord:
+def make_snapshot(
+    algorithm: AlgorithmProtocol, policy_states: PolicyStateDicts | None = None
+) -> AlgorithmSnapshot:
     """Returns a snapshot of an algorithm with its policies, as copies.
 
     Args:
         algorithm: the algorithm to copy.
         policy_states: by policy id, states to use instead of the current ones.
     """
-    instead = policy_states or {}
+    replacement_states = policy_states or {}
     worker = algorithm.worker
-    sampler_state, sampler_arrays = _sampler_record(worker)
+    sampler_state, sampler_arrays = _encode_sampler(worker)
     extra_arrays: dict[str, np.ndarray] = {}
     segments: list[Segment] = []
-    extra = take_arrays(algorithm.get_extra_state(), extra_arrays, segments)
+    extra = extract_arrays(algorithm.get_extra_state(), extra_arrays, segments)
     manifest = {
         "type": "Algorithm",
         "algorithm_class": encode_value(type(algorithm)),
         "config": encode_config(algorithm.config.to_dict()),
-        "automatic": algorithm.config.automatic(),
+        "automatic": algorithm.config.get_auto_settings(),
         "progress": encode_value(get_progress(algorithm)),
-        "roster": _roles_record(worker.policies),
+        "roster": _encode_mapping_and_trainable(worker.policies),
         "worker": {
-            "seeds_used": worker.seeds.used,
+            "seeds_used": worker.seeds.num_calls,
             "rng": None if worker.sampler is None else encode_generator(worker.sampler.rng),
             "global_vars": encode_value(worker.global_vars),
             "sampler": sampler_state,
         },
-        "evaluation": _evaluation_record(algorithm.evaluation_worker),
+        "evaluation": _encode_evaluation(algorithm.evaluation_worker),
         "extra": encode_value(extra),
     }
-    only = algorithm.config.checkpoint_trainable_policies_only
+    trainable_only = algorithm.config.checkpoint_trainable_policies_only
     policies = {
-        pid: policy_part(policy, instead.get(pid))
+        pid: make_policy_part(policy, replacement_states.get(pid))
         for pid, policy in worker.policy_map.items()
-        if not only or worker.policies.trains(pid)
+        if not trainable_only or worker.policies.is_trained(pid)
     }
     manifest["finite"] = all(part.manifest["finite"] for part in policies.values())
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
-    return AlgorithmRecord(manifest, arrays, policies, segments)
+    return AlgorithmSnapshot(manifest, arrays, policies, segments)
 
 
 def _export_models(
-    algorithm: HostAlgorithm, record: AlgorithmRecord, folder: Path, states: States
+    algorithm: AlgorithmProtocol,
+    snapshot: AlgorithmSnapshot,
+    folder: Path,
+    states: PolicyStateDicts,
 ) -> None:
     """Writes a SavedModel of each policy with a Keras model; `states` replace current ones."""
-    for policy_id in record.policies:
+    for policy_id in snapshot.policies:
         policy: Any = algorithm.worker.policy_map[policy_id]
         if policy_id in states:
             policy = policy.copy()
             policy.set_state(states[policy_id])
-        with contextlib.suppress(NotOfferedError):
+        with contextlib.suppress(UnsupportedMethodError):
             policy.export_model(folder / "policies" / quote(policy_id, safe=" ") / "model")
 
 
 def save(
-    algorithm: HostAlgorithm,
+    algorithm: AlgorithmProtocol,
     checkpoint_dir: str | os.PathLike[str] | None,
-    policy_states: States | None,
+    policy_states: PolicyStateDicts | None,
 ) -> SavedCheckpoint:
     """Writes the checkpoint of an algorithm; see `Algorithm.save`.
 
@@ -209,108 +224,119 @@ def save(
         ExportError: if a SavedModel cannot be written; the checkpoint is complete.
     """
     folder = resolve_path(checkpoint_dir or f"checkpoint_{algorithm.iteration:06d}")
-    record = record_of(algorithm, policy_states)
-    record.write(folder)
+    snapshot = make_snapshot(algorithm, policy_states)
+    snapshot.write(folder)
     if algorithm.config.export_native_model_files:
-        _export_models(algorithm, record, folder, policy_states or {})
-    if record.manifest["finite"] and not policy_states:
-        algorithm._last_good = str(folder)
-    stored = record.stored(repr(str(folder)))
-    settings, functions = held_back(algorithm, stored)
-    _warn_unheld(algorithm, stored)
+        _export_models(algorithm, snapshot, folder, policy_states or {})
+    if snapshot.manifest["finite"] and not policy_states:
+        algorithm._last_finite_checkpoint = str(folder)
+    stored_algorithm = snapshot.as_stored_algorithm(repr(str(folder)))
+    settings, functions = collect_unserializable(algorithm, stored_algorithm)
+    _warn_unserializable(algorithm, stored_algorithm)
     if algorithm.config.new_episodes_at_checkpoint:
-        algorithm.workers.foreach_worker(messages.begin_episodes)
-    return SavedCheckpoint(SavedPath(str(folder), settings, MappingAndTrainable(**functions)))
+        algorithm.workers.foreach_worker(messages.request_new_episodes)
+    return SavedCheckpoint(CheckpointPath(str(folder), settings, MappingAndTrainable(**functions)))
 
 
-def _warn_unheld(algorithm: HostAlgorithm, stored: StoredAlgorithm) -> None:
+def _warn_unserializable(algorithm: AlgorithmProtocol, stored_algorithm: StoredAlgorithm) -> None:
     """Warns once about the objects a caller must pass again when loading the checkpoint."""
-    unheld = stored.unheld()
-    if unheld is not None and algorithm.tells_of_unheld:
-        algorithm.tells_of_unheld = False
+    unserializable = stored_algorithm.get_unserializable()
+    if unserializable is not None and algorithm.warns_about_unserializable:
+        algorithm.warns_about_unserializable = False
         logger.warning(
             "This checkpoint does not store these objects, since a file must not choose what is "
             "imported: %s. Pass them when you load it: %s.%s.",
-            unheld.names,
+            unserializable.names,
             type(algorithm).__name__,
-            unheld.call,
+            unserializable.call,
         )
 
 
-def reduced(algorithm: HostAlgorithm) -> tuple[Any, tuple[Any, ...]]:
+def reduce_algorithm(algorithm: AlgorithmProtocol) -> tuple[Any, tuple[Any, ...]]:
     """Returns the `__reduce__` value: the checkpoint, and the objects that cannot be stored in it.
 
     Raises:
         UnpicklableError: if its class, or one of these objects, cannot be imported by name; or if
             the class of an added policy is not named in the config.
     """
-    record = record_of(algorithm)
-    manifest, arrays, policies, segments = record
-    stored = record.stored(repr(algorithm))
-    given, functions = held_back(algorithm, stored)
-    given = travelling(given)
-    kind = type(algorithm)
-    require_named({"the class of the algorithm": kind, "config": given, **functions})
+    snapshot = make_snapshot(algorithm)
+    manifest, arrays, policies, segments = snapshot
+    stored_algorithm = snapshot.as_stored_algorithm(repr(algorithm))
+    settings, functions = collect_unserializable(algorithm, stored_algorithm)
+    settings = to_pickle(settings)
+    algorithm_class = type(algorithm)
+    check_picklable_by_name(
+        {"the class of the algorithm": algorithm_class, "config": settings, **functions}
+    )
     for pid in policies.keys() - algorithm.config.policies.keys():
-        _require_known_class(pid, policies[pid])
-    frozen = {pid: frozen_part(part) for pid, part in policies.items()}
-    whole = frozen_part(PolicyPart(ALGORITHM_MANIFEST, manifest, arrays))
-    return _unpickled, (kind, whole, frozen, given, functions, segments)
+        _require_named_policy_class(pid, policies[pid])
+    policy_parts = {pid: serialize_part(part) for pid, part in policies.items()}
+    algorithm_part = serialize_part(CheckpointData(ALGORITHM_MANIFEST, manifest, arrays))
+    return _unpickle_algorithm, (
+        algorithm_class,
+        algorithm_part,
+        policy_parts,
+        settings,
+        functions,
+        segments,
+    )
 
 
-def held_back(
-    algorithm: HostAlgorithm, stored: StoredAlgorithm
+def collect_unserializable(
+    algorithm: AlgorithmProtocol, stored_algorithm: StoredAlgorithm
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the settings and the functions of an algorithm that no file can hold, by name."""
     settings = algorithm.config.to_dict()
-    present = algorithm.worker.policies.mapping_and_trainable._asdict()
-    stored_functions = stored.functions._asdict()
+    current_functions = algorithm.worker.policies.mapping_and_trainable._asdict()
+    stored_functions = stored_algorithm.functions._asdict()
     functions = {
         name: function
-        for name, function in present.items()
-        if isinstance(stored_functions[name], Missing)
+        for name, function in current_functions.items()
+        if isinstance(stored_functions[name], UnresolvedObject)
     }
-    return {name: settings[name] for name in stored.missing_settings()}, functions
+    return {name: settings[name] for name in stored_algorithm.get_missing_settings()}, functions
 
 
-def _require_known_class(policy_id: str, part: PolicyPart) -> None:
-    found = admitted(decode_value(part.manifest["policy_class"]), POLICY_CLASS)
-    if isinstance(found, Missing):
+def _require_named_policy_class(policy_id: str, part: CheckpointData) -> None:
+    policy_class = resolve_allowed(decode_value(part.manifest["policy_class"]), POLICY_CLASS)
+    if isinstance(policy_class, UnresolvedObject):
         raise UnpicklableError(
-            f"The class {found.name} of the added policy {policy_id!r} is not in the config. "
+            f"The class {policy_class.name} of the added policy {policy_id!r} is not in the config. "
             "Name it there, multi_agent(policies={...}), before you build the algorithm; or "
             "pickle the policies themselves."
         )
 
 
-def _unpickled(
-    kind: type,
-    whole: tuple[bytes, Any],
+def _unpickle_algorithm(
+    algorithm_class: type,
+    algorithm_part: tuple[bytes, Any],
     policies: Mapping[str, tuple[bytes, Any]],
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     functions: Mapping[str, Any],
     segments: Sequence[Segment],
 ) -> Any:
-    source = f"A pickled {kind.__name__}"
-    checkpoint = checkpoint_of(whole, policies, segments)
-    stored = StoredAlgorithm(checkpoint, source, MappingAndTrainable(**functions), arrived(given))
-    return stored.algorithm(kind, allow_non_finite=True, model_work_limit=math.inf)
+    source = f"A pickled {algorithm_class.__name__}"
+    checkpoint = restore_checkpoint(algorithm_part, policies, segments)
+    stored_algorithm = StoredAlgorithm(
+        checkpoint, source, MappingAndTrainable(**functions), from_pickle(settings)
+    )
+    return stored_algorithm.build(algorithm_class, allow_non_finite=True, model_work_limit=math.inf)
 
 
-def _sampler_record(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
+def _encode_sampler(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments support `get_state`."""
     sampler = worker.sampler
-    goes_on = worker.has_episodes and not worker.config.new_episodes_at_checkpoint
-    state = sampler.get_state() if goes_on and sampler is not None else None
+    stores_episodes = worker.has_episodes and not worker.config.new_episodes_at_checkpoint
+    state = sampler.get_state() if stores_episodes and sampler is not None else None
     if state is None:
         return None, {}
     arrays: dict[str, np.ndarray] = {}
     envs = encode_value(state.pop("envs"))
     del state["rng"]  # stored separately
-    return {"envs": envs, "running": encode_value(take_arrays(state, arrays))}, arrays
+    return {"envs": envs, "running": encode_value(extract_arrays(state, arrays))}, arrays
 
 
-def _roles_record(policies: WorkerPolicies) -> dict[str, Any]:
+def _encode_mapping_and_trainable(policies: WorkerPolicies) -> dict[str, Any]:
     """Returns the mapping function and the trained policies; functions as import paths."""
     to_train = policies.is_policy_to_train
     ids = getattr(to_train, "ids", None)
@@ -320,18 +346,22 @@ def _roles_record(policies: WorkerPolicies) -> dict[str, Any]:
     }
 
 
-def _evaluation_record(worker: RolloutWorker | None) -> Any:
+def _encode_evaluation(worker: RolloutWorker | None) -> Any:
     if worker is None:
         return None
-    own = {pid: policy.driver.generator for pid, policy in worker.policy_map.items()}
-    generators = {pid: encode_generator(rng) for pid, rng in own.items() if rng is not None}
-    return {"seeds_used": worker.seeds.used, "rngs": generators}
+    generators_by_policy = {
+        pid: policy.driver.generator for pid, policy in worker.policy_map.items()
+    }
+    generators = {
+        pid: encode_generator(rng) for pid, rng in generators_by_policy.items() if rng is not None
+    }
+    return {"seeds_used": worker.seeds.num_calls, "rngs": generators}
 
 
-_NOTHING = MappingAndTrainable()
+_NO_OVERRIDES = MappingAndTrainable()
 
 
-def given_again(
+def resolve_overrides(
     checkpoint: str | os.PathLike[str] | SaveResult,
     functions: MappingAndTrainable,
     overrides: Mapping[str, Any] | None,
@@ -344,22 +374,24 @@ def given_again(
         overrides: settings from the caller, which may include functions.
     """
     settings = dict(overrides or {})
-    named = {name: settings.pop(name, None) for name in MappingAndTrainable._fields}
-    path = path_of(checkpoint)
-    functions = _first_given(functions, MappingAndTrainable(**named))
-    if not isinstance(path, SavedPath):
+    function_settings = {name: settings.pop(name, None) for name in MappingAndTrainable._fields}
+    path = get_path(checkpoint)
+    functions = _fill_missing_functions(functions, MappingAndTrainable(**function_settings))
+    if not isinstance(path, CheckpointPath):
         return functions, settings
-    return _first_given(functions, path.functions), {**path.settings, **settings}
+    return _fill_missing_functions(functions, path.functions), {**path.settings, **settings}
 
 
-def _first_given(
-    chosen: MappingAndTrainable, otherwise: MappingAndTrainable
+def _fill_missing_functions(
+    functions: MappingAndTrainable, defaults: MappingAndTrainable
 ) -> MappingAndTrainable:
-    pairs = zip(chosen, otherwise, strict=True)
-    return MappingAndTrainable(*(other if own is None else own for own, other in pairs))
+    pairs = zip(functions, defaults, strict=True)
+    return MappingAndTrainable(
+        *(default if function is None else function for function, default in pairs)
+    )
 
 
-class Unheld(NamedTuple):
+class Unserializable(NamedTuple):
     """Objects that a file cannot hold safely, so they must be passed when loading."""
 
     names: str  # of settings and arguments, with their values
@@ -367,7 +399,7 @@ class Unheld(NamedTuple):
     settings: Mapping[str, str]  # import paths of their values, by name
 
 
-def _named(missing: Mapping[str, Missing]) -> dict[str, str]:
+def _get_import_names(missing: Mapping[str, UnresolvedObject]) -> dict[str, str]:
     """Returns the import path of each, or "MODULE:NAME" if it has none."""
     return {name: x.name if x.importable else "MODULE:NAME" for name, x in missing.items()}
 
@@ -385,7 +417,7 @@ class StoredAlgorithm:
 
     checkpoint: Checkpoint
     source: str
-    given: MappingAndTrainable = _NOTHING
+    function_overrides: MappingAndTrainable = _NO_OVERRIDES
     overrides: Mapping[str, Any] | None = None
 
     @classmethod
@@ -393,7 +425,7 @@ class StoredAlgorithm:
         cls,
         folder: str | os.PathLike[str],
         policy_ids: Collection[str] | None = None,
-        *instead: Any,
+        *overrides: Any,
     ) -> StoredAlgorithm:
         """Reads and checks a checkpoint.
 
@@ -406,94 +438,102 @@ class StoredAlgorithm:
             CheckpointError: if it is missing, damaged or of another format.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
-        chosen = None if policy_ids is None else list(policy_ids)
-        found = read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm", policies=chosen)
-        return cls(found, repr(os.fspath(folder)), *instead)
+        requested_ids = None if policy_ids is None else list(policy_ids)
+        checkpoint = read_checkpoint(
+            folder, ALGORITHM_MANIFEST, kind="Algorithm", policies=requested_ids
+        )
+        return cls(checkpoint, repr(os.fspath(folder)), *overrides)
 
-    def policies(self, classes: Sequence[type] = ()) -> dict[str, StoredPolicy]:
+    def get_policies(self, classes: Sequence[type] = ()) -> dict[str, StoredPolicy]:
         """Returns the policies by id; `classes` are allowed in addition to this package's."""
-        return policies_in(self.checkpoint, self.source, classes)
+        return make_stored_policies(self.checkpoint, self.source, classes)
 
     def require_finite(self, *, allow: bool) -> None:
         """Raises a `CheckpointError` if weights have NaN or infinity, unless allowed."""
-        for stored in self.policies().values():
-            stored.require_finite(allow=allow)
+        for stored_policy in self.get_policies().values():
+            stored_policy.require_finite(allow=allow)
 
     # -- objects that a file cannot hold ------------------------------------------------------
 
     @property
     def functions(self) -> MappingAndTrainable:
-        """The mapping and the trained policies; `Missing` for functions the file may not name."""
-        stored = self.checkpoint.manifest["roster"]
-        found = {
-            name: admitted(decode_value(stored[name]), ROSTER[name]) if value is None else value
-            for name, value in self.given._asdict().items()
+        """The mapping and the trained policies; `UnresolvedObject` for functions the file may not name."""
+        roster = self.checkpoint.manifest["roster"]
+        resolved = {
+            name: resolve_allowed(decode_value(roster[name]), ROSTER[name])
+            if value is None
+            else value
+            for name, value in self.function_overrides._asdict().items()
         }
-        return MappingAndTrainable(**found)
+        return MappingAndTrainable(**resolved)
 
-    def missing_settings(self) -> dict[str, dict[str, Missing]]:
-        """Returns the `Missing` values of the config, by setting and location in it."""
+    def get_missing_settings(self) -> dict[str, dict[str, UnresolvedObject]]:
+        """Returns the `UnresolvedObject` values of the config, by setting and location in it."""
         record = {**self.checkpoint.manifest["config"], "keras": None}
         overrides = {**dict.fromkeys(MappingAndTrainable._fields), **(self.overrides or {})}
-        config = overridden_config(record, overrides, self.source, ALGORITHM_SETTINGS)
-        settings = {name: find_missing(value) for name, value in config.items()}
+        config = decode_and_override(record, overrides, self.source, ALGORITHM_SETTINGS)
+        settings = {name: find_unresolved(value) for name, value in config.items()}
         return {name: missing for name, missing in settings.items() if missing}
 
-    def unheld(self) -> Unheld | None:
+    def get_unserializable(self) -> Unserializable | None:
         """Returns all objects that must be passed when loading; None if there are none.
 
         These are functions and classes of other packages, and objects without an import path.
         """
-        roles = self.functions._asdict()
-        functions = {name: x for name, x in roles.items() if isinstance(x, Missing)}
-        settings = self.missing_settings()
+        roster = self.functions._asdict()
+        functions = {name: x for name, x in roster.items() if isinstance(x, UnresolvedObject)}
+        settings = self.get_missing_settings()
         names = [
-            f"config[{name!r}]{place} ({found.name})"
+            f"config[{name!r}]{place} ({missing_value.name})"
             for name, missing in settings.items()
-            for place, found in missing.items()
+            for place, missing_value in missing.items()
         ]
-        names += [f"{name} ({found.name})" for name, found in functions.items()]
+        names += [f"{name} ({missing_value.name})" for name, missing_value in functions.items()]
         if not names:
             return None
         arguments = [f"{name}=..." for name in functions]
         if settings:
             parts = ", ".join(f"{name!r}: ..." for name in settings)
             arguments.insert(0, f"config={{{parts}}}")
-        found = {name: x for name, missing in settings.items() for x in missing.values()}
+        missing_value = {name: x for name, missing in settings.items() for x in missing.values()}
         call = f"from_checkpoint(path, {', '.join(arguments)})"
-        return Unheld(", ".join(names), call, _named({**found, **functions}))
+        return Unserializable(
+            ", ".join(names), call, _get_import_names({**missing_value, **functions})
+        )
 
-    def roles(self, otherwise: MappingAndTrainable = _NOTHING) -> MappingAndTrainable:
+    def get_mapping_and_trainable(
+        self, defaults: MappingAndTrainable = _NO_OVERRIDES
+    ) -> MappingAndTrainable:
         """Returns the mapping function and the trained policies.
 
         Args:
             defaults: replaces functions that the file cannot hold.
         """
-        found = {
-            name: getattr(otherwise, name) if isinstance(value, Missing) else value
+        resolved = {
+            name: getattr(defaults, name) if isinstance(value, UnresolvedObject) else value
             for name, value in self.functions._asdict().items()
         }
-        ids = found["policies_to_train"]
-        if isinstance(ids, list) and self.given.policies_to_train is None:
-            found["policies_to_train"] = [pid for pid in ids if pid in self.checkpoint.policies]
-        return MappingAndTrainable(**found)
+        ids = resolved["policies_to_train"]
+        if isinstance(ids, list) and self.function_overrides.policies_to_train is None:
+            resolved["policies_to_train"] = [pid for pid in ids if pid in self.checkpoint.policies]
+        return MappingAndTrainable(**resolved)
 
     # -- loading ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _convert_manifest_errors(self) -> Iterator[None]:
         """Converts errors caused by a malformed manifest into `CheckpointError`."""
         try:
             yield
         except CheckpointError:
             raise
-        except MALFORMED as error:
+        except MALFORMED_ERRORS as error:
             text = f"{self.source}: its manifest lacks or garbles {error}."
             raise CheckpointError(text) from error
 
-    def algorithm(
+    def build(
         self,
-        kind: type,
+        algorithm_class: type,
         *,
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
@@ -509,20 +549,27 @@ class StoredAlgorithm:
             custom_objects: as in `from_checkpoint`.
             model_work_limit: as in `from_checkpoint`.
         """
-        with self._reading():
-            kind, lacking = self._class(kind), self.unheld()
+        with self._convert_manifest_errors():
+            algorithm_class, unserializable = (
+                self._resolve_class(algorithm_class),
+                self.get_unserializable(),
+            )
         self.require_finite(allow=allow_non_finite)
-        if lacking is not None:
+        if unserializable is not None:
             raise CheckpointError(
                 f"{self.source} was saved with objects that a file cannot hold safely: "
-                f"{lacking.names}."
-            ).advised(f"Pass them when loading: {lacking.call}.", lacking.settings)
+                f"{unserializable.names}."
+            ).add_advice(f"Pass them when loading: {unserializable.call}.", unserializable.settings)
         shapes: Counter[tuple[int, ...]] = Counter()  # that weights must have
-        for stored in self.policies().values():
-            shapes |= Counter(stored.weight_shapes)
+        for stored_policy in self.get_policies().values():
+            shapes |= Counter(stored_policy.weight_shapes)
         scope, source = custom_object_scope(custom_objects or {}), self.source
-        with scope, limit_work(model_work_limit), built_from(source, shapes.elements()):
-            algorithm = self._built(kind)
+        with (
+            scope,
+            limit_work(model_work_limit),
+            limit_to_stored_weights(source, shapes.elements()),
+        ):
+            algorithm = self._build_algorithm(algorithm_class)
         try:
             with limit_work(model_work_limit):
                 self.restore(algorithm, allow_other_spaces=allow_other_spaces)
@@ -531,86 +578,100 @@ class StoredAlgorithm:
             raise
         return algorithm
 
-    def _class(self, given: type) -> type:
+    def _resolve_class(self, base_class: type) -> type:
         """Returns the class of the algorithm: `base_class` or a subclass of it.
 
         Raises:
             CheckpointError: if it is another class, or a custom class and `from_checkpoint` was not
                 called on it.
         """
-        stored = self.checkpoint.manifest["algorithm_class"]
-        known = {describe(given): given}
-        found = admitted(decode_value(stored), Place("algorithm_class"), known=known)
-        if isinstance(found, Missing) and not found.name.startswith("tfpolicies."):
+        class_record = self.checkpoint.manifest["algorithm_class"]
+        allowed = {get_declared_path(base_class): base_class}
+        stored_class = resolve_allowed(
+            decode_value(class_record), AllowedObject("algorithm_class"), objects=allowed
+        )
+        if isinstance(stored_class, UnresolvedObject) and not stored_class.name.startswith(
+            "tfpolicies."
+        ):
             raise CheckpointError(
-                f"{self.source} holds an algorithm of the class {found.name}, which is not part of "
+                f"{self.source} holds an algorithm of the class {stored_class.name}, which is not part of "
                 "this package."
-            ).advised("Call `from_checkpoint` on your class.", {"algo": found.name})
-        if not isinstance(found, type):
-            raise CheckpointError(f"{self.source} names {found!r} as its algorithm's class.")
-        if not issubclass(found, given):
+            ).add_advice("Call `from_checkpoint` on your class.", {"algo": stored_class.name})
+        if not isinstance(stored_class, type):
+            raise CheckpointError(f"{self.source} names {stored_class!r} as its algorithm's class.")
+        if not issubclass(stored_class, base_class):
             raise CheckpointError(
-                f"{self.source} holds an algorithm of the class {found.__name__}, not of "
-                f"{given.__name__}. Call `{found.__name__}.from_checkpoint(path)`, or "
+                f"{self.source} holds an algorithm of the class {stored_class.__name__}, not of "
+                f"{base_class.__name__}. Call `{stored_class.__name__}.from_checkpoint(path)`, or "
                 "`Algorithm.from_checkpoint(path)` for any class."
             )
-        return found
+        return stored_class
 
-    def _built(self, kind: type) -> Any:
-        config = self._config(kind)
+    def _build_algorithm(self, algorithm_class: type) -> Any:
+        config = self._make_config(algorithm_class)
         if config.is_multi_agent():  # else added policies are added again when restoring
-            trained = self.roles().policies_to_train
-            config.multi_agent(policies=self._specs(config), policies_to_train=trained)
+            policies_to_train = self.get_mapping_and_trainable().policies_to_train
+            config.multi_agent(
+                policies=self._make_policy_specs(config), policies_to_train=policies_to_train
+            )
         try:
-            return kind(config)
+            return algorithm_class(config)
         except CheckpointError:
             self._require_trained_environment(config)
             raise
 
-    def _config(self, kind: type) -> Any:
+    def _make_config(self, algorithm_class: type) -> Any:
         """Returns the stored config with overrides, for an algorithm class.
 
         Raises:
             CheckpointError: if settings that a file cannot hold are missing, or do not fit.
         """
         manifest = self.checkpoint.manifest
-        with self._reading():
-            roles = self.roles()._asdict()
-        overrides = {**roles, "policies_to_train": None, **(self.overrides or {})}
+        with self._convert_manifest_errors():
+            roster = self.get_mapping_and_trainable()._asdict()
+        overrides = {**roster, "policies_to_train": None, **(self.overrides or {})}
         settings = decode_config(manifest["config"], overrides, self.source, ALGORITHM_SETTINGS)
-        automatic = automatic_of(manifest, settings, overrides)
+        automatic = get_stored_auto(manifest, settings, overrides)
         settings |= dict.fromkeys(automatic, "auto")
         try:
-            config = default_config(kind).update_from_dict(settings)
+            config = make_default_config(algorithm_class).update_from_dict(settings)
         except ConfigError as error:
             raise CheckpointError(f"{self.source}: {error}") from error
-        config.note_automatic(automatic)
+        config.restore_resolved_auto(automatic)
         return config
 
-    def _specs(self, config: AlgorithmConfig) -> dict[str, PolicySpec]:
+    def _make_policy_specs(self, config: AlgorithmConfig) -> dict[str, PolicySpec]:
         """Returns the policy specs, including those of policies that are not in the config.
 
         Raises:
             CheckpointError: if a policy cannot be created from its stored record.
         """
-        known = config.policies
-        classes = [spec.policy_class for spec in known.values() if spec.policy_class is not None]
+        configured_specs = config.policies
+        classes = [
+            spec.policy_class for spec in configured_specs.values() if spec.policy_class is not None
+        ]
         return {
-            pid: known[pid] if pid in known else self._spec(pid, stored, config)
-            for pid, stored in self.policies(classes).items()
+            pid: configured_specs[pid]
+            if pid in configured_specs
+            else self._make_policy_spec(pid, stored_policy, config)
+            for pid, stored_policy in self.get_policies(classes).items()
         }
 
-    def _spec(self, policy_id: str, stored: StoredPolicy, config: AlgorithmConfig) -> PolicySpec:
-        found = self._given_again(stored, config).spec()
-        common = policy_config(config, policy_id, found.policy_class, {}).to_dict()
-        own = {  # shared settings may differ in evaluation
+    def _make_policy_spec(
+        self, policy_id: str, stored_policy: StoredPolicy, config: AlgorithmConfig
+    ) -> PolicySpec:
+        spec = self._with_algorithm_settings(stored_policy, config).get_spec()
+        algorithm_settings = make_policy_config(config, policy_id, spec.policy_class, {}).to_dict()
+        overrides = {  # shared settings may differ in evaluation
             name: value
-            for name, value in found.config.items()
-            if name not in common or not is_equal(value, common[name])
+            for name, value in spec.config.items()
+            if name not in algorithm_settings or not is_equal(value, algorithm_settings[name])
         }
-        return dataclasses.replace(found, config=own)
+        return dataclasses.replace(spec, config=overrides)
 
-    def _given_again(self, stored: StoredPolicy, config: AlgorithmConfig) -> StoredPolicy:
+    def _with_algorithm_settings(
+        self, stored_policy: StoredPolicy, config: AlgorithmConfig
+    ) -> StoredPolicy:
         """Returns a policy with its algorithm's settings, where both had the same stored value.
 
         The config of an added policy is mostly a copy of the algorithm's. So objects that no file
@@ -621,35 +682,48 @@ class StoredAlgorithm:
             stored_policy: the policy.
             config: of the algorithm, complete.
         """
-        records = [_dict_in(x.checkpoint.manifest, "config") for x in (stored, self)]
-        own, common = (_dict_in(record, "settings") for record in records)
-        names = [*_unheld(own, common), *self._changed(stored, own, common, config)]
-        given = {name: config[name] for name in names if name in config}
-        model = _unheld(_dict_in(own, "model"), _dict_in(common, "model"))
-        again = {name: config["model"][name] for name in model if name in config["model"]}
+        records = [_get_dict(x.checkpoint.manifest, "config") for x in (stored_policy, self)]
+        policy_settings, algorithm_settings = (_get_dict(record, "settings") for record in records)
+        names = [
+            *_get_equal_unserializable_names(policy_settings, algorithm_settings),
+            *self._get_changed_settings(stored_policy, policy_settings, algorithm_settings, config),
+        ]
+        overrides = {name: config[name] for name in names if name in config}
+        model_names = _get_equal_unserializable_names(
+            _get_dict(policy_settings, "model"), _get_dict(algorithm_settings, "model")
+        )
+        model_overrides = {
+            name: config["model"][name] for name in model_names if name in config["model"]
+        }
         models = [record.get("keras") for record in records]
         if models[0] is not None and models[0] == models[1]:
-            again["custom_model"] = config["model"]["custom_model"]
-        if again:
-            given["model"] = again
-        return dataclasses.replace(stored, overrides=given, unneeded=())
+            model_overrides["custom_model"] = config["model"]["custom_model"]
+        if model_overrides:
+            overrides["model"] = model_overrides
+        return dataclasses.replace(stored_policy, overrides=overrides, optional_settings=())
 
-    def _changed(
+    def _get_changed_settings(
         self,
-        stored: StoredPolicy,
-        own: Mapping[str, Any],
-        common: Mapping[str, Any],
+        stored_policy: StoredPolicy,
+        policy_settings: Mapping[str, Any],
+        algorithm_settings: Mapping[str, Any],
         config: AlgorithmConfig,
     ) -> list[str]:
         """Returns the settings that a policy shared with its algorithm and the algorithm changed.
 
         Only hyperparameters, their schedules, and settings that the caller named are compared.
         """
-        numbers = getattr(stored.policy_class(), "hyperparameters", ())
-        names = {*numbers, *(f"{name}_schedule" for name in numbers), *(self.overrides or ())}
-        same = sorted((names - {"model"}).intersection(_alike(own, common)))
-        before = decode_settings({name: own[name] for name in same})
-        return [x for x in same if x in config and not is_equal(config[x], before[x])]
+        hyperparameters = getattr(stored_policy.get_policy_class(), "hyperparameters", ())
+        names = {
+            *hyperparameters,
+            *(f"{name}_schedule" for name in hyperparameters),
+            *(self.overrides or ()),
+        }
+        equal_names = sorted(
+            (names - {"model"}).intersection(_get_equal_names(policy_settings, algorithm_settings))
+        )
+        stored_values = decode_settings({name: policy_settings[name] for name in equal_names})
+        return [x for x in equal_names if x in config and not is_equal(config[x], stored_values[x])]
 
     def _require_trained_environment(self, config: AlgorithmConfig) -> None:
         """Checks that the environment of a config has the spaces of the policy.
@@ -661,19 +735,25 @@ class StoredAlgorithm:
         Raises:
             SpaceError: if the spaces differ.
         """
-        stored = self.policies().get(DEFAULT_POLICY_ID)
-        connected = config.agent_connectors or config.action_connectors
-        made = make_any_environments(config.env, 1, EnvContext(config.env_config), checked=False)
-        if made is None:
+        stored_policy = self.get_policies().get(DEFAULT_POLICY_ID)
+        has_connectors = config.agent_connectors or config.action_connectors
+        envs = make_any_environments(config.env, 1, EnvContext(config.env_config), checked=False)
+        if envs is None:
             return
         try:
-            if stored is not None and not connected and isinstance(made, Environments):
-                given = (made.observation_space, made.action_space)
-                require_trained_spaces(DEFAULT_POLICY_ID, stored.spaces, given, allow_other=True)
+            if (
+                stored_policy is not None
+                and not has_connectors
+                and isinstance(envs, VectorEnvAdapter)
+            ):
+                env_spaces = (envs.observation_space, envs.action_space)
+                require_trained_spaces(
+                    DEFAULT_POLICY_ID, stored_policy.spaces, env_spaces, allow_different=True
+                )
         finally:
-            made.close()
+            envs.close()
 
-    def restore(self, algorithm: HostAlgorithm, *, allow_other_spaces: bool = False) -> None:
+    def restore(self, algorithm: AlgorithmProtocol, *, allow_other_spaces: bool = False) -> None:
         """Restores the stored state into an algorithm; checks everything before changing it.
 
         Finiteness is not checked; call `require_finite` before. Policies missing in the algorithm
@@ -686,60 +766,73 @@ class StoredAlgorithm:
                 `require_trained_spaces`.
         """
         worker = algorithm.worker
-        stored = self.policies([type(policy) for policy in worker.policy_map.values()])
-        new = {
-            pid: self._given_again(each, algorithm.config).policy(allow_non_finite=True)
-            for pid, each in stored.items()
+        stored_policies = self.get_policies([type(policy) for policy in worker.policy_map.values()])
+        new_policies = {
+            pid: self._with_algorithm_settings(stored_policy, algorithm.config).make_policy(
+                allow_non_finite=True
+            )
+            for pid, stored_policy in stored_policies.items()
             if pid not in worker.policy_map
         }
-        with self._reading():
-            there = {pid: worker.get_policy(pid) for pid in stored.keys() - new.keys()}
-            states = {pid: stored[pid].state_for(x, self.overrides) for pid, x in there.items()}
-            trained = {pid: stored[pid].spaces for pid in there}
-            run = run_state(self.checkpoint)
-            roles = self.roles(otherwise=worker.policies.mapping_and_trainable)
-            require_mapping_fn(roles.policy_mapping_fn)
-            as_predicate(roles.policies_to_train)
-        for pid, policy in there.items():
+        with self._convert_manifest_errors():
+            existing_policies = {
+                pid: worker.get_policy(pid) for pid in stored_policies.keys() - new_policies.keys()
+            }
+            states = {
+                pid: stored_policies[pid].make_state_for(x, self.overrides)
+                for pid, x in existing_policies.items()
+            }
+            trained_spaces = {pid: stored_policies[pid].spaces for pid in existing_policies}
+            state = read_training_state(self.checkpoint)
+            mapping_and_trainable = self.get_mapping_and_trainable(
+                defaults=worker.policies.mapping_and_trainable
+            )
+            require_mapping_fn(mapping_and_trainable.policy_mapping_fn)
+            as_predicate(mapping_and_trainable.policies_to_train)
+        for pid, policy in existing_policies.items():
             require_trained_spaces(
                 pid,
-                trained[pid],
+                trained_spaces[pid],
                 (policy.observation_space, policy.action_space),
-                allow_other=allow_other_spaces,
+                allow_different=allow_other_spaces,
             )
             check_stored_state(policy, states[pid])
-        numbers = {name for pid in there for name in _replaced(stored[pid].state, states[pid])}
-        if numbers:
+        kept_hyperparameters = {
+            name
+            for pid in existing_policies
+            for name in _get_changed_hyperparameters(stored_policies[pid].state, states[pid])
+        }
+        if kept_hyperparameters:
             logger.info(
                 "%s: %s come from the config, not from the checkpoint.",
                 type(algorithm).__name__,
-                ", ".join(sorted(numbers)),
+                ", ".join(sorted(kept_hyperparameters)),
             )
-        algorithm.set_extra_state(run.extra)
-        for pid, policy in new.items():
+        algorithm.set_extra_state(state.extra)
+        for pid, policy in new_policies.items():
             algorithm.add_policy(pid, policy=policy)
-        algorithm.policies.assign(roles)
-        for pid in set(worker.policy_map) - set(stored):
+        algorithm.policies.set_mapping_and_trainable(mapping_and_trainable)
+        for pid in set(worker.policy_map) - set(stored_policies):
             algorithm.remove_policy(pid)
-        for pid, policy in there.items():
+        for pid, policy in existing_policies.items():
             set_stored_state(policy, states[pid])
-        algorithm.iteration = run.progress["iteration"]
-        algorithm._results.set_progress(run.progress)
-        restore_sampling(worker, run.seeds_used, run.rng, run.global_vars, run.sampler)
-        algorithm.workers.align(new_episodes=True)
-        if run.evaluation is not None:
-            seeds_used, rngs = run.evaluation
-            rngs = {pid: rng for pid, rng in rngs.items() if pid in stored}
+        algorithm.iteration = state.progress["iteration"]
+        algorithm._metrics.set_progress(state.progress)
+        restore_sampling(worker, state.seeds_used, state.rng, state.global_vars, state.sampler)
+        algorithm.workers.sync_workers(new_episodes=True)
+        if state.evaluation is not None:
+            seeds_used, rngs = state.evaluation
+            rngs = {pid: rng for pid, rng in rngs.items() if pid in stored_policies}
             algorithm._evaluator.restore_generators(seeds_used, rngs)
 
 
-def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _get_dict(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns a dict in a record; an empty one if there is none, which is reported elsewhere."""
-    found = record.get(name)
-    return found if isinstance(found, Mapping) else {}
+    value = record.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
-def with_configured_numbers(worker: RolloutWorker, state: Any) -> Any:
+def apply_worker_hyperparameters(worker: RolloutWorker, state: Any) -> Any:
     """Returns a worker's state, with hyperparameters from its policies' configs where these differ.
 
     Args:
@@ -749,24 +842,38 @@ def with_configured_numbers(worker: RolloutWorker, state: Any) -> Any:
     policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
     if not isinstance(policy_states, Mapping):
         return state
-    changed = dict(policy_states)
-    for pid, each in policy_states.items():
-        spec = each.get("policy_spec") if isinstance(each, Mapping) else None
+    new_states = dict(policy_states)
+    for pid, policy_state in policy_states.items():
+        spec = policy_state.get("policy_spec") if isinstance(policy_state, Mapping) else None
         if pid in worker.policy_map and isinstance(spec, Mapping):
-            policy = worker.policy_map.handle(pid)
-            changed[pid] = with_configured_hyperparameters(policy, each, spec.get("config") or {})
-    return {**state, "policy_states": changed}
+            policy = worker.policy_map.get_handle(pid)
+            new_states[pid] = apply_configured_hyperparameters(
+                policy, policy_state, spec.get("config") or {}
+            )
+    return {**state, "policy_states": new_states}
 
 
-def _replaced(stored: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
-    before, now = (x.get("hyperparameters") or {} for x in (stored, state))
-    return [name for name, value in now.items() if before.get(name) != value]
+def _get_changed_hyperparameters(
+    stored_state: Mapping[str, Any], state: Mapping[str, Any]
+) -> list[str]:
+    stored_values, new_values = (x.get("hyperparameters") or {} for x in (stored_state, state))
+    return [name for name, value in new_values.items() if stored_values.get(name) != value]
 
 
-def _alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in own.items() if name in stored and stored[name] == value]
+def _get_equal_names(settings: Mapping[str, Any], other_settings: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name, value in settings.items()
+        if name in other_settings and other_settings[name] == value
+    ]
 
 
-def _unheld(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+def _get_equal_unserializable_names(
+    settings: Mapping[str, Any], other_settings: Mapping[str, Any]
+) -> list[str]:
     """Returns the names that have equal values in both which a file cannot hold."""
-    return [x for x in _alike(own, stored) if find_missing(decode_settings({x: own[x]}))]
+    return [
+        x
+        for x in _get_equal_names(settings, other_settings)
+        if find_unresolved(decode_settings({x: settings[x]}))
+    ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfpolicies.algorithms.host import HostAlgorithm
+from tfpolicies.algorithms.host import AlgorithmProtocol
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.idioms import positional_config
+from tfpolicies.config.idioms import describe_positional_config
 from tfpolicies.config.sectioned import as_overrides
-from tfpolicies.distributed.tune import default_config
+from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.errors import ConfigError
-from tfpolicies.reporting.console import counted
+from tfpolicies.reporting.console import format_count
 
 EnvSource = str | Callable[..., object] | None
 """The source of environments: a name, a class or a function; None for no environment."""
@@ -31,7 +31,7 @@ def complete_config(
         ConfigError: if settings contradict each other, or `env` contradicts the config.
     """
     if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
-        raise ConfigError(positional_config(algorithm_class.__name__, config))
+        raise ConfigError(describe_positional_config(algorithm_class.__name__, config))
     complete = config
     if not isinstance(complete, AlgorithmConfig):
         complete = algorithm_class.get_default_config().update_from_dict(config or {})
@@ -61,7 +61,7 @@ def _add_defaults(algorithm_class: Any, config: AlgorithmConfig) -> AlgorithmCon
             f"{algorithm_class.__name__} has settings that {type(config).__name__} lacks; begin "
             f"with {algorithm_class.config_class.__name__}()."
         )
-    return default_config(algorithm_class).update_from_dict(as_overrides(config))
+    return make_default_config(algorithm_class).update_from_dict(as_overrides(config))
 
 
 def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
@@ -72,13 +72,13 @@ def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
     """
     if type(config) is algorithm_class.config_class:
         return
-    default = default_config(algorithm_class)
-    expected, name = type(default).__name__, type(config).__name__
+    default = make_default_config(algorithm_class)
+    expected_name, name = type(default).__name__, type(config).__name__
     unknown = [setting for setting in config.to_dict() if setting not in default]
     if unknown:
         raise ConfigError(
             f"{name} has the setting {unknown[0]!r}, but the config of {algorithm_class.__name__} "
-            f"is {expected}, which has no such setting, so that no checkpoint could be restored. "
+            f"is {expected_name}, which has no such setting, so that no checkpoint could be restored. "
             f"Subclass {algorithm_class.__name__}, set `config_class = {name}` in it (or "
             f'`later("{name}")` if the config is defined below it), and build that class.'
         )
@@ -95,15 +95,19 @@ def _require_spaces(config: AlgorithmConfig) -> None:
         )
 
 
-def record_resolved(algorithm: HostAlgorithm) -> None:
+def record_resolved_settings(algorithm: AlgorithmProtocol) -> None:
     """Records the resolved "auto" settings in an algorithm's config and prints them."""
     config, worker = algorithm.config, algorithm.worker
     envs = algorithm.workers.num_envs()
-    length = config.fragment_length(envs)
+    length = config.get_fragment_length(envs)
     config.record_resolved(rollout_fragment_length=length)
     policies = [worker.get_policy(), *worker.policy_map.values()]
-    resolved = (each for each in policies if each is not None and each.driver.acting.inference)
-    policy = next(resolved, None)  # the default policy, or the first one
+    with_backend = (
+        candidate
+        for candidate in policies
+        if candidate is not None and candidate.driver.acting.inference
+    )
+    policy = next(with_backend, None)  # the default policy, or the first one
     if policy is None:
         return
     inference = policy.driver.acting.inference
@@ -112,5 +116,5 @@ def record_resolved(algorithm: HostAlgorithm) -> None:
         print(
             f"{type(algorithm).__name__}: acting through {inference}, learning through "
             f"{policy.driver.learning.compile_mode}, "
-            f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
+            f"{format_count(envs, 'environment')} x {format_count(length, 'step')} per sample."
         )

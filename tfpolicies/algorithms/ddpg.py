@@ -23,9 +23,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfpolicies.algorithms.off_policy import BY_PRIORITIES, OffPolicyAlgorithm
-from tfpolicies.algorithms.td3 import TD3Config, TD3TFPolicy, TD3Training
-from tfpolicies.config.later import later
+from tfpolicies.algorithms.off_policy import PRIORITIZED_REPLAY_CONFIG, OffPolicyAlgorithm
+from tfpolicies.algorithms.td3 import TD3Config, TD3TFPolicy, TD3TrainingSettings
+from tfpolicies.config.later import lazy_class
 from tfpolicies.config.setting import setting
 
 __all__ = ["DDPG", "DDPGConfig", "DDPGTF1Policy", "DDPGTF2Policy", "DDPGTFPolicy"]
@@ -34,16 +34,16 @@ __all__ = ["DDPG", "DDPGConfig", "DDPGTF1Policy", "DDPGTF2Policy", "DDPGTFPolicy
 class DDPGTFPolicy(TD3TFPolicy):
     """The loss of DDPG, for any runtime: that of `TD3TFPolicy` with other defaults."""
 
-    config_class = later("DDPGConfig")
+    config_class = lazy_class("DDPGConfig")
 
 
 class DDPGTF2Policy(DDPGTFPolicy):
     """DDPG on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
-    >>> policy = DDPGTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
+    >>> get_space, action_ports = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
+    >>> policy = DDPGTF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([get_space.sample(), get_space.sample()]).action_ports.shape
     (2, 1)
     """
 
@@ -57,12 +57,12 @@ class DDPGTF1Policy(DDPGTFPolicy):
 class DDPG(OffPolicyAlgorithm):
     """The training loop of DDPG; made by `DDPGConfig().build()`."""
 
-    config_class = later("DDPGConfig")
+    config_class = lazy_class("DDPGConfig")
     policy_classes = {"tf2": DDPGTF2Policy, "tf": DDPGTF1Policy}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPGTraining(TD3Training):
+class DDPGTrainingSettings(TD3TrainingSettings):
     """The training settings of DDPG."""
 
     twin_q: bool = False
@@ -72,18 +72,18 @@ class DDPGTraining(TD3Training):
     train_batch_size: int = 256
     tau: float = 2e-3
     num_steps_sampled_before_learning_starts: int = 1500
-    replay_buffer_config: Mapping[str, Any] = setting(BY_PRIORITIES)
+    replay_buffer_config: Mapping[str, Any] = setting(PRIORITIZED_REPLAY_CONFIG)
 
 
 class DDPGConfig(TD3Config):
     """The config of DDPG.
 
-    >>> config = DDPGConfig().environment("Pendulum-v1").training(n_step=3)
-    >>> config.twin_q, config.fragment_length(), config.exploration_config["type"]
+    >>> make_config = DDPGConfig().environment("Pendulum-v1").training(n_step=3) >>>
+    make_config.twin_q, make_config.get_fragment_length(), make_config.exploration_config["type"]
     (False, 3, 'OrnsteinUhlenbeckNoise')
     """
 
-    training_section = DDPGTraining
+    training_section = DDPGTrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or DDPG)

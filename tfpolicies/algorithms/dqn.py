@@ -44,36 +44,36 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.algorithms.off_policy import (
-    BY_PRIORITIES,
+    PRIORITIZED_REPLAY_CONFIG,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
-    OffPolicyTraining,
-    check_rows_alone,
+    OffPolicyTrainingSettings,
+    check_feed_forward,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import later
+from tfpolicies.config.later import lazy_class
 from tfpolicies.config.setting import check, setting
 from tfpolicies.errors import ConfigError, UnsupportedSpaceError
 from tfpolicies.exploration.parameter_noise import ParameterNoise
 from tfpolicies.models import q_learning
-from tfpolicies.models.defaults import COUNTS
+from tfpolicies.models.defaults import LAYER_SIZES
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues, DuelingValues
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.losses import huber, masked_mean
-from tfpolicies.models.model_source import ModelSource, q_model_source
+from tfpolicies.models.model_source import ModelSource, make_q_model_source
 from tfpolicies.models.network import NetworkInputs
 from tfpolicies.models.ports import NOISE
-from tfpolicies.program.view import ModelView, TrainBatch
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, is_one_of, one_of
+from tfpolicies.program.view import TracedModel, TrainBatch
+from tfpolicies.rules import BOOL, FINITE, NON_NEGATIVE, POSITIVE, POSITIVE_INT, is_one_of, one_of
 from tfpolicies.state import PolicyState
 from tfpolicies.type_aliases import Structure, TensorStructure
 
 __all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
 
 
-_LARGEST_ATOM = 1e38  # float32 holds the difference of two of them
+_MAX_ATOM = 1e38  # float32 holds the difference of two of them
 
 
 class DQNTFPolicy(OffPolicyTFPolicy):
@@ -83,8 +83,8 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     smallest float32. `learn_on_batch` returns `td_error` `[B]`.
     """
 
-    config_class = later("DQNConfig")
-    _acting_only = frozenset({"q_values"})
+    config_class = lazy_class("DQNConfig")
+    _acting_only_outputs = frozenset({"q_values"})
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
         *("adam_epsilon", "double_q", "dueling", "hiddens", "noisy", "num_atoms", "sigma0"),
@@ -101,19 +101,19 @@ class DQNTFPolicy(OffPolicyTFPolicy):
                 "estimates a value for each action."
             )
         if config["noisy"]:
-            _require_noisy(config)
+            _check_noisy_allowed(config)
 
     @classmethod
-    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+    def _get_distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns the distribution over action values: the greedy action has the largest one."""
         dueling = _is_dueling(static)
         if static["num_atoms"] > 1:
             atoms = {name: static[name] for name in ("num_atoms", "v_min", "v_max")}
             return AtomValues(action_space, (Categorical,), dueling=dueling, **atoms)
-        return (DuelingValues if dueling else ActionDistribution).of(action_space)
+        return (DuelingValues if dueling else ActionDistribution).for_space(action_space)
 
     @classmethod
-    def _model_source(
+    def _get_model_source(
         cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns the source of Q-networks.
@@ -122,12 +122,12 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         n * num_atoms]`; `dueling` and `hiddens` are ignored for it.
         """
         if static["model"]["custom_model"] is not None:
-            return super()._model_source(observation_space, dist_class, static)
-        check_rows_alone("model", static["model"], cls.__name__)
-        return q_model_source(observation_space, dist_class.num_inputs, static)
+            return super()._get_model_source(observation_space, dist_class, static)
+        check_feed_forward("model", static["model"], cls.__name__)
+        return make_q_model_source(observation_space, dist_class.num_inputs, static)
 
     @classmethod
-    def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
+    def _update_noise_size(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
         """Returns the noise size of an update: one block each for Q, Q' and the choice of a*."""
         del static
         return 3 * source.noise_size
@@ -143,26 +143,28 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     # -- learning -----------------------------------------------------------------------------
 
     def loss(
-        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+        self, model: TracedModel, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> tf.Tensor:
         """Returns the mean loss of the temporal-difference errors, weighted by `weights`."""
-        obs, reached = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
-        noise = self._noise()
-        outputs = _outputs(model, obs, noise[0])
-        next_outputs = chooser = _outputs(self.target_model, reached, noise[1])
+        obs, next_obs = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
+        noise = self._get_noise_inputs()
+        outputs = _call_network(model, obs, noise[0])
+        next_outputs = selection_outputs = _call_network(self.target_model, next_obs, noise[1])
         if self.config["double_q"]:
-            chooser = _outputs(model, reached, noise[2])
+            selection_outputs = _call_network(model, next_obs, noise[2])
         actions, rewards = train_batch[SampleBatch.ACTIONS], train_batch[SampleBatch.REWARDS]
-        given = _Given(actions, rewards, self.discounts(train_batch))
-        chosen, errors = _compared(dist_class, given, outputs, next_outputs, chooser)
+        transitions = _Transitions(actions, rewards, self.compute_discounts(train_batch))
+        q_values, errors = _compute_td_errors(
+            dist_class, transitions, outputs, next_outputs, selection_outputs
+        )
         mask, losses = train_batch["loss_mask"], errors
-        self._record_values(chosen, errors, mask)
+        self._record_values(q_values, errors, mask)
         if self.config["num_atoms"] == 1:
             loss = huber if self.config["td_error_loss_fn"] == "huber" else tf.square
             losses = loss(errors)
         return masked_mean(train_batch["weights"] * losses, mask)
 
-    def _noise(self) -> list[dict[str, tf.Tensor]]:
+    def _get_noise_inputs(self) -> list[dict[str, tf.Tensor]]:
         """Returns the noise inputs of the three network calls in `loss`."""
         if not self.config["noisy"]:
             return [{}, {}, {}]
@@ -198,36 +200,40 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             ObservationError: if observations do not fit their space.
         """
         del importance_weights
-        next_outputs = chooser = self._outputs_of(self._target_state(), obs_tp1)
+        next_outputs = selection_outputs = self._compute_outputs(self._make_target_state(), obs_tp1)
         if self.config["double_q"]:
-            chooser = self._outputs_of(self._state, obs_tp1)
-        discount = self.hyper("gamma") ** self.config["n_step"]
-        goes_on = discount * (1.0 - np.asarray(terminateds_mask, np.float32))
-        given = _Given(np.asarray(act_t), np.asarray(rew_t, np.float32), goes_on)
-        outputs = self._outputs_of(self._state, obs_t)
-        return _compared(self.dist_class, given, outputs, next_outputs, chooser)[1].numpy()
+            selection_outputs = self._compute_outputs(self._state, obs_tp1)
+        discount = self.get_hyperparameter("gamma") ** self.config["n_step"]
+        discounts = discount * (1.0 - np.asarray(terminateds_mask, np.float32))
+        transitions = _Transitions(np.asarray(act_t), np.asarray(rew_t, np.float32), discounts)
+        outputs = self._compute_outputs(self._state, obs_t)
+        return _compute_td_errors(
+            self.dist_class, transitions, outputs, next_outputs, selection_outputs
+        )[1].numpy()
 
-    def _target_state(self) -> PolicyState:
+    def _make_target_state(self) -> PolicyState:
         """Returns a state whose `model` is the target network."""
         state = self._state.copy()
-        for name, source in state.layout.followed_segments("target"):
+        for name, source in state.layout.pair_target_segments("target"):
             state.segments[source][...] = state.segments[name]
         return state
 
-    def _outputs_of(self, state: PolicyState, obs: Structure) -> tf.Tensor:
+    def _compute_outputs(self, state: PolicyState, obs: Structure) -> tf.Tensor:
         inputs = NetworkInputs([*map(tf.constant, self._acting.reader.read(obs, to_act=False))])
         with self.program.lock:
-            self.program.model_of(state)
+            self.program.load_model(state)
             return self.program.functions.network(inputs, training=False).outputs
 
 
-def _outputs(model: ModelView, obs: TensorStructure, noise: Mapping[str, tf.Tensor]) -> tf.Tensor:
+def _call_network(
+    model: TracedModel, obs: TensorStructure, noise: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
     """Returns the outputs of a network for observations, `[B, num_outputs]`."""
     model({SampleBatch.OBS: obs, **noise})
     return model.raw_outputs()
 
 
-class _Given(NamedTuple):
+class _Transitions(NamedTuple):
     """Actions, rewards and discounts of transitions, `[B]` each."""
 
     actions: Any
@@ -235,12 +241,12 @@ class _Given(NamedTuple):
     discounts: Any
 
 
-def _compared(
+def _compute_td_errors(
     dist_class: ActionDistribution,
-    given: _Given,
+    transitions: _Transitions,
     outputs: tf.Tensor,
     next_outputs: tf.Tensor,
-    chooser: tf.Tensor,
+    selection_outputs: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the values Q(s, a) `[B]`, and the errors `[B]` to minimise.
 
@@ -251,30 +257,32 @@ def _compared(
         next_outputs: of the target network in s'.
         selection_outputs: outputs in s' that choose the action.
     """
-    actions, rewards, discounts = given
-    chosen = q_learning.chosen_values(dist_class.inputs_of(outputs), actions)
-    chooser = dist_class.inputs_of(chooser)
+    actions, rewards, discounts = transitions
+    q_values = q_learning.select_values(dist_class.compute_inputs(outputs), actions)
+    selection_outputs = dist_class.compute_inputs(selection_outputs)
     if isinstance(dist_class, AtomValues):
-        next_logits = dist_class.logits(next_outputs)
+        next_logits = dist_class.to_logits(next_outputs)
         targets = q_learning.atom_targets(
-            rewards, discounts, next_logits, chooser, dist_class.atoms
+            rewards, discounts, next_logits, selection_outputs, dist_class.atoms
         )
-        return chosen, q_learning.atom_errors(
-            dist_class.logits(outputs), actions, tf.stop_gradient(targets)
+        return q_values, q_learning.atom_errors(
+            dist_class.to_logits(outputs), actions, tf.stop_gradient(targets)
         )
-    targets = q_learning.td_targets(rewards, discounts, dist_class.inputs_of(next_outputs), chooser)
-    return chosen, q_learning.td_errors(chosen, tf.stop_gradient(targets))
+    targets = q_learning.td_targets(
+        rewards, discounts, dist_class.compute_inputs(next_outputs), selection_outputs
+    )
+    return q_values, q_learning.td_errors(q_values, tf.stop_gradient(targets))
 
 
-def _require_noisy(config: Mapping[str, Any]) -> None:
+def _check_noisy_allowed(config: Mapping[str, Any]) -> None:
     """Raises a `ConfigError` if other settings exclude noisy layers."""
     if config["model"].get("custom_model") is not None:
         raise ConfigError(
             "noisy=True needs the network that DQN builds, and model['custom_model'] replaces it. "
             "Leave one of them out."
         )
-    kind = (config["exploration_config"] or {}).get("type")
-    if is_one_of(kind, "ParameterNoise", ParameterNoise):
+    exploration_type = (config["exploration_config"] or {}).get("type")
+    if is_one_of(exploration_type, "ParameterNoise", ParameterNoise):
         raise ConfigError(
             "noisy=True and exploration_config={'type': 'ParameterNoise'} both add noise to the "
             "weights. Choose one of them."
@@ -289,12 +297,12 @@ def _require_distinct_atoms(v_min: float, v_max: float, num_atoms: int) -> None:
     """
     largest = max(abs(v_min), abs(v_max))
     spacing = (v_max - v_min) / min(num_atoms - 1, 2**53)  # which a float holds
-    rule = f"at most {_LARGEST_ATOM:g} in size"
-    check(largest <= _LARGEST_ATOM, "v_min and v_max", rule, [v_min, v_max])
-    least = max(float(np.spacing(np.float32(largest))), float(np.finfo(np.float32).tiny))
-    rule = f"numbers whose atoms are at least {least:.2g} apart, as float32 resolves them"
-    given = [v_min, v_max, num_atoms]
-    check(spacing >= least, "v_min, v_max and num_atoms", rule, given)
+    rule = f"at most {_MAX_ATOM:g} in size"
+    check(largest <= _MAX_ATOM, "v_min and v_max", rule, [v_min, v_max])
+    min_spacing = max(float(np.spacing(np.float32(largest))), float(np.finfo(np.float32).tiny))
+    rule = f"numbers whose atoms are at least {min_spacing:.2g} apart, as float32 resolves them"
+    values = [v_min, v_max, num_atoms]
+    check(spacing >= min_spacing, "v_min, v_max and num_atoms", rule, values)
 
 
 def _is_dueling(static: Mapping[str, Any]) -> bool:
@@ -305,8 +313,8 @@ class DQNTF2Policy(DQNTFPolicy):
     """DQN on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> space, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
-    >>> policy = DQNTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> get_space, action_ports = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
+    >>> policy = DQNTF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
     >>> policy.compute_actions(np.zeros((3, 4), np.float32)).extras["q_values"].shape
     (3, 2)
     """
@@ -321,28 +329,28 @@ class DQNTF1Policy(DQNTFPolicy):
 class DQN(OffPolicyAlgorithm):
     """The training loop of DQN; made by `DQNConfig().build()`."""
 
-    config_class = later("DQNConfig")
+    config_class = lazy_class("DQNConfig")
     policy_classes = {"tf2": DQNTF2Policy, "tf": DQNTF1Policy}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNTraining(OffPolicyTraining):
+class DQNTrainingSettings(OffPolicyTrainingSettings):
     """The training settings of DQN."""
 
     lr: float = 5e-4
     grad_clip: float | None = 40.0
     grad_clip_by: str = "norm"
-    replay_buffer_config: Mapping[str, Any] = setting(BY_PRIORITIES)
+    replay_buffer_config: Mapping[str, Any] = setting(PRIORITIZED_REPLAY_CONFIG)
     adam_epsilon: float = setting(1e-8, POSITIVE)  # of the default optimizer
     double_q: bool = setting(True, BOOL)  # the online network chooses, the target one evaluates
     dueling: bool = setting(True, BOOL)  # ignored with a custom model
-    hiddens: Any = setting([256], COUNTS)  # hidden layers of the heads
+    hiddens: Any = setting([256], LAYER_SIZES)  # hidden layers of the heads
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))
-    num_atoms: int = setting(1, COUNT)  # of the return distribution; 1: only its mean
+    num_atoms: int = setting(1, POSITIVE_INT)  # of the return distribution; 1: only its mean
     v_min: float = setting(-10.0, FINITE)  # the smallest return that has an atom
     v_max: float = setting(10.0, FINITE)  # the largest one
     noisy: bool = setting(False, BOOL)  # whether the layers of the heads are noisy
-    sigma0: float = setting(0.5, AMOUNT)  # their initial noise
+    sigma0: float = setting(0.5, NON_NEGATIVE)  # their initial noise
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -354,12 +362,12 @@ class DQNTraining(OffPolicyTraining):
 class DQNConfig(OffPolicyConfig):
     """The config of DQN.
 
-    >>> config = DQNConfig().environment("CartPole-v1").training(lr=1e-3, n_step=3)
-    >>> config.fragment_length(), config.exploration_config["type"]
+    >>> make_config = DQNConfig().environment("CartPole-v1").training(lr=1e-3, n_step=3)
+    >>> make_config.get_fragment_length(), make_config.exploration_config["type"]
     (3, 'EpsilonGreedy')
     """
 
-    training_section = DQNTraining
+    training_section = DQNTrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or DQN)

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfpolicies.algorithms.evaluator import Evaluator, RunningEvaluation, as_metrics
-from tfpolicies.algorithms.host import HostAlgorithm
-from tfpolicies.algorithms.learn import as_count
+from tfpolicies.algorithms.evaluator import Evaluator, RunningEvaluation, make_metrics
+from tfpolicies.algorithms.host import AlgorithmProtocol
+from tfpolicies.algorithms.learn import to_positive_int
 from tfpolicies.errors import UsageError
-from tfpolicies.rollout.sampler import Played
+from tfpolicies.rollout.sampler import EvaluationResult
 
 
-class EvaluationCalls:
+class AlgorithmEvaluation:
     """Evaluates the policies of an algorithm, and calls its callbacks.
 
     Args:
@@ -21,10 +21,10 @@ class EvaluationCalls:
         evaluator: plays the episodes.
     """
 
-    def __init__(self, algorithm: HostAlgorithm, evaluator: Evaluator) -> None:
+    def __init__(self, algorithm: AlgorithmProtocol, evaluator: Evaluator) -> None:
         self._algorithm = algorithm
         self._evaluator = evaluator
-        self._last: dict[str, Any] | None = None
+        self._last_metrics: dict[str, Any] | None = None
 
     def start(self) -> RunningEvaluation | None:
         """Starts the evaluation of the next iteration, if it runs parallel to training."""
@@ -49,22 +49,22 @@ class EvaluationCalls:
         """
         algorithm = self._algorithm
         if running is not None:
-            running.training_is_over.set()
-            result.update(self._report(running.played.result(), self._evaluator))
+            running.training_done.set()
+            result.update(self._report(running.future.result(), self._evaluator))
         elif self._is_due(algorithm.iteration):
             result.update(algorithm.evaluate())
         elif (
             algorithm.config.always_attach_evaluation_results
             and self._evaluator.workers is not None
         ):
-            result["evaluation"] = self._last or self._evaluator.no_metrics()
+            result["evaluation"] = self._last_metrics or self._evaluator.make_empty_metrics()
 
     def evaluate(
         self,
         duration_fn: Callable[[int], int] | None,
         episodes: int | None,
         explore: bool | None,
-        **changes: object,
+        **setting_changes: object,
     ) -> dict[str, dict[str, Any]]:
         """Plays episodes; see `Algorithm.evaluate`.
 
@@ -77,12 +77,12 @@ class EvaluationCalls:
         episodes = _check_duration(duration_fn, episodes)
         algorithm = self._algorithm
         algorithm.callbacks.on_evaluate_start(algorithm=algorithm)
-        with self._evaluator_for(episodes, explore, changes) as evaluator:
+        with self._evaluator_for(episodes, explore, setting_changes) as evaluator:
             function = algorithm.config.custom_evaluation_function
             if function is None:
                 return self._report(evaluator.play(duration_fn, episodes), evaluator)
             workers = evaluator.prepare()
-            workers.follow(algorithm.worker)
+            workers.copy_weights_from(algorithm.worker)
             metrics = function(algorithm, workers)
         if not isinstance(metrics, dict):
             name = getattr(function, "__qualname__", repr(function))
@@ -91,38 +91,43 @@ class EvaluationCalls:
                 f"{metrics!r:.200}; end it with `return summarize_episodes(episodes)`, or with "
                 "your own dict."
             )
-        return self._announce(metrics)
+        return self._notify_callbacks(metrics)
 
     @contextlib.contextmanager
     def _evaluator_for(
-        self, episodes: int | None, explore: bool | None, changes: dict[str, Any]
+        self, episodes: int | None, explore: bool | None, setting_changes: dict[str, Any]
     ) -> Iterator[Evaluator]:
         """Yields the evaluator of one call: the default one, or a temporary one with changes."""
-        usual = self._evaluator
-        explore = usual.explore if explore is None else explore
-        changes = {name: value for name, value in changes.items() if value is not None}
-        if changes:
+        default_evaluator = self._evaluator
+        explore = default_evaluator.explore if explore is None else explore
+        setting_changes = {
+            name: value for name, value in setting_changes.items() if value is not None
+        }
+        if setting_changes:
             if episodes is not None:
-                changes |= {"evaluation_duration": episodes, "evaluation_duration_unit": "episodes"}
-            evaluator = usual.changed(changes, explore)
+                setting_changes |= {
+                    "evaluation_duration": episodes,
+                    "evaluation_duration_unit": "episodes",
+                }
+            evaluator = default_evaluator.with_settings(setting_changes, explore)
             try:
                 yield evaluator
             finally:
                 evaluator.stop()
             return
-        before, usual.explore = usual.explore, explore
+        previous_explore, default_evaluator.explore = default_evaluator.explore, explore
         try:
-            yield usual
+            yield default_evaluator
         finally:
-            usual.explore = before
+            default_evaluator.explore = previous_explore
 
-    def _report(self, played: Played, evaluator: Evaluator) -> dict[str, dict[str, Any]]:
+    def _report(self, result: EvaluationResult, evaluator: Evaluator) -> dict[str, dict[str, Any]]:
         workers = evaluator.prepare()
-        workers.tell_of_recreated()
-        return self._announce(as_metrics(played, workers))
+        workers.notify_recreated()
+        return self._notify_callbacks(make_metrics(result, workers))
 
-    def _announce(self, metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        self._last = metrics
+    def _notify_callbacks(self, metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        self._last_metrics = metrics
         result = {"evaluation": metrics}
         algorithm = self._algorithm
         algorithm.callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=result)
@@ -140,4 +145,4 @@ def _check_duration(duration_fn: Callable[[int], int] | None, episodes: int | No
         return None
     if duration_fn is not None:
         raise UsageError("Give either duration_fn or episodes to evaluate, not both.")
-    return as_count("episodes", episodes)
+    return to_positive_int("episodes", episodes)

@@ -8,18 +8,18 @@ from typing import Any, Protocol
 
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.evaluator import Evaluator
-from tfpolicies.algorithms.results import Results
+from tfpolicies.algorithms.results import TrainingMetrics
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
-States = Mapping[str, Mapping[str, Any]]
+PolicyStateDicts = Mapping[str, Mapping[str, Any]]
 """States of `Policy.get_state`, by policy id."""
 
 
-class HostAlgorithm(Protocol):
+class AlgorithmProtocol(Protocol):
     """The members of `Algorithm` that its components use."""
 
     config: AlgorithmConfig
@@ -29,10 +29,10 @@ class HostAlgorithm(Protocol):
     counters: dict[str, int]
     iteration: int
     run_dir: Path | None
-    tells_of_unheld: bool
+    warns_about_unserializable: bool
     _evaluator: Evaluator
-    _last_good: str | None
-    _results: Results
+    _last_finite_checkpoint: str | None
+    _metrics: TrainingMetrics
 
     @property
     def worker(self) -> RolloutWorker: ...
@@ -50,7 +50,9 @@ class HostAlgorithm(Protocol):
 
     def evaluate(self) -> dict[str, dict[str, Any]]: ...
 
-    def save(self, checkpoint_dir: Path, *, policy_states: States | None = None) -> object: ...
+    def save(
+        self, checkpoint_dir: Path, *, policy_states: PolicyStateDicts | None = None
+    ) -> object: ...
 
     def restore(self, checkpoint_path: Path, *, allow_non_finite: bool) -> None: ...
 

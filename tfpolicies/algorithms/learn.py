@@ -15,24 +15,24 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from tfpolicies.algorithms.host import HostAlgorithm
-from tfpolicies.algorithms.recording import Scene, require_pictures
-from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
+from tfpolicies.algorithms.host import AlgorithmProtocol
+from tfpolicies.algorithms.recording import PlaySetup, require_renderable
+from tfpolicies.algorithms.run_records import NullRunLogger, RunLogger, TrainingOptions
 from tfpolicies.algorithms.run_state import get_progress
-from tfpolicies.algorithms.training_run import TrainingRun
+from tfpolicies.algorithms.training_run import TrainingLoop
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import (
     DefaultCallbacks,
-    joined_callbacks,
+    join_callbacks,
     overrides,
     warn_of_unknown_methods,
 )
-from tfpolicies.config.idioms import callback_hint
+from tfpolicies.config.idioms import suggest_callback
 from tfpolicies.config.stored_config import encode_config
-from tfpolicies.envs.registry import env_name
+from tfpolicies.envs.registry import get_env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
-from tfpolicies.reporting.progress_row import as_number
+from tfpolicies.reporting.progress_row import to_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
@@ -41,19 +41,19 @@ from tfpolicies.type_aliases import Json
 
 logger = logging.getLogger("tfpolicies")
 
-_TOLD_BY_ALGORITHM = (
+_ALGORITHM_CALLBACKS = (
     *("on_train_result", "on_evaluate_start", "on_evaluate_end"),
     *("on_workers_recreated", "on_checkpoint_loaded"),
 )
-_GREEDY = "Evaluations are greedy, since evaluation_config does not set explore."
-_SHOWN = 3  # different settings in a message
-_RESOLVED = ("inference", "jit_compile")  # "auto" may resolve differently in another version
+_GREEDY_NOTICE = "Evaluations are greedy, since evaluation_config does not set explore."
+_MAX_SETTINGS_SHOWN = 3  # different settings in a message
+_AUTO_SETTINGS = ("inference", "jit_compile")  # "auto" may resolve differently in another version
 
 Callback = DefaultCallbacks | Callable[..., object]
 """A `DefaultCallbacks` instance or class, or a function `f(algorithm, result)`."""
 
 
-class Learned(NamedTuple):
+class LearnResult(NamedTuple):
     """The return value of `Algorithm.learn`."""
 
     result: dict[str, Any]  # of `train` in the last iteration; empty if none was needed
@@ -62,104 +62,104 @@ class Learned(NamedTuple):
 
     def __repr__(self) -> str:
         """Returns a one-line summary, since the result dict is long."""
-        words = [f"ended by {self.ended_by}"]
+        parts = [f"ended by {self.ended_by}"]
         if self.result:
-            words.insert(0, f"{self.result['timesteps_total']:,} steps")
+            parts.insert(0, f"{self.result['timesteps_total']:,} steps")
             mean = self.result.get("recent_returns", {}).get("mean", math.nan)
-            ended = "no episode has ended" if math.isnan(mean) else f"mean return {mean:.4g}"
-            words.insert(1, ended)
+            return_text = "no episode has ended" if math.isnan(mean) else f"mean return {mean:.4g}"
+            parts.insert(1, return_text)
         if self.run_dir is not None:
-            words.append(f"run_dir={str(self.run_dir)!r}")
-        return f"Learned({', '.join(words)})"
+            parts.append(f"run_dir={str(self.run_dir)!r}")
+        return f"Learned({', '.join(parts)})"
 
 
 def learn(
-    algorithm: HostAlgorithm,
-    goals: Goals,
+    algorithm: AlgorithmProtocol,
+    options: TrainingOptions,
     *,
     run_dir: str | PathLike[str] | None,
     progress: bool,
     callbacks: Callback | Sequence[Callback],
-) -> Learned:
+) -> LearnResult:
     """Trains an algorithm; see `Algorithm.learn`."""
     folder = None if run_dir is None else resolve_path(run_dir)  # environments may change the cwd
-    goals = _checked(goals, algorithm)
-    if goals.record_every and folder is None:
+    options = _validate_options(options, algorithm)
+    if options.record_every and folder is None:
         raise UsageError("record_every needs a run_dir: videos go into its folder `videos`.")
-    if goals.record_every:
-        require_pictures(Scene(algorithm))
-    told, followers = _told(callbacks)
+    if options.record_every:
+        require_renderable(PlaySetup(algorithm))
+    callback_objects, functions = _split_callbacks(callbacks)
     console = Console(quiet=not progress, force_terminal=None if progress else False)
-    say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    print_line = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     iteration = algorithm.iteration
-    with contextlib.ExitStack() as closing:
-        closing.callback(setattr, algorithm, "callbacks", algorithm.callbacks)
-        if told:
-            algorithm.callbacks = joined_callbacks([algorithm.callbacks, *told])
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, algorithm, "callbacks", algorithm.callbacks)
+        if callback_objects:
+            algorithm.callbacks = join_callbacks([algorithm.callbacks, *callback_objects])
         run = None
         if folder is not None:
-            run = closing.enter_context(_held(folder, type(algorithm).__name__))
-            _go_on(algorithm, run)
+            run = stack.enter_context(_open_run_folder(folder, type(algorithm).__name__))
+            _resume(algorithm, run)
             algorithm.run_dir = run.path
         if run is not None and algorithm.iteration > iteration:
-            say(f"Training resumes in {run.path} after iteration {algorithm.iteration}.")
+            print_line(f"Training resumes in {run.path} after iteration {algorithm.iteration}.")
         evaluator = algorithm._evaluator
         if evaluator.is_greedy_by_config is None:
             evaluator.explore = False
-            closing.callback(setattr, evaluator, "explore", None)
+            stack.callback(setattr, evaluator, "explore", None)
             if algorithm.config.evaluation_interval is not None:
-                say(_GREEDY)
-        records = NoRecords() if run is None else RunRecords(run, algorithm, goals)
-        closing.callback(records.close)
-        training = TrainingRun(algorithm, goals, records, console, followers)
-        if training.env_steps >= goals.steps:
+                print_line(_GREEDY_NOTICE)
+        run_logger = NullRunLogger() if run is None else RunLogger(run, algorithm, options)
+        stack.callback(run_logger.close)
+        loop = TrainingLoop(algorithm, options, run_logger, console, functions)
+        if loop.env_steps >= options.steps:
             logger.warning(
                 "The algorithm has %d environment steps already, so total_timesteps=%d leaves "
                 "nothing to do. Earlier steps count: give a larger number to continue training.",
-                training.env_steps,
-                goals.steps,
+                loop.env_steps,
+                options.steps,
             )
         try:
-            ended_by = training.train(lambda what: records.rescue())
+            reason = loop.train(lambda what: run_logger.emergency_save())
         except NonFiniteError:  # the newest checkpoint is better than the current state
             raise
         except BaseException:
-            _rescue(records, run)
+            _emergency_save(run_logger, run)
             raise
-    return Learned(training.result, ended_by, None if run is None else run.path)
+    return LearnResult(loop.result, reason, None if run is None else run.path)
 
 
-def _checked(goals: Goals, algorithm: HostAlgorithm) -> Goals:
+def _validate_options(options: TrainingOptions, algorithm: AlgorithmProtocol) -> TrainingOptions:
     """Validates training options and adds a title; raises `UsageError` for invalid numbers."""
-    name = env_name(algorithm.config.env)
-    if goals.until is not None and as_number(goals.until) is None:
-        raise UsageError(f"until must be a number or None, got {goals.until!r}.")
+    name = get_env_name(algorithm.config.env)
+    if options.until is not None and to_number(options.until) is None:
+        raise UsageError(f"until must be a number or None, got {options.until!r}.")
     return dataclasses.replace(
-        goals,
-        steps=as_count("total_timesteps", goals.steps),
-        checkpoint_every=as_count("checkpoint_every", goals.checkpoint_every),
-        keep_checkpoints=as_count("keep_checkpoints", goals.keep_checkpoints),
-        record_every=goals.record_every and as_count("record_every", goals.record_every),
+        options,
+        steps=to_positive_int("total_timesteps", options.steps),
+        checkpoint_every=to_positive_int("checkpoint_every", options.checkpoint_every),
+        keep_checkpoints=to_positive_int("keep_checkpoints", options.keep_checkpoints),
+        record_every=options.record_every and to_positive_int("record_every", options.record_every),
         title=f"{type(algorithm).__name__} on {name}",
     )
 
 
-def as_count(name: str, value: float) -> int:
+def to_positive_int(name: str, value: float) -> int:
     """Converts a whole number >= 1 to int.
 
     Raises:
         UsageError: for other values; it names the argument.
     """
-    number = as_number(value)
+    number = to_number(value)
     if number is None or number < 1 or not float(number).is_integer():
         raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")
     return int(number)
 
 
-def _rescue(records: RunRecords | NoRecords, run: RunFolder | None) -> None:
+def _emergency_save(run_logger: RunLogger | NullRunLogger, run: RunFolder | None) -> None:
     """Saves unsaved training state; only logs a failure, so that the original error is raised."""
     try:
-        records.rescue()
+        run_logger.emergency_save()
     except CheckpointError as error:
         logger.error("Training since the last checkpoint is lost: %s", error)
         return
@@ -170,7 +170,7 @@ def _rescue(records: RunRecords | NoRecords, run: RunFolder | None) -> None:
 # -- the folder -------------------------------------------------------------------------------
 
 
-def _held(path: Path, trained: str) -> RunFolder:
+def _open_run_folder(path: Path, algorithm_name: str) -> RunFolder:
     """Opens or creates the run folder and holds it.
 
     Raises:
@@ -178,11 +178,11 @@ def _held(path: Path, trained: str) -> RunFolder:
         FolderInUseError: if another process trains there.
     """
     if RunFolder(path).run_json.exists():
-        return RunFolder.open(path).hold()
-    return RunFolder.make(path, {"learn": trained})
+        return RunFolder.open(path).acquire()
+    return RunFolder.create_at(path, {"learn": algorithm_name})
 
 
-def _go_on(algorithm: HostAlgorithm, run: RunFolder) -> None:
+def _resume(algorithm: AlgorithmProtocol, run: RunFolder) -> None:
     """Restores a new algorithm from a run; checks that one that has trained belongs to the run.
 
     Raises:
@@ -192,69 +192,78 @@ def _go_on(algorithm: HostAlgorithm, run: RunFolder) -> None:
     if not run.has_checkpoint:
         return
     manifest = read_manifest(run.latest, ALGORITHM_MANIFEST, kind="Algorithm")
-    stored, own = manifest["progress"], get_progress(algorithm)
+    stored_progress, progress = manifest["progress"], get_progress(algorithm)
     if algorithm.iteration == 0:
         _require_same_settings(algorithm, manifest, run)
         algorithm.restore(run.latest, allow_non_finite=algorithm.config.on_nan == "warn")
         return
-    is_its_own = algorithm.run_dir == run.path
-    if is_its_own and stored["iteration"] <= algorithm.iteration:
+    is_same_run = algorithm.run_dir == run.path
+    if is_same_run and stored_progress["iteration"] <= algorithm.iteration:
         return
-    if any(stored[key] != own[key] for key in ("iteration", "time_total_s")):
+    if any(stored_progress[key] != progress[key] for key in ("iteration", "time_total_s")):
         raise UsageError(
-            f"{str(run.path)!r} holds another run, at iteration {stored['iteration']}, but this "
-            f"algorithm has trained {own['iteration']} iterations elsewhere. Give another run_dir; "
+            f"{str(run.path)!r} holds another run, at iteration {stored_progress['iteration']}, but this "
+            f"algorithm has trained {progress['iteration']} iterations elsewhere. Give another run_dir; "
             f"or resume that run: {type(algorithm).__name__}.from_checkpoint("
             f"{str(run.latest)!r}).learn(..., run_dir={str(run.path)!r})."
         )
 
 
 def _require_same_settings(
-    algorithm: HostAlgorithm, manifest: Mapping[str, Any], run: RunFolder
+    algorithm: AlgorithmProtocol, manifest: Mapping[str, Any], run: RunFolder
 ) -> None:
     """Checks that a new algorithm has the class and the settings of a run.
 
     Settings that the run lacks, from an earlier version, count as defaults, also within dicts.
     """
-    defaults = _as_stored(algorithm.get_default_config())
+    defaults = _encode_settings(algorithm.get_default_config())
     settings = {**defaults, **manifest["config"]["settings"]}
-    stored = {"the class": manifest["algorithm_class"], **settings}
-    own = {"the class": encode_value(type(algorithm)), **_as_stored(algorithm.config)}
-    differing = sorted(
+    stored_settings = {"the class": manifest["algorithm_class"], **settings}
+    settings_now = {
+        "the class": encode_value(type(algorithm)),
+        **_encode_settings(algorithm.config),
+    }
+    different_names = sorted(
         name
-        for name in {*stored, *own}.difference(_RESOLVED)
-        if own.get(name) not in (stored.get(name), _filled(stored.get(name), defaults.get(name)))
-        and own.get(name) != _as_kept_now(algorithm, name, stored)
-    )
-    if differing:
-        shown = ", ".join(
-            f"{name} (there {stored.get(name)!r:.60}, here {own.get(name)!r:.60})"
-            for name in differing[:_SHOWN]
+        for name in {*stored_settings, *settings_now}.difference(_AUTO_SETTINGS)
+        if settings_now.get(name)
+        not in (
+            stored_settings.get(name),
+            _fill_in_defaults(stored_settings.get(name), defaults.get(name)),
         )
-        if len(differing) > _SHOWN:
-            shown += f" and {len(differing) - _SHOWN} more"
+        and settings_now.get(name) != _normalize_stored_setting(algorithm, name, stored_settings)
+    )
+    if different_names:
+        differences = ", ".join(
+            f"{name} (there {stored_settings.get(name)!r:.60}, here {settings_now.get(name)!r:.60})"
+            for name in different_names[:_MAX_SETTINGS_SHOWN]
+        )
+        if len(different_names) > _MAX_SETTINGS_SHOWN:
+            differences += f" and {len(different_names) - _MAX_SETTINGS_SHOWN} more"
         raise UsageError(
-            f"{str(run.path)!r} holds a run with other settings: {shown}. Give another run_dir for "
+            f"{str(run.path)!r} holds a run with other settings: {differences}. Give another run_dir for "
             "a new run, or the same settings to resume that one."
         )
 
 
-def _filled(stored: Json, default: Json) -> Json:
+def _fill_in_defaults(stored_value: Json, default: Json) -> Json:
     """Returns a stored setting; missing keys of a dict are added from its default."""
-    if isinstance(stored, dict) and isinstance(default, dict):
-        return {**default, **stored}
-    return stored
+    if isinstance(stored_value, dict) and isinstance(default, dict):
+        return {**default, **stored_value}
+    return stored_value
 
 
-def _as_kept_now(algorithm: HostAlgorithm, name: str, stored: Mapping[str, Any]) -> Any:
+def _normalize_stored_setting(
+    algorithm: AlgorithmProtocol, name: str, stored_settings: Mapping[str, Any]
+) -> Any:
     """Returns a stored setting as configs normalise it now, for example an absolute folder."""
     with contextlib.suppress(ConfigError):
-        config = algorithm.get_default_config().update_from_dict({name: stored[name]})
-        return _as_stored(config)[name]
-    return stored.get(name)
+        config = algorithm.get_default_config().update_from_dict({name: stored_settings[name]})
+        return _encode_settings(config)[name]
+    return stored_settings.get(name)
 
 
-def _as_stored(config: AlgorithmConfig) -> dict[str, Any]:
+def _encode_settings(config: AlgorithmConfig) -> dict[str, Any]:
     settings = encode_config(config.to_dict())["settings"]
     return json.loads(json.dumps(settings))
 
@@ -262,7 +271,7 @@ def _as_stored(config: AlgorithmConfig) -> dict[str, Any]:
 # -- callbacks --------------------------------------------------------------------------------
 
 
-def _told(
+def _split_callbacks(
     callbacks: Callback | Sequence[Callback],
 ) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
     """Splits callbacks into `DefaultCallbacks` instances and plain functions.
@@ -270,32 +279,32 @@ def _told(
     Raises:
         UsageError: for other objects, and for overridden methods that only workers call.
     """
-    told: list[DefaultCallbacks] = []
-    followers: list[Callable[..., Any]] = []
-    for given in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
-        made = given() if isinstance(given, type) else given
-        if isinstance(made, DefaultCallbacks):
-            _require_told_by_algorithm(made)
-            warn_of_unknown_methods(made)
-            told.append(made)
-        elif callable(made):
-            followers.append(made)
+    callback_objects: list[DefaultCallbacks] = []
+    functions: list[Callable[..., Any]] = []
+    for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
+        instance = callback() if isinstance(callback, type) else callback
+        if isinstance(instance, DefaultCallbacks):
+            _require_algorithm_callbacks(instance)
+            warn_of_unknown_methods(instance)
+            callback_objects.append(instance)
+        elif callable(instance):
+            functions.append(instance)
         else:
             raise UsageError(
                 "callbacks must be functions f(algorithm, result), or DefaultCallbacks, got "
-                f"{given!r:.200}.{callback_hint(given)}"
+                f"{callback!r:.200}.{suggest_callback(callback)}"
             )
-    return told, followers
+    return callback_objects, functions
 
 
-def _require_told_by_algorithm(callbacks: DefaultCallbacks) -> None:
-    moments = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
-    own = [name for name in moments if overrides(callbacks, name)]
-    others = [name for name in own if name not in _TOLD_BY_ALGORITHM]
-    if others:
-        kind = type(callbacks).__name__
+def _require_algorithm_callbacks(callbacks: DefaultCallbacks) -> None:
+    method_names = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
+    overridden = [name for name in method_names if overrides(callbacks, name)]
+    unsupported = [name for name in overridden if name not in _ALGORITHM_CALLBACKS]
+    if unsupported:
+        class_name = type(callbacks).__name__
         raise UsageError(
-            f"{kind} overrides {', '.join(others)}, which workers call from their creation on. "
+            f"{class_name} overrides {', '.join(unsupported)}, which workers call from their creation on. "
             f"Pass the class to the config: "
-            f"config.callbacks({kind})."
+            f"config.callbacks({class_name})."
         )

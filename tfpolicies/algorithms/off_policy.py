@@ -24,22 +24,22 @@ from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.postprocessing import n_step_returns
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.later import later
-from tfpolicies.config.sections import Training
+from tfpolicies.config.later import lazy_class
+from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.config.setting import Merge, check, require, setting
 from tfpolicies.errors import (
     ConfigError,
     ModelError,
     UnsupportedSpaceError,
     UsageError,
-    near_matches,
+    suggest_similar_names,
 )
-from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
+from tfpolicies.models.catalog.inspection import get_extra_inputs, get_state_shapes
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.models.model_source import ModelSource
 from tfpolicies.models.spaces import is_float_box
-from tfpolicies.models.views import acting_requirements
+from tfpolicies.models.views import get_acting_requirements
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.networks import NetworkPlan
@@ -47,8 +47,17 @@ from tfpolicies.program.view import TrainBatch
 from tfpolicies.replay import prioritized
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
-from tfpolicies.replay.room import check_room
-from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, is_one_of, one_of
+from tfpolicies.replay.room import check_allocator_arguments
+from tfpolicies.rules import (
+    BOOL,
+    FRACTION,
+    POSITIVE,
+    POSITIVE_INT,
+    function,
+    int_at_least,
+    is_one_of,
+    one_of,
+)
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.type_aliases import Setting
 
@@ -57,14 +66,14 @@ logger = logging.getLogger("tfpolicies")
 N_STEPS = "n_steps"
 """Column of n-step transitions: the number of rewards summed in each row, int32."""
 
-_WIDE = 1000.0  # difference of the bounds of an action
-_told_of_width: set[str] = set()  # names of policy classes
+_WIDE_BOUNDS = 1000.0  # difference of the bounds of an action
+_classes_warned_of_width: set[str] = set()  # names of policy classes
 
 _UNIFORM = ("MultiAgentReplayBuffer", "ReplayBuffer")
 _PRIORITIZED = ("MultiAgentPrioritizedReplayBuffer", "PrioritizedReplayBuffer")
 _CAPACITY = 50_000
-_OF_PRIORITIES = {f"prioritized_replay_{name}": name for name in ("alpha", "beta", "eps")}
-BY_PRIORITIES: Mapping[str, Any] = {
+_PRIORITY_SETTINGS = {f"prioritized_replay_{name}": name for name in ("alpha", "beta", "eps")}
+PRIORITIZED_REPLAY_CONFIG: Mapping[str, Any] = {
     "type": _PRIORITIZED[0],
     "capacity": _CAPACITY,
     "prioritized_replay_alpha": 0.6,
@@ -76,14 +85,14 @@ BY_PRIORITIES: Mapping[str, Any] = {
 UPDATE_ORDER = one_of("together", "critics_first")
 """Validates `update_order`; with "critics_first" the actor is updated after its critics."""
 
-_OF_ROOM = ("memory_limit_bytes", "storage_path")
-_BYTES_PER_CALL = 256 * 2**20  # maximum size of the rows of one compiled call
+_STORAGE_KEYS = ("memory_limit_bytes", "storage_path")
+_MAX_BYTES_PER_CALL = 256 * 2**20  # maximum size of the rows of one compiled call
 
 
 class OffPolicyTFPolicy(TFPolicy):
     """A policy with a target network that learns from single transitions."""
 
-    config_class = later("OffPolicyConfig")
+    config_class = lazy_class("OffPolicyConfig")
     hyperparameters = (*TFPolicy.hyperparameters, "tau")
     static_keys = (*TFPolicy.static_keys, "n_step")
     _replays = True
@@ -98,7 +107,7 @@ class OffPolicyTFPolicy(TFPolicy):
         return {"model": NetworkPlan(target=True)}
 
     @classmethod
-    def _model_source(
+    def _get_model_source(
         cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns the source of models; replayed rows are single transitions.
@@ -107,11 +116,11 @@ class OffPolicyTFPolicy(TFPolicy):
             ConfigError: for model settings that need sequences, such as `use_lstm`.
             ModelError: for a custom model that is recurrent or reads previous actions.
         """
-        check_rows_alone("model", static["model"], cls.__name__)
-        source = super()._model_source(observation_space, dist_class, static)
-        return source._replace(make=lambda: rows_alone(source.make()))
+        check_feed_forward("model", static["model"], cls.__name__)
+        source = super()._get_model_source(observation_space, dist_class, static)
+        return source._replace(make=lambda: require_single_transitions(source.make()))
 
-    def discounts(self, train_batch: TrainBatch) -> tf.Tensor:
+    def compute_discounts(self, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the discount factor `[B]` of the next state's value, 0 where terminated."""
         gamma = self.config["gamma"]
         if self.config["n_step"] > 1:
@@ -125,17 +134,23 @@ class OffPolicyTFPolicy(TFPolicy):
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds `weights` (ones) and, if `n_step` is not 1, converts rows to n-step transitions."""
         rewards, terminateds = (fragments.columns[x] for x in ("rewards", "terminateds"))
-        added, n = fragments.added, self.config["n_step"]
-        added["weights"] = np.ones(rewards.shape, np.float32)
+        added_columns, n = fragments.new_columns, self.config["n_step"]
+        added_columns["weights"] = np.ones(rewards.shape, np.float32)
         if n == 1:
             return
-        found = n_step_returns(rewards, fragments.ends, terminateds, n, self.hyper("gamma"))
-        added["rewards"] = found.rewards
-        added[N_STEPS] = (found.reached - np.arange(rewards.shape[1]) + 1).astype(np.int32)
+        returns = n_step_returns(
+            rewards, fragments.ends, terminateds, n, self.get_hyperparameter("gamma")
+        )
+        added_columns["rewards"] = returns.rewards
+        added_columns[N_STEPS] = (returns.next_obs_index - np.arange(rewards.shape[1]) + 1).astype(
+            np.int32
+        )
         for name in ("terminateds", "truncateds"):
             column = fragments.columns[name]
-            added[name] = np.take_along_axis(np.asarray(column), found.reached, axis=1)
-        fragments.reached = found.reached
+            added_columns[name] = np.take_along_axis(
+                np.asarray(column), returns.next_obs_index, axis=1
+            )
+        fragments.next_obs_index = returns.next_obs_index
 
     def update_target(self, tau: float | None = None) -> None:
         """Moves target networks towards the online ones: t <- tau q + (1 - tau) t.
@@ -146,25 +161,25 @@ class OffPolicyTFPolicy(TFPolicy):
         Raises:
             ConfigError: if `tau` is out of range.
         """
-        tau = self.hyper("tau") if tau is None else tau
-        require("tau", UNIT, tau)
-        self._state.follow(float(tau))
+        tau = self.get_hyperparameter("tau") if tau is None else tau
+        require("tau", FRACTION, tau)
+        self._state.update_targets(float(tau))
 
-    _moves_target = update_target
+    _compiled_target_update = update_target
 
     def _record_values(self, values: tf.Tensor, errors: tf.Tensor, mask: tf.Tensor) -> None:
         """Records the values and temporal-difference errors of rows `[B]`."""
-        counts, inf = mask > 0, float("inf")
+        is_counted, inf = mask > 0, float("inf")
         self.record(
             mean_q=masked_mean(values, mask),
-            min_q=tf.reduce_min(tf.where(counts, values, inf)),
-            max_q=tf.reduce_max(tf.where(counts, values, -inf)),
+            min_q=tf.reduce_min(tf.where(is_counted, values, inf)),
+            max_q=tf.reduce_max(tf.where(is_counted, values, -inf)),
             mean_td_error=masked_mean(errors, mask),
             td_error=errors,
         )
 
 
-def check_rows_alone(name: str, config: Mapping[str, Any], owner: str) -> None:
+def check_feed_forward(name: str, config: Mapping[str, Any], class_name: str) -> None:
     """Checks that a `model` config describes a feed-forward model for single transitions.
 
     Args:
@@ -178,12 +193,12 @@ def check_rows_alone(name: str, config: Mapping[str, Any], owner: str) -> None:
     for key in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
         if config[key]:
             raise ConfigError(
-                f"{name}[{key!r}] must be False for {owner}: replayed rows are single transitions, "
+                f"{name}[{key!r}] must be False for {class_name}: replayed rows are single transitions, "
                 "and its outputs need a final linear layer."
             )
 
 
-def require_vectors(action_space: gym.Space, owner: str, besides: str = "") -> None:
+def check_action_vectors(action_space: gym.Space, class_name: str, other_spaces: str = "") -> None:
     """Checks that actions are float vectors, which critics take as input.
 
     Args:
@@ -196,13 +211,13 @@ def require_vectors(action_space: gym.Space, owner: str, besides: str = "") -> N
     """
     if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
         raise UnsupportedSpaceError(
-            f"{owner} supports {besides}one-dimensional Boxes of floats as action spaces only, got "
+            f"{class_name} supports {other_spaces}one-dimensional Boxes of floats as action spaces only, got "
             f"{action_space}. For Discrete actions use DQN, SAC or PPO; flatten other Boxes in the "
             "environment, for example with a gymnasium.ActionWrapper."
         )
 
 
-def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> None:
+def check_action_bounds(action_space: gym.Space, class_name: str, alternative: str = "") -> None:
     """Checks that each dimension of a Box has finite bounds, into which actions are squashed.
 
     Warns once per class if the bounds are so far apart that random first actions are hardly useful.
@@ -220,14 +235,14 @@ def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> No
     if len(unbounded):
         i = unbounded[0]
         raise UnsupportedSpaceError(
-            f"{owner} squashes actions into the bounds of their dimension, which must be finite, "
+            f"{class_name} squashes actions into the bounds of their dimension, which must be finite, "
             f"but those of dimension {i} of the action space are [{low[i]:g}, {high[i]:g}]. Give "
             "the environment bounds: `gymnasium.wrappers.TransformAction(env, lambda action: "
-            f"action, gymnasium.spaces.Box(low, high))`.{way_out}"
+            f"action, gymnasium.spaces.Box(low, high))`.{alternative}"
         )
     width = high.astype(np.float64) - low
-    if (width >= _WIDE).any() and owner not in _told_of_width:
-        _told_of_width.add(owner)
+    if (width >= _WIDE_BOUNDS).any() and class_name not in _classes_warned_of_width:
+        _classes_warned_of_width.add(class_name)
         i = int(np.argmax(width))
         logger.warning(
             "Environment: the bounds of dimension %d of its action space are [%g, %g], and the "
@@ -236,21 +251,21 @@ def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> No
             i,
             low[i],
             high[i],
-            owner,
+            class_name,
         )
 
 
-def rows_alone(model: keras.Model) -> keras.Model:
+def require_single_transitions(model: keras.Model) -> keras.Model:
     """Returns a custom model after checking that it takes single transitions.
 
     Raises:
         ModelError: if it is recurrent or reads past steps.
     """
-    found = [*extra_inputs(model), *acting_requirements(model)]
-    found += ["state_in" for _ in memory_of(model)]
-    if found:
+    sequence_inputs = [*get_extra_inputs(model), *get_acting_requirements(model)]
+    sequence_inputs += ["state_in" for _ in get_state_shapes(model)]
+    if sequence_inputs:
         raise ModelError(
-            f"The model {model.name!r} takes {found[0]!r}, but replayed rows are single "
+            f"The model {model.name!r} takes {sequence_inputs[0]!r}, but replayed rows are single "
             "transitions. Use a model that reads only the observation, for example several stacked "
             "frames."
         )
@@ -271,113 +286,123 @@ class OffPolicyAlgorithm(Algorithm):
         replay_buffer: the newest rows of each policy, with the columns that its loss reads.
     """
 
-    config_class = later("OffPolicyConfig")
-    overlaps = True
+    config_class = lazy_class("OffPolicyConfig")
+    samples_while_learning = True
     _replays = True
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Creates the replay buffer."""
-        self.replay_buffer = self._new_buffer()
+        self.replay_buffer = self._make_buffer()
         self.counters |= {"num_target_updates": 0, "last_target_update_ts": 0}
-        self._updates_owed = 0.0
-        self._targets_owed: set[str] = set()  # policies without rows at the last target update
+        self._pending_updates = 0.0
+        self._pending_target_ids: set[str] = (
+            set()
+        )  # policies without rows at the last target update
 
-    def _new_buffer(self) -> MultiAgentReplayBuffer:
-        given = self.config.replay_buffer_config
-        made = (
-            MultiAgentPrioritizedReplayBuffer if _by_priorities(given) else MultiAgentReplayBuffer
+    def _make_buffer(self) -> MultiAgentReplayBuffer:
+        config = self.config.replay_buffer_config
+        buffer_class = (
+            MultiAgentPrioritizedReplayBuffer if _is_prioritized(config) else MultiAgentReplayBuffer
         )
-        names = {**_OF_PRIORITIES, **{key: key for key in _OF_ROOM}}
-        more = {name: given[key] for key, name in names.items() if key in given}
-        return made(given.get("capacity", _CAPACITY), self.config.seed, **more)
+        names = {**_PRIORITY_SETTINGS, **{key: key for key in _STORAGE_KEYS}}
+        kwargs = {name: config[key] for key, name in names.items() if key in config}
+        return buffer_class(config.get("capacity", _CAPACITY), self.config.seed, **kwargs)
 
     def training_step(self) -> dict[str, Any]:
         """Samples a fragment per environment, then updates on rows of the buffer."""
-        began = self.counters["num_env_steps_sampled"]
-        batches = {pid: self._kept(pid, batch) for pid, batch in self.sample_train_batch(1).items()}
+        env_steps_before = self.counters["num_env_steps_sampled"]
+        batches = {
+            pid: self._select_columns(pid, batch)
+            for pid, batch in self.sample_train_batch(1).items()
+        }
         rows = sum(batch.count for batch in batches.values())
         self.replay_buffer.add(MultiAgentBatch(batches, rows))
         if self.replay_buffer.num_added < self.config.num_steps_sampled_before_learning_starts:
             return {}
-        updates = self._updates_due(rows)
+        updates = self._take_due_updates(rows)
         if not updates:
             return {}
-        follows, last = self._follows(updates, began)
-        changes = self.config.before_learn_on_batch is not None
-        learn = self._learn_changed if changes else self._learn_drawn
-        results = learn(list(batches), follows)
-        if follows.any():
-            self._targets_owed |= self.replay_buffer.buffers.keys() - batches.keys()
-        self.counters["num_target_updates"] += int(follows.sum())
-        self.counters["last_target_update_ts"] = last
+        target_mask, last_target_step = self._make_target_mask(updates, env_steps_before)
+        has_batch_function = self.config.before_learn_on_batch is not None
+        learn = self._learn_transformed if has_batch_function else self._learn_sampled
+        results = learn(list(batches), target_mask)
+        if target_mask.any():
+            self._pending_target_ids |= self.replay_buffer.buffers.keys() - batches.keys()
+        self.counters["num_target_updates"] += int(target_mask.sum())
+        self.counters["last_target_update_ts"] = last_target_step
         return results
 
-    def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
+    def _select_columns(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
         names = self.get_policy(policy_id).driver.learning.select_columns(batch)
         return SampleBatch({name: batch[name] for name in names})
 
-    def _updates_due(self, rows: int) -> int:
+    def _take_due_updates(self, rows: int) -> int:
         if self.config.training_intensity is None:
             return 1
-        self._updates_owed += self.config.training_intensity * rows / self.config.train_batch_size
-        due = int(self._updates_owed)
-        self._updates_owed -= due
+        self._pending_updates += (
+            self.config.training_intensity * rows / self.config.train_batch_size
+        )
+        due = int(self._pending_updates)
+        self._pending_updates -= due
         return due
 
-    def _follows(self, updates: int, began: int) -> tuple[np.ndarray, int]:
+    def _make_target_mask(self, updates: int, env_steps_before: int) -> tuple[np.ndarray, int]:
         """Returns a mask of updates followed by a target update, and the step of the last one."""
-        freq, now = self.config.target_network_update_freq, self.counters["num_env_steps_sampled"]
-        last = self.counters["last_target_update_ts"]
-        follows = np.zeros(updates, bool)
+        freq, env_steps_now = (
+            self.config.target_network_update_freq,
+            self.counters["num_env_steps_sampled"],
+        )
+        last_target_step = self.counters["last_target_update_ts"]
+        target_mask = np.zeros(updates, bool)
         for k in range(updates):
-            at = began + (now - began) * (k + 1) // updates
-            if at - last >= freq:
-                follows[k], last = True, at
-        return follows, last
+            env_step = env_steps_before + (env_steps_now - env_steps_before) * (k + 1) // updates
+            if env_step - last_target_step >= freq:
+                target_mask[k], last_target_step = True, env_step
+        return target_mask, last_target_step
 
-    def _learn_drawn(self, policy_ids: list[str], follows: np.ndarray) -> dict[str, Any]:
+    def _learn_sampled(self, policy_ids: list[str], target_mask: np.ndarray) -> dict[str, Any]:
         """Does all updates of one policy before those of the next."""
-        return {pid: self._learn(pid, follows) for pid in policy_ids}
+        return {pid: self._learn(pid, target_mask) for pid in policy_ids}
 
-    def _learn_changed(self, policy_ids: list[str], follows: np.ndarray) -> dict[str, Any]:
+    def _learn_transformed(self, policy_ids: list[str], target_mask: np.ndarray) -> dict[str, Any]:
         """Updates all policies in turn, on rows changed by `before_learn_on_batch`.
 
         Raises:
             UsageError: if that does not return `train_batch_size` rows per policy.
         """
         size, results = self.config.train_batch_size, {}
-        for k in range(len(follows)):
-            drawn = {pid: self.replay_buffer.sample(size, pid) for pid in policy_ids}
-            whole = MultiAgentBatch(drawn, size)
-            changed = self.config.before_learn_on_batch(whole, self.workers, self.config)
-            _require_rows(changed, size)
-            for pid, batch in changed.policy_batches.items():
-                results[pid] = self._learn(pid, follows[k : k + 1], batch)
-        rows = len(follows) * size
-        return {pid: {**each, "num_agent_steps_trained": rows} for pid, each in results.items()}
+        for k in range(len(target_mask)):
+            batches = {pid: self.replay_buffer.sample(size, pid) for pid in policy_ids}
+            train_batch = MultiAgentBatch(batches, size)
+            transformed = self.config.before_learn_on_batch(train_batch, self.workers, self.config)
+            _require_rows(transformed, size)
+            for pid, batch in transformed.policy_batches.items():
+                results[pid] = self._learn(pid, target_mask[k : k + 1], batch)
+        rows = len(target_mask) * size
+        return {pid: {**result, "num_agent_steps_trained": rows} for pid, result in results.items()}
 
     def _learn(
-        self, policy_id: str, follows: np.ndarray, given: SampleBatch | None = None
+        self, policy_id: str, target_mask: np.ndarray, given_batch: SampleBatch | None = None
     ) -> dict[str, Any]:
         """Updates a policy once per flag, on given rows (for one update) or sampled ones."""
         size, policy = self.config.train_batch_size, self.get_policy(policy_id)
-        if policy_id in self._targets_owed:
-            self._targets_owed.discard(policy_id)
-            follows = follows.copy()
-            follows[0] = True
+        if policy_id in self._pending_target_ids:
+            self._pending_target_ids.discard(policy_id)
+            target_mask = target_mask.copy()
+            target_mask[0] = True
         bytes_per_update = size * self.replay_buffer.buffers[policy_id].row_bytes
-        most = max(1, _BYTES_PER_CALL // max(1, bytes_per_update))
-        reports_rows = _by_priorities(self.config.replay_buffer_config)
-        most = 1 if reports_rows else most
+        updates_per_call = max(1, _MAX_BYTES_PER_CALL // max(1, bytes_per_update))
+        reports_rows = _is_prioritized(self.config.replay_buffer_config)
+        updates_per_call = 1 if reports_rows else updates_per_call
         result: Mapping[str, Any] = {}
-        for done in range(0, len(follows), most):
-            now = follows[done : done + most]
-            batch = given
+        for done in range(0, len(target_mask), updates_per_call):
+            call_mask = target_mask[done : done + updates_per_call]
+            batch = given_batch
             if batch is None:
-                batch = self.replay_buffer.sample(size * len(now), policy_id)
-            result = policy.driver.learning.replay(batch, None if reports_rows else size, now)
+                batch = self.replay_buffer.sample(size * len(call_mask), policy_id)
+            result = policy.driver.learning.replay(batch, None if reports_rows else size, call_mask)
             self._set_priorities(policy_id, batch, result)
-        return {**result, "num_agent_steps_trained": len(follows) * size}
+        return {**result, "num_agent_steps_trained": len(target_mask) * size}
 
     def _set_priorities(
         self, policy_id: str, batch: SampleBatch, result: Mapping[str, Any]
@@ -399,54 +424,58 @@ class OffPolicyAlgorithm(Algorithm):
                 f"keep the column {prioritized.INDEXES!r}. Or use "
                 f"replay_buffer_config={{'type': '{_UNIFORM[0]}'}}."
             )
-        known = np.isfinite(errors)
-        buffer.update_priorities({policy_id: (indexes[known], np.asarray(errors)[known])})
+        is_finite = np.isfinite(errors)
+        buffer.update_priorities({policy_id: (indexes[is_finite], np.asarray(errors)[is_finite])})
 
     def warm_up(self) -> None:
         """Compiles the updates of one training step."""
         size, intensity = self.config.train_batch_size, self.config.training_intensity
         rows = self.workers.rows_per_sample()
         updates = 1 if intensity is None else max(1, int(intensity * rows / size))
-        if _by_priorities(self.config.replay_buffer_config):
+        if _is_prioritized(self.config.replay_buffer_config):
             self._warm_up_policies(size, 1, None)
         else:
             self._warm_up_policies(updates * size, 1, size)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns pending updates, and the replay buffer if `store_buffer_in_checkpoints`."""
-        stored = self.config.store_buffer_in_checkpoints
-        buffer = self.replay_buffer.get_state() if stored else None
+        stores_buffer = self.config.store_buffer_in_checkpoints
+        buffer = self.replay_buffer.get_state() if stores_buffer else None
         return {
-            "updates_owed": self._updates_owed,
-            "targets_owed": sorted(self._targets_owed),
+            "updates_owed": self._pending_updates,
+            "targets_owed": sorted(self._pending_target_ids),
             "replay_buffer": buffer,
         }
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state of `get_extra_state`; without rows, the buffer starts empty."""
-        buffer = self._new_buffer()
+        buffer = self._make_buffer()
         if state["replay_buffer"] is not None:
             buffer.set_state(state["replay_buffer"])
         self.replay_buffer = buffer
-        self._updates_owed = float(state["updates_owed"])
-        self._targets_owed = set(state.get("targets_owed", ()))
+        self._pending_updates = float(state["updates_owed"])
+        self._pending_target_ids = set(state.get("targets_owed", ()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyTraining(Training):
+class OffPolicyTrainingSettings(TrainingSettings):
     """Training settings shared by algorithms with replay."""
 
-    n_step: int = setting(1, COUNT)  # rewards summed in a transition
-    target_network_update_freq: int = setting(500, count(0))  # env steps between target updates
-    tau: float = setting(1.0, UNIT)  # the target's step towards the online network
-    num_steps_sampled_before_learning_starts: int = setting(1000, count(0))  # rows in the buffer
+    n_step: int = setting(1, POSITIVE_INT)  # rewards summed in a transition
+    target_network_update_freq: int = setting(
+        500, int_at_least(0)
+    )  # env steps between target updates
+    tau: float = setting(1.0, FRACTION)  # the target's step towards the online network
+    num_steps_sampled_before_learning_starts: int = setting(
+        1000, int_at_least(0)
+    )  # rows in the buffer
     training_intensity: float | None = setting(  # rows trained per row sampled
         None, POSITIVE.or_none()
     )
     replay_buffer_config: Mapping[str, Any] = setting(
         {"type": _UNIFORM[0], "capacity": _CAPACITY},
         merge=Merge.TYPED,
-        kept=lambda config: _by_name(config),
+        normalize=lambda config: _normalize_buffer_config(config),
     )
     store_buffer_in_checkpoints: bool = setting(False, BOOL)
     before_learn_on_batch: Callable[..., MultiAgentBatch] | None = setting(  # changes sampled rows
@@ -455,55 +484,66 @@ class OffPolicyTraining(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_buffer(self.replay_buffer_config)
+        _check_buffer_config(self.replay_buffer_config)
 
 
-def _by_priorities(config: Mapping[str, Any]) -> bool:
+def _is_prioritized(config: Mapping[str, Any]) -> bool:
     return config.get("type") in _PRIORITIZED
 
 
-def _by_name(config: Setting) -> Any:
+def _normalize_buffer_config(config: Setting) -> Any:
     """Returns a buffer's config with the type as a name and an absolute storage folder.
 
     A missing folder stays as written, so that the check rejects it.
     """
     if not isinstance(config, Mapping):
         return config
-    kind, folder = config.get("type"), config.get("storage_path")
+    buffer_type, folder = config.get("type"), config.get("storage_path")
     if isinstance(folder, str | os.PathLike) and (path := resolve_path(folder)).is_dir():
         config = {**config, "storage_path": str(path)}
-    if isinstance(kind, type) and kind.__module__.startswith("tfpolicies."):
-        kind = kind.__name__
-    return {**config, "type": kind.rpartition(".")[2]} if isinstance(kind, str) else config
+    if isinstance(buffer_type, type) and buffer_type.__module__.startswith("tfpolicies."):
+        buffer_type = buffer_type.__name__
+    return (
+        {**config, "type": buffer_type.rpartition(".")[2]}
+        if isinstance(buffer_type, str)
+        else config
+    )
 
 
-def _check_buffer(config: Mapping[str, Any]) -> None:
+def _check_buffer_config(config: Mapping[str, Any]) -> None:
     name = "replay_buffer_config"
     check(isinstance(config, Mapping), name, "a dict {'capacity': ...}", config)
-    kind = config.get("type")
-    kind = _UNIFORM[0] if is_one_of(kind, None, "") else kind
-    require(f"{name}['type']", one_of(*_UNIFORM, *_PRIORITIZED), kind)
-    known = ("type", "capacity", *_OF_ROOM, *(_OF_PRIORITIES if _by_priorities(config) else ()))
+    buffer_type = config.get("type")
+    buffer_type = _UNIFORM[0] if is_one_of(buffer_type, None, "") else buffer_type
+    require(f"{name}['type']", one_of(*_UNIFORM, *_PRIORITIZED), buffer_type)
+    allowed_keys = (
+        "type",
+        "capacity",
+        *_STORAGE_KEYS,
+        *(_PRIORITY_SETTINGS if _is_prioritized(config) else ()),
+    )
     for key in config:
-        if key in _OF_PRIORITIES and key not in known:
+        if key in _PRIORITY_SETTINGS and key not in allowed_keys:
             raise ConfigError(
-                f"{name} has {key!r}, but type {kind!r} replays uniformly. For prioritised replay "
+                f"{name} has {key!r}, but type {buffer_type!r} replays uniformly. For prioritised replay "
                 f"set {{'type': '{_PRIORITIZED[0]}'}}."
             )
-        if key not in known:
+        if key not in allowed_keys:
             raise ConfigError(
-                f"{name} has no key {key!r}.{near_matches(str(key), known)} It takes "
-                f"{', '.join(known)}."
+                f"{name} has no key {key!r}.{suggest_similar_names(str(key), allowed_keys)} It takes "
+                f"{', '.join(allowed_keys)}."
             )
-    require(f"{name}['capacity']", COUNT, config.get("capacity", _CAPACITY))
-    check_room(*(config.get(key) for key in _OF_ROOM))
-    for key in set(_OF_PRIORITIES) & set(config):
-        require(f"{name}[{key!r}]", prioritized.AMOUNT, config[key])
+    require(f"{name}['capacity']", POSITIVE_INT, config.get("capacity", _CAPACITY))
+    check_allocator_arguments(*(config.get(key) for key in _STORAGE_KEYS))
+    for key in set(_PRIORITY_SETTINGS) & set(config):
+        require(f"{name}[{key!r}]", prioritized.NON_NEGATIVE, config[key])
 
 
 def _require_rows(batch: MultiAgentBatch, rows: int) -> None:
     is_batch = isinstance(batch, MultiAgentBatch)
-    if not is_batch or any(each.count != rows for each in batch.policy_batches.values()):
+    if not is_batch or any(
+        policy_batch.count != rows for policy_batch in batch.policy_batches.values()
+    ):
         raise UsageError(
             f"before_learn_on_batch must return a MultiAgentBatch with {rows} rows "
             f"(train_batch_size) of each policy to train, got {batch!r:.200}. Change the "
@@ -514,13 +554,13 @@ def _require_rows(batch: MultiAgentBatch, rows: int) -> None:
 class OffPolicyConfig(AlgorithmConfig):
     """The config of algorithms with replay; the fragment length "auto" is `n_step`."""
 
-    training_section = OffPolicyTraining
+    training_section = OffPolicyTrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class)
         self.rollouts(rollout_fragment_length="auto")
 
-    def fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
+    def get_fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
         """Returns the rows that each environment yields per training step; "auto" is `n_step`."""
         del num_envs, worker_index
         length = self.rollout_fragment_length
@@ -533,7 +573,7 @@ class OffPolicyConfig(AlgorithmConfig):
             ConfigError: if settings contradict each other.
         """
         super().validate()
-        if self.fragment_length() < self.n_step:
+        if self.get_fragment_length() < self.n_step:
             raise ConfigError(
                 f"rollout_fragment_length={self.rollout_fragment_length} must not be smaller than "
                 f"n_step={self.n_step}; or use 'auto'."

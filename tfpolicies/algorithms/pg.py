@@ -17,13 +17,13 @@ from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.postprocessing import discounted_returns
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.later import later
-from tfpolicies.config.sections import Training
+from tfpolicies.config.later import lazy_class
+from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.program.view import ModelView, TrainBatch
+from tfpolicies.program.view import TracedModel, TrainBatch
 
 __all__ = ["PG", "PGConfig", "PGTF1Policy", "PGTF2Policy", "PGTFPolicy"]
 
@@ -31,10 +31,10 @@ __all__ = ["PG", "PGConfig", "PGTF1Policy", "PGTF2Policy", "PGTFPolicy"]
 class PGPolicy(TFPolicy):
     """The loss of the policy gradient, for any runtime."""
 
-    config_class = later("PGConfig")
+    config_class = lazy_class("PGConfig")
 
     def loss(
-        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+        self, model: TracedModel, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> tf.Tensor:
         """Returns the negative log-likelihood of the actions, weighted by the returns."""
         dist_inputs, _ = model(train_batch)
@@ -48,8 +48,8 @@ class PGPolicy(TFPolicy):
         """Adds the discounted return from each step to the end of its trajectory."""
         rewards = fragments.columns["rewards"]
         last_values = np.zeros_like(rewards)
-        fragments.added["advantages"] = discounted_returns(
-            rewards, fragments.ends, last_values, gamma=self.hyper("gamma")
+        fragments.new_columns["advantages"] = discounted_returns(
+            rewards, fragments.ends, last_values, gamma=self.get_hyperparameter("gamma")
         )
 
 
@@ -69,12 +69,12 @@ class PGTF1Policy(PGPolicy):
 class PG(Algorithm):
     """The training loop of PG: one update per batch of fresh trajectories."""
 
-    config_class = later("PGConfig")
+    config_class = lazy_class("PGConfig")
     policy_classes = {"tf2": PGTF2Policy, "tf": PGTF1Policy}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PGTraining(Training):
+class PGTrainingSettings(TrainingSettings):
     """The training settings of PG."""
 
     lr: float = 4e-4
@@ -84,7 +84,7 @@ class PGTraining(Training):
 class PGConfig(AlgorithmConfig):
     """The config of PG."""
 
-    training_section = PGTraining
+    training_section = PGTrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or PG)

@@ -23,19 +23,19 @@ import tensorflow as tf
 from tfpolicies.algorithms.actor_critic import (
     ActorCriticConfig,
     ActorCriticTFPolicy,
-    ActorCriticTraining,
+    ActorCriticTrainingSettings,
 )
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import later
+from tfpolicies.config.later import lazy_class
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.program.view import ModelView, TrainBatch
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
+from tfpolicies.program.view import TracedModel, TrainBatch
+from tfpolicies.rules import BOOL, NON_NEGATIVE, POSITIVE, POSITIVE_INT
 
 __all__ = ["PPO", "PPOConfig", "PPOTF1Policy", "PPOTF2Policy"]
 
@@ -43,7 +43,7 @@ __all__ = ["PPO", "PPOConfig", "PPOTF1Policy", "PPOTF2Policy"]
 class PPOTFPolicy(ActorCriticTFPolicy):
     """The loss of PPO, for any runtime."""
 
-    config_class = later("PPOConfig")
+    config_class = lazy_class("PPOConfig")
     hyperparameters = (
         *TFPolicy.hyperparameters,
         *("lambda", "clip_param", "vf_clip_param", "vf_loss_coeff"),
@@ -51,10 +51,10 @@ class PPOTFPolicy(ActorCriticTFPolicy):
     )
     _state_aliases = {"current_kl_coeff": "kl_coeff"}
     _coefficient_stats = {"cur_kl_coeff": "kl_coeff", "entropy_coeff": "entropy_coeff"}
-    _switches = {"kl_coeff": "use_kl_loss"}
+    _enabling_settings = {"kl_coeff": "use_kl_loss"}
 
     def loss(
-        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+        self, model: TracedModel, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
         config, mask = self.config, train_batch["loss_mask"]
@@ -65,8 +65,8 @@ class PPOTFPolicy(ActorCriticTFPolicy):
 
         logp = current.logp(train_batch[SampleBatch.ACTIONS])
         ratio = tf.exp(logp - train_batch[SampleBatch.ACTION_LOGP])
-        clipped = tf.clip_by_value(ratio, 1 - config["clip_param"], 1 + config["clip_param"])
-        surrogate = tf.minimum(advantages * ratio, advantages * clipped)
+        clipped_ratio = tf.clip_by_value(ratio, 1 - config["clip_param"], 1 + config["clip_param"])
+        surrogate = tf.minimum(advantages * ratio, advantages * clipped_ratio)
 
         policy_loss = -masked_mean(surrogate, mask)
         entropy = masked_mean(current.entropy(), mask)
@@ -74,19 +74,19 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         self.record(policy_loss=policy_loss, entropy=entropy, kl=kl)
         total_loss = (
             policy_loss
-            + config["vf_loss_coeff"] * self._value_loss(model, train_batch)
+            + config["vf_loss_coeff"] * self._compute_value_loss(model, train_batch)
             - config["entropy_coeff"] * entropy
             + config["kl_coeff"] * kl
         )
         self.record(total_loss=total_loss)
         return total_loss
 
-    def _value_errors(
+    def _compute_value_errors(
         self, values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         limit = self.config["vf_clip_param"]
         errors = tf.minimum(tf.square(values - targets), limit)
-        return errors, value_statistics(values, targets, mask, limit)
+        return errors, compute_value_statistics(values, targets, mask, limit)
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the KL coefficient to the KL that an update of the algorithm measured."""
@@ -98,16 +98,19 @@ class PPOTFPolicy(ActorCriticTFPolicy):
 
         A KL above twice the target raises it by half, one below half the target halves it.
         """
-        target, coefficient = self.hyper("kl_target"), self.hyper("kl_coeff")
+        target, coefficient = (
+            self.get_hyperparameter("kl_target"),
+            self.get_hyperparameter("kl_coeff"),
+        )
         if kl > 2.0 * target:
             coefficient *= 1.5
         elif kl < 0.5 * target:
             coefficient *= 0.5
-        self.set_hyper("kl_coeff", coefficient)
+        self.set_hyperparameter("kl_coeff", coefficient)
         return coefficient
 
 
-def value_statistics(
+def compute_value_statistics(
     values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor, limit: tf.Tensor
 ) -> dict[str, tf.Tensor]:
     """Returns the explained variance of `values` `[B]`, and the share of clipped rows.
@@ -126,9 +129,9 @@ class PPOTF2Policy(PPOTFPolicy):
     """PPO on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> space, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
-    >>> policy = PPOTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
+    >>> get_space, action_ports = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
+    >>> policy = PPOTF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([get_space.sample(), get_space.sample()]).action_ports.shape
     (2,)
     """
 
@@ -142,7 +145,7 @@ class PPOTF1Policy(PPOTFPolicy):
 class PPO(Algorithm):
     """The training loop of PPO; made by `PPOConfig().build()`."""
 
-    config_class = later("PPOConfig")
+    config_class = lazy_class("PPOConfig")
     policy_classes = {"tf2": PPOTF2Policy, "tf": PPOTF1Policy}
 
     def training_step(self) -> dict[str, Any]:
@@ -164,22 +167,22 @@ class PPO(Algorithm):
     def warm_up(self) -> None:
         """Compiles the update for the configured batch."""
         config = self.config
-        rows = self._expected_train_batch_rows()
+        rows = self._count_expected_train_batch_rows()
         self._warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOTraining(ActorCriticTraining):
+class PPOTrainingSettings(ActorCriticTrainingSettings):
     """The training settings of PPO."""
 
     lr: float = 5e-5
     train_batch_size: int = 4000
     model: Mapping[str, Any] = setting({**MODEL_DEFAULTS, "vf_share_layers": False})
-    sgd_minibatch_size: int = setting(128, COUNT)  # rows of an update
-    num_sgd_iter: int = setting(30, COUNT)  # epochs over the train batch
+    sgd_minibatch_size: int = setting(128, POSITIVE_INT)  # rows of an update
+    num_sgd_iter: int = setting(30, POSITIVE_INT)  # epochs over the train batch
     shuffle_sequences: bool = setting(True, BOOL)  # rows are shuffled for each epoch
     use_kl_loss: bool = setting(True, BOOL)  # False: beta is and stays 0
-    kl_coeff: float = setting(0.2, AMOUNT)  # beta at the start
+    kl_coeff: float = setting(0.2, NON_NEGATIVE)  # beta at the start
     kl_target: float = setting(0.01, POSITIVE)  # nats
     clip_param: float = setting(0.3, POSITIVE)  # eps
     vf_clip_param: float = setting(10.0, POSITIVE)  # largest squared value error; inf: any
@@ -188,12 +191,12 @@ class PPOTraining(ActorCriticTraining):
 class PPOConfig(ActorCriticConfig):
     """The config of PPO.
 
-    >>> config = PPOConfig().environment("CartPole-v1").training(lr=3e-4, clip_param=0.2)
-    >>> config.clip_param
+    >>> make_config = PPOConfig().environment("CartPole-v1").training(lr=3e-4, clip_param=0.2)
+    >>> make_config.clip_param
     0.2
     """
 
-    training_section = PPOTraining
+    training_section = PPOTrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or PPO)
@@ -212,10 +215,10 @@ class PPOConfig(ActorCriticConfig):
                 f"train_batch_size={self.train_batch_size}."
             )
         envs = self.num_envs_per_worker * max(1, self.num_rollout_workers)
-        rows = envs * self.fragment_length()
+        rows = envs * self.get_fragment_length()
         if self.batch_mode == "truncate_episodes" and self.rollout_fragment_length != "auto":
-            collected = -(-self.train_batch_size // rows) * rows
-            if collected > 1.1 * self.train_batch_size:
+            collected_rows = -(-self.train_batch_size // rows) * rows
+            if collected_rows > 1.1 * self.train_batch_size:
                 raise ConfigError(
                     f"train_batch_size={self.train_batch_size} cannot be collected within 10 %: "
                     f"{envs} environments times rollout_fragment_length="

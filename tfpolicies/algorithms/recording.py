@@ -15,25 +15,30 @@ from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.envs.checking import same_randomness
+from tfpolicies.envs.checking import preserve_global_rngs
 from tfpolicies.envs.making import EnvContext, make_any_environments
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.rendering import PICTURES, make_rendering, pictures_of, quiet_drawing
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.rendering import (
+    FRAME_MODES,
+    make_renderable_env,
+    render_frames,
+    suppress_sdl_warning,
+)
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import Policy
-from tfpolicies.reporting.video import new_video, require_video_packages
+from tfpolicies.reporting.video import open_video, require_video_packages
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.filming import Camera, Play, on_stage
-from tfpolicies.rollout.sampler import Goal
+from tfpolicies.rollout.filming import PlayEpisode, VideoRecorder, open_episode_player
+from tfpolicies.rollout.sampler import EvaluationDuration
 from tfpolicies.system.paths import resolve_path
 
 MAX_STEPS = 10_000
 """Steps after which a rendered episode is cut."""
 
-_HELD = 1.0  # seconds for which the last picture of an episode is shown
+_LAST_PICTURE_SECONDS = 1.0  # seconds for which the last picture of an episode is shown
 
 
-class Recorded(NamedTuple):
+class Recording(NamedTuple):
     """The return value of `record_video`."""
 
     paths: list[Path]  # the files, absolute
@@ -41,7 +46,7 @@ class Recorded(NamedTuple):
     lengths: list[int]  # of each episode, in steps
 
 
-class Scene(NamedTuple):
+class PlaySetup(NamedTuple):
     """A policy or algorithm and the environment in which it plays.
 
     Attributes:
@@ -57,7 +62,7 @@ class Scene(NamedTuple):
     allow_other_spaces: bool = False
 
     @property
-    def is_of_policy(self) -> bool:
+    def is_single_policy(self) -> bool:
         """Whether the player is a single policy, not an algorithm."""
         return isinstance(self.player, Policy)
 
@@ -72,7 +77,7 @@ def record_video(
     explore: bool = False,
     fps: float | None = None,
     max_steps: int = MAX_STEPS,
-) -> Recorded:
+) -> Recording:
     """Records episodes of a policy, or of the policies of an algorithm, as a video.
 
     It creates a separate environment and copies of the policies, so training is not affected. Steps
@@ -95,39 +100,44 @@ def record_video(
         SpaceError: if it has other spaces than the policy.
         MissingPackageError: if the packages for videos are not installed.
     """
-    given = [path] if isinstance(path, str | PathLike) else path
+    raw_paths = [path] if isinstance(path, str | PathLike) else path
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")
-    seeds, paths = range(seed, seed + episodes), [resolve_path(each) for each in given]
-    return record(Scene(player, env, explore), paths, seeds, fps, max_steps)
+    seeds, paths = range(seed, seed + episodes), [resolve_path(raw_path) for raw_path in raw_paths]
+    return record_episodes(PlaySetup(player, env, explore), paths, seeds, fps, max_steps)
 
 
-def record(
-    scene: Scene,
+def record_episodes(
+    setup: PlaySetup,
     paths: Sequence[Path],
     seeds: Sequence[int],
     fps: float | None = None,
     max_steps: int = MAX_STEPS,
-) -> Recorded:
+) -> Recording:
     """Records one episode for each seed; see `record_video`."""
-    require_pictures(scene)
+    require_renderable(setup)
 
     def show(picture: np.ndarray, step: int, total: float) -> None:
-        episode = {"episode": f"{len(played) + 1} of {len(seeds)}"} if len(seeds) > 1 else {}
-        video.show(picture, {**episode, "step": f"{step}", "return": _told(total)})
+        episode = (
+            {"episode": f"{len(played_episodes) + 1} of {len(seeds)}"} if len(seeds) > 1 else {}
+        )
+        video.add_picture(picture, {**episode, "step": f"{step}", "return": _format_return(total)})
 
-    played: list[RolloutMetrics] = []
-    camera = Camera(show, max_steps)
-    with playing(scene, PICTURES, camera) as play, new_video(paths, fps or camera.fps) as video:
+    played_episodes: list[RolloutMetrics] = []
+    camera = VideoRecorder(show, max_steps)
+    with (
+        open_player(setup, FRAME_MODES, camera) as play,
+        open_video(paths, fps or camera.fps) as video,
+    ):
         for seed in seeds:
-            played.append(play(seed))
-            video.hold(_HELD)
-    returns = [episode.episode_reward for episode in played]
-    return Recorded(list(paths), returns, [episode.episode_length for episode in played])
+            played_episodes.append(play(seed))
+            video.repeat_last(_LAST_PICTURE_SECONDS)
+    returns = [episode.episode_reward for episode in played_episodes]
+    return Recording(list(paths), returns, [episode.episode_length for episode in played_episodes])
 
 
-def require_pictures(scene: Scene) -> None:
+def require_renderable(setup: PlaySetup) -> None:
     """Checks that a player can be recorded, by rendering its environment once.
 
     Raises:
@@ -135,30 +145,30 @@ def require_pictures(scene: Scene) -> None:
         MissingPackageError: if the packages for videos are not installed.
     """
     require_video_packages()
-    with same_randomness():
-        env = make_rendering(*_place(scene), PICTURES)
+    with preserve_global_rngs():
+        env = make_renderable_env(*_get_env_source(setup), FRAME_MODES)
         try:
             env.reset(seed=0)
-            with quiet_drawing():
-                pictures_of(env)
+            with suppress_sdl_warning():
+                render_frames(env)
         finally:
             env.close()
 
 
-def has_several_agents(scene: Scene) -> bool:
+def has_several_agents(setup: PlaySetup) -> bool:
     """Returns whether the environment has several agents, by creating it once.
 
     Raises:
         EnvError: if it cannot be created.
     """
-    source, context = _place(scene)
-    with same_randomness():
-        made: Any = make_any_environments(source, 1, context, checked=False)
-        made.close()
-    return isinstance(made, MultiAgentEnvironments)
+    source, context = _get_env_source(setup)
+    with preserve_global_rngs():
+        envs: Any = make_any_environments(source, 1, context, checked=False)
+        envs.close()
+    return isinstance(envs, MultiAgentEnvAdapter)
 
 
-def play(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
+def play_episodes(setup: PlaySetup, episodes: int, seed: int) -> list[RolloutMetrics]:
     """Returns episodes played by the policies of an algorithm, without rendering.
 
     Args:
@@ -170,13 +180,18 @@ def play(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
         EnvError: if the environment cannot be created.
         SpaceError: if it has other spaces than the policies.
     """
-    with same_randomness(), _evaluating(scene, *_place(scene), episodes) as sampler:
+    with (
+        preserve_global_rngs(),
+        _open_evaluation_sampler(setup, *_get_env_source(setup), episodes) as sampler,
+    ):
         seeds = range(seed, seed + sampler.envs.num_envs)
-        return [*sampler.play(Goal(episodes, by_episodes=True), seeds).episodes]
+        return [*sampler.play(EvaluationDuration(episodes, by_episodes=True), seeds).episodes]
 
 
 @contextlib.contextmanager
-def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play]:
+def open_player(
+    setup: PlaySetup, modes: Sequence[str], camera: VideoRecorder
+) -> Iterator[PlayEpisode]:
     """Yields a function that plays one episode for a seed; closes its environment at the end.
 
     Global random generators that environments share are not changed.
@@ -191,46 +206,50 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
         EnvError: if the environment cannot be created, or does not render in one of `modes`.
         SpaceError: if it has other spaces than the policy.
     """
-    source, context = _place(scene)
+    source, context = _get_env_source(setup)
 
-    def make(env_config: EnvContext) -> Any:
-        return camera.in_front_of(make_rendering(source, context, modes))
+    def make_env(env_config: EnvContext) -> Any:
+        return camera.wrap(make_renderable_env(source, context, modes))
 
-    with same_randomness():
-        if not scene.is_of_policy:
-            with _evaluating(scene, make, context) as sampler:
-                yield lambda seed: sampler.play(Goal(1, by_episodes=True), [seed]).episodes[0]
+    with preserve_global_rngs():
+        if not setup.is_single_policy:
+            with _open_evaluation_sampler(setup, make_env, context) as sampler:
+                yield lambda seed: sampler.play(
+                    EvaluationDuration(1, by_episodes=True), [seed]
+                ).episodes[0]
             return
-        changes = {"explore": scene.explore}
-        policy = scene.player.driver.copy_with_settings(
-            scene.player.policy_id, changes, rebuild=False
+        changes = {"explore": setup.explore}
+        policy = setup.player.driver.copy_with_settings(
+            setup.player.policy_id, changes, rebuild=False
         )
-        with on_stage(policy, make, allow_other_spaces=scene.allow_other_spaces) as play:
+        with open_episode_player(
+            policy, make_env, allow_other_spaces=setup.allow_other_spaces
+        ) as play:
             yield play
 
 
-def _place(scene: Scene) -> tuple[Any, EnvContext]:
+def _get_env_source(setup: PlaySetup) -> tuple[Any, EnvContext]:
     """Returns the source of the environment, and the context for its creator."""
-    config: Any = getattr(scene.player, "config", None)
-    if not (scene.is_of_policy or isinstance(config, AlgorithmConfig)):
-        raise UsageError(f"The player must be a Policy or an Algorithm, got {scene.player!r:.100}.")
-    trained, settings = (config.get(name) for name in ("env", "env_config"))
-    source = trained if scene.env is None else scene.env
+    config: Any = getattr(setup.player, "config", None)
+    if not (setup.is_single_policy or isinstance(config, AlgorithmConfig)):
+        raise UsageError(f"The player must be a Policy or an Algorithm, got {setup.player!r:.100}.")
+    training_env, env_config = (config.get(name) for name in ("env", "env_config"))
+    source = training_env if setup.env is None else setup.env
     if not (isinstance(source, str) or callable(source)):
         raise UsageError(
             f"env must be a name, a class or a function, got {source!r:.100}. Give one, such as "
             "env='CartPole-v1'."
         )
-    return source, EnvContext((settings or {}) if source == trained else {})
+    return source, EnvContext((env_config or {}) if source == training_env else {})
 
 
 @contextlib.contextmanager
-def _evaluating(
-    scene: Scene, env: EnvSource, env_config: EnvContext, episodes: int = 1
+def _open_evaluation_sampler(
+    setup: PlaySetup, env: EnvSource, env_config: EnvContext, episodes: int = 1
 ) -> Iterator[Any]:
     """Yields a sampler that plays with copies of an algorithm's policies, without callbacks."""
-    leader, config = scene.player.worker, scene.player.config
-    overrides = {"env": env, "env_config": dict(env_config), "explore": scene.explore}
+    training_worker, config = setup.player.worker, setup.player.config
+    overrides = {"env": env, "env_config": dict(env_config), "explore": setup.explore}
     overrides |= {"callbacks": DefaultCallbacks}
     config = config.copy(copy_frozen=False).evaluation(
         evaluation_config={**(config.evaluation_config or {}), **overrides},
@@ -240,23 +259,23 @@ def _evaluating(
         custom_evaluation_function=None,
     )
 
-    def new_workers(config: AlgorithmConfig, count: int) -> WorkerSet:
-        kind = leader.default_policy_class
+    def make_workers(config: AlgorithmConfig, count: int) -> WorkerSet:
+        kind = training_worker.default_policy_class
         return WorkerSet(config=config, default_policy_class=kind, num_workers=count)
 
-    evaluator = Evaluator(config, new_workers, leader)
+    evaluator = Evaluator(config, make_workers, training_worker)
     try:
         workers = evaluator.prepare()
-        workers.follow(leader)
+        workers.copy_weights_from(training_worker)
         yield workers.local_worker().sampler
     finally:
         evaluator.stop()
 
 
-def _told(total: float) -> str:
+def _format_return(total: float) -> str:
     """Formats a return for the captions.
 
-    >>> _told(-1200.0), _told(0.125)
+    >>> _format_return(-1200.0), _format_return(0.125)
     ('-1,200', '0.12')
     """
     return f"{total:,.0f}" if total == round(total) else f"{total:,.2f}"

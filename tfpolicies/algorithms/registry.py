@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from tfpolicies.algorithms.algorithm import Algorithm
 
-GROUP = "tfpolicies.algorithms"
+ENTRY_POINT_GROUP = "tfpolicies.algorithms"
 """The group of entry points."""
 
 _MODULES: dict[str, str] = {}
-_EXPORTED: dict[str, str] = {}
+_MODULE_BY_EXPORT: dict[str, str] = {}
 
 
-def register_algorithm(name: str, module: str, *, also: tuple[str, ...] = ()) -> None:
+def register_algorithm(name: str, module: str, *, extra_names: tuple[str, ...] = ()) -> None:
     """Registers an algorithm by name, for the command line and for ported scripts.
 
     Args:
@@ -41,30 +41,34 @@ def register_algorithm(name: str, module: str, *, also: tuple[str, ...] = ()) ->
         from tfpolicies.errors import ConfigError
 
         raise ConfigError(f"The algorithm {name!r} is that of {_MODULES[name]}, not of {module}.")
-    names = (name, *(f"{name}{kind}" for kind in ("Config", "TF1Policy", "TF2Policy")), *also)
-    _EXPORTED.update(dict.fromkeys(names, module))
+    names = (
+        name,
+        *(f"{name}{suffix}" for suffix in ("Config", "TF1Policy", "TF2Policy")),
+        *extra_names,
+    )
+    _MODULE_BY_EXPORT.update(dict.fromkeys(names, module))
 
 
 register_algorithm("PPO", "tfpolicies.algorithms.ppo")
-register_algorithm("PG", "tfpolicies.algorithms.pg", also=("PGTFPolicy",))
+register_algorithm("PG", "tfpolicies.algorithms.pg", extra_names=("PGTFPolicy",))
 register_algorithm("A2C", "tfpolicies.algorithms.a2c")
-register_algorithm("DQN", "tfpolicies.algorithms.dqn", also=("DQNTFPolicy",))
-register_algorithm("SAC", "tfpolicies.algorithms.sac", also=("SACTFPolicy",))
-register_algorithm("TD3", "tfpolicies.algorithms.td3", also=("TD3TFPolicy",))
-register_algorithm("DDPG", "tfpolicies.algorithms.ddpg", also=("DDPGTFPolicy",))
+register_algorithm("DQN", "tfpolicies.algorithms.dqn", extra_names=("DQNTFPolicy",))
+register_algorithm("SAC", "tfpolicies.algorithms.sac", extra_names=("SACTFPolicy",))
+register_algorithm("TD3", "tfpolicies.algorithms.td3", extra_names=("TD3TFPolicy",))
+register_algorithm("DDPG", "tfpolicies.algorithms.ddpg", extra_names=("DDPGTFPolicy",))
 
 
-def exported_names() -> dict[str, str]:
+def get_exported_names() -> dict[str, str]:
     """Returns the public names of registered algorithms, and their modules."""
-    return dict(_EXPORTED)
+    return dict(_MODULE_BY_EXPORT)
 
 
-def registered_names() -> list[str]:
+def get_registered_names() -> list[str]:
     """Returns the names of the algorithms registered in this process."""
     return list(_MODULES)
 
 
-def algorithm_names() -> list[str]:
+def get_algorithm_names() -> list[str]:
     """Returns the names of all algorithms, with those of other packages last."""
     return [*_MODULES, *(name for name in _entry_points() if name not in _MODULES)]
 
@@ -78,28 +82,30 @@ def find_algorithm(name: str) -> type[Algorithm]:
     """
     import importlib
 
-    from tfpolicies.errors import ConfigError, near_matches
-    from tfpolicies.registers import import_installed, told
+    from tfpolicies.errors import ConfigError, suggest_similar_names
+    from tfpolicies.registers import describe_entry_point, load_entry_point
 
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     entry_point = _entry_points().get(name)
     if entry_point is None:
-        names = algorithm_names()
+        names = get_algorithm_names()
         raise ConfigError(
             f"There is no algorithm {name!r}; there are {', '.join(names)}."
-            f"{near_matches(str(name), names)} For your own algorithm, use its class, a "
+            f"{suggest_similar_names(str(name), names)} For your own algorithm, use its class, a "
             "subclass of Algorithm."
         )
     from tfpolicies.algorithms.algorithm import Algorithm
 
-    algorithm = import_installed("algorithm", entry_point, entry_point.name)
+    algorithm = load_entry_point("algorithm", entry_point, entry_point.name)
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
-        raise ConfigError(f"{told('algorithm', entry_point)} is not an Algorithm: {algorithm!r}.")
+        raise ConfigError(
+            f"{describe_entry_point('algorithm', entry_point)} is not an Algorithm: {algorithm!r}."
+        )
     return algorithm
 
 
 def _entry_points() -> dict[str, EntryPoint]:
-    from tfpolicies.registers import installed
+    from tfpolicies.registers import get_entry_points
 
-    return installed(GROUP)
+    return get_entry_points(ENTRY_POINT_GROUP)

@@ -1,6 +1,7 @@
 """Writes the run folder of a training: CSV rows, events, learning curve and checkpoints.
 
-`RunRecords` and `NoRecords`, which writes nothing, have the same methods; `TrainingRun` calls them.
+`RunLogger` and `NullRunLogger`, which writes nothing, have the same methods; `TrainingLoop` calls
+them.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
-from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT
+from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder
-from tfpolicies.reporting.tensorboard_events import EventWriter, event_scalars
-from tfpolicies.rollout.metrics import LEAST_RECENT_EPISODES
-from tfpolicies.system.signals import interruptions
+from tfpolicies.reporting.tensorboard_events import EventWriter, get_event_scalars
+from tfpolicies.rollout.metrics import MIN_RECENT_EPISODES
+from tfpolicies.system.signals import get_interrupt_handler
 
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.checkpoints import AlgorithmRecord
-    from tfpolicies.algorithms.host import HostAlgorithm
+    from tfpolicies.algorithms.checkpoints import AlgorithmSnapshot
+    from tfpolicies.algorithms.host import AlgorithmProtocol
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 logger = logging.getLogger("tfpolicies")
 
-_STEPS = "num_env_steps_sampled"
-_FILMED = (0,)  # seeds of the episodes of a video; the same in each, for comparison
+_STEPS_COUNTER = "num_env_steps_sampled"
+_VIDEO_SEEDS = (0,)  # seeds of the episodes of a video; the same in each, for comparison
 _SECONDS_BETWEEN_CURVES = 15.0
-_QUICK = 0.02  # seconds up to which a snapshot is made in every iteration
-_SHARE_OF_RECORDS = 0.05  # maximum share of training time for slower snapshots
+_FAST_SNAPSHOT_SECONDS = 0.02  # seconds up to which a snapshot is made in every iteration
+_MAX_SNAPSHOT_TIME_SHARE = 0.05  # maximum share of training time for slower snapshots
 
 
 @dataclass(frozen=True, kw_only=True)
-class Goals:
+class TrainingOptions:
     """Stop criteria and saving options of a training.
 
     Attributes:
@@ -58,18 +59,20 @@ class Goals:
     record_every: int = 0
 
 
-class NoRecords:
+class NullRunLogger:
     """Writes nothing, for a training without a folder."""
 
     is_video_due = False
 
-    def _nothing(self, row: Mapping[str, float] | None = None) -> None:
+    def _do_nothing(self, row: Mapping[str, float] | None = None) -> None:
         """Does nothing."""
 
-    keep = before_iteration = take_down = film = save = finish = rescue = close = _nothing
+    snapshot = before_iteration = log_row = record_video = save = finish = emergency_save = (
+        close
+    ) = _do_nothing
 
 
-class RunRecords:
+class RunLogger:
     """Writes the files of a training to its run folder.
 
     Args:
@@ -78,78 +81,87 @@ class RunRecords:
         options: of the training.
     """
 
-    def __init__(self, run: RunFolder, algorithm: HostAlgorithm, goals: Goals) -> None:
+    def __init__(
+        self, run: RunFolder, algorithm: AlgorithmProtocol, options: TrainingOptions
+    ) -> None:
         self.run = run
         self._algorithm = algorithm
-        self._goals = goals
+        self._options = options
         config = algorithm.config
-        evaluates_behind = _evaluates(config) and not config.evaluation_parallel_to_training
-        self._scores_samples = goals.keep_best and not evaluates_behind
-        self._sampled_with: dict[str, Any] = {}  # states at the start of an iteration, by policy id
-        self._best = _best_score(run, config)
-        measures = evaluates_behind and config.custom_evaluation_function is None
-        if measures and goals.keep_best and run.best.exists():
-            self._best = _evaluate_best(run, algorithm)
+        evaluates_after_update = _evaluates(config) and not config.evaluation_parallel_to_training
+        self._scores_sampling_weights = options.keep_best and not evaluates_after_update
+        self._sampling_states: dict[
+            str, Any
+        ] = {}  # states at the start of an iteration, by policy id
+        self._best_score = _read_best_score(run, config)
+        can_evaluate_best = evaluates_after_update and config.custom_evaluation_function is None
+        if can_evaluate_best and options.keep_best and run.best.exists():
+            self._best_score = _evaluate_best(run, algorithm)
         self._csv = ProgressCsv(run.progress_csv)
         self._csv.drop_after(algorithm.iteration)
-        steps = algorithm.counters[_STEPS]
+        steps = algorithm.counters[_STEPS_COUNTER]
         self._events = EventWriter(run.events, resume_step=steps)
         self._curve_drawn_at = time.monotonic()
-        self._restored_from = algorithm._last_good  # never removed: other runs may start from it
-        self._saved = _iteration_of(run.latest) if run.has_checkpoint else 0
-        self._record: AlgorithmRecord | None = None
-        self._recorded = algorithm.iteration  # of the record
-        self._record_due_at = -math.inf
+        self._protected_checkpoint = (
+            algorithm._last_finite_checkpoint
+        )  # never removed: other runs may start from it
+        self._saved_iteration = _read_iteration(run.latest) if run.has_checkpoint else 0
+        self._snapshot: AlgorithmSnapshot | None = None
+        self._snapshot_iteration = algorithm.iteration  # of the record
+        self._snapshot_due_at = -math.inf
 
     def close(self) -> None:
         """Closes the files."""
         self._events.close()
 
-    def keep(self) -> None:
-        """Takes a snapshot of the algorithm, for `rescue`.
+    def snapshot(self) -> None:
+        """Takes a snapshot of the algorithm, for `emergency_save`.
 
         If that takes long, as with large models or stored replay buffers, it is not done in every
         iteration.
         """
-        from tfpolicies.algorithms.checkpoints import record_of
+        from tfpolicies.algorithms.checkpoints import make_snapshot
 
-        if time.monotonic() < self._record_due_at:
+        if time.monotonic() < self._snapshot_due_at:
             return
-        began = time.thread_time()
-        self._record, self._recorded = record_of(self._algorithm), self._algorithm.iteration
-        took = time.thread_time() - began
-        if took > _QUICK:
-            self._record_due_at = time.monotonic() + took / _SHARE_OF_RECORDS
+        started_at = time.thread_time()
+        self._snapshot, self._snapshot_iteration = (
+            make_snapshot(self._algorithm),
+            self._algorithm.iteration,
+        )
+        seconds = time.thread_time() - started_at
+        if seconds > _FAST_SNAPSHOT_SECONDS:
+            self._snapshot_due_at = time.monotonic() + seconds / _MAX_SNAPSHOT_TIME_SHARE
 
     def before_iteration(self) -> None:
         """Copies the weights that will sample, if they may turn out to be the best."""
-        if self._scores_samples:
-            self._sampled_with = self._states()
+        if self._scores_sampling_weights:
+            self._sampling_states = self._get_trained_states()
 
-    def take_down(self, row: Mapping[str, float]) -> None:
+    def log_row(self, row: Mapping[str, float]) -> None:
         """Writes the row of an iteration, and the best checkpoint if it has the best score."""
-        if self._goals.keep_best:
-            self._keep_best(row)
+        if self._options.keep_best:
+            self._save_if_best(row)
         self._csv.append(row)
-        self._events.write_scalars(int(row["env_steps"]), event_scalars(row))
+        self._events.write_scalars(int(row["env_steps"]), get_event_scalars(row))
         if time.monotonic() - self._curve_drawn_at > _SECONDS_BETWEEN_CURVES:
             self._draw_curve()
 
     def save(self) -> None:
         """Replaces the run's checkpoint, atomically."""
-        with interruptions().unhurried():
+        with get_interrupt_handler().allow_unlimited_time():
             self._algorithm.save(self.run.latest)
-            if self._goals.keep_checkpoints > 1:
-                iteration, count = self._algorithm.iteration, self._goals.keep_checkpoints
-                self.run.keep_latest(iteration, count, spared=self._restored_from)
-        self._saved = self._algorithm.iteration
+            if self._options.keep_checkpoints > 1:
+                iteration, count = self._algorithm.iteration, self._options.keep_checkpoints
+                self.run.archive_latest(iteration, count, protected=self._protected_checkpoint)
+        self._saved_iteration = self._algorithm.iteration
 
     def finish(self) -> None:
         """Writes the final checkpoint and learning curve."""
         self.save()
         self._draw_curve()
 
-    def rescue(self) -> None:
+    def emergency_save(self) -> None:
         """Saves the state after the last complete iteration, unless the newest checkpoint has it.
 
         Changes of an unfinished iteration are not saved. May be called while another thread trains.
@@ -157,35 +169,35 @@ class RunRecords:
         Raises:
             CheckpointError: if it cannot be written.
         """
-        if self._record is not None and self._recorded > self._saved:
-            self._record.write(self.run.latest)
-            self._saved = self._recorded
+        if self._snapshot is not None and self._snapshot_iteration > self._saved_iteration:
+            self._snapshot.write(self.run.latest)
+            self._saved_iteration = self._snapshot_iteration
 
     @property
     def is_video_due(self) -> bool:
         """Whether a video is to be recorded after this iteration."""
-        every = self._goals.record_every
-        return every > 0 and self._algorithm.iteration % every == 0
+        record_every = self._options.record_every
+        return record_every > 0 and self._algorithm.iteration % record_every == 0
 
-    def film(self) -> None:
+    def record_video(self) -> None:
         """Records an episode with the current policies.
 
         If that fails, training continues and a warning gives the reason.
         """
-        from tfpolicies.algorithms.recording import Scene, record
+        from tfpolicies.algorithms.recording import PlaySetup, record_episodes
 
-        iteration, steps = self._algorithm.iteration, self._algorithm.counters[_STEPS]
+        iteration, steps = self._algorithm.iteration, self._algorithm.counters[_STEPS_COUNTER]
         path = self.run.videos / f"iteration-{iteration:06}-steps-{steps:09}.mp4"
         try:
-            record(Scene(self._algorithm), [path], _FILMED)
+            record_episodes(PlaySetup(self._algorithm), [path], _VIDEO_SEEDS)
         except Exception as error:
             logger.warning("There is no video of iteration %d: %s", iteration, error)
 
-    def _states(self) -> dict[str, dict[str, Any]]:
+    def _get_trained_states(self) -> dict[str, dict[str, Any]]:
         worker = self._algorithm.worker
         return {pid: worker.policy_map[pid].get_state() for pid in worker.get_policies_to_train()}
 
-    def _keep_best(self, row: Mapping[str, float]) -> None:
+    def _save_if_best(self, row: Mapping[str, float]) -> None:
         """Replaces the best checkpoint if an iteration has the best score so far.
 
         It gets the weights of that score: the current ones if they were evaluated after the update,
@@ -193,26 +205,28 @@ class RunRecords:
         """
         from tfpolicies.policy.checkpoints import is_finite_state
 
-        score = _score(row, self._algorithm.config)
-        if not score > self._best:  # NaN is never best
+        score = _get_score(row, self._algorithm.config)
+        if not score > self._best_score:  # NaN is never best
             return
-        states = self._sampled_with if self._scores_samples else self._states()
+        states = (
+            self._sampling_states if self._scores_sampling_weights else self._get_trained_states()
+        )
         if all(map(is_finite_state, states.values())):
-            with interruptions().unhurried():
+            with get_interrupt_handler().allow_unlimited_time():
                 self._algorithm.save(self.run.best, policy_states=states)
-            self._best = score
+            self._best_score = score
 
     def _draw_curve(self) -> None:
         draw_learning_curve(
             read_progress(self.run.progress_csv),
             self.run.learning_curve,
-            title=self._goals.title,
-            target=self._goals.until,
+            title=self._options.title,
+            target=self._options.until,
         )
         self._curve_drawn_at = time.monotonic()
 
 
-def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
+def _read_best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     """Returns the score of the best checkpoint so far, -inf if there is none.
 
     It is read from the run's CSV, so that a resumed run continues to compare. Other rows may have
@@ -221,13 +235,13 @@ def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     if not run.best.exists() or not run.progress_csv.exists():
         return -math.inf
     rows = read_progress(run.progress_csv)
-    best = _iteration_of(run.best)
-    own = [row for row in rows if row["iteration"] == best]
-    scores = [_score(row, config) for row in own or rows]
+    best = _read_iteration(run.best)
+    matching_rows = [row for row in rows if row["iteration"] == best]
+    scores = [_get_score(row, config) for row in matching_rows or rows]
     return max((score for score in scores if not math.isnan(score)), default=-math.inf)
 
 
-def _evaluate_best(run: RunFolder, algorithm: HostAlgorithm) -> float:
+def _evaluate_best(run: RunFolder, algorithm: AlgorithmProtocol) -> float:
     """Returns the mean return of the best checkpoint, evaluated in the same way as later ones.
 
     The score in the run's CSV may be from sampled episodes, or from fewer episodes.
@@ -235,26 +249,30 @@ def _evaluate_best(run: RunFolder, algorithm: HostAlgorithm) -> float:
     from tfpolicies.algorithms.checkpoints import StoredAlgorithm
     from tfpolicies.policy.checkpoints import set_stored_state
 
-    usual = algorithm._evaluator
-    evaluator = usual.changed({}, usual.explore)  # with separate random generators
+    default_evaluator = algorithm._evaluator
+    evaluator = default_evaluator.with_settings(
+        {}, default_evaluator.explore
+    )  # with separate random generators
     policies = dict(algorithm.worker.policy_map.items())
-    best = StoredAlgorithm.read(run.best).policies([type(policy) for policy in policies.values()])
-    replaced = {pid: policy for pid, policy in policies.items() if pid in best}
-    states = {pid: policy.get_state() for pid, policy in replaced.items()}
+    best = StoredAlgorithm.read(run.best).get_policies(
+        [type(policy) for policy in policies.values()]
+    )
+    evaluated_policies = {pid: policy for pid, policy in policies.items() if pid in best}
+    states = {pid: policy.get_state() for pid, policy in evaluated_policies.items()}
     try:
-        for pid, policy in replaced.items():
-            set_stored_state(policy, best[pid].state_for(policy))
+        for pid, policy in evaluated_policies.items():
+            set_stored_state(policy, best[pid].make_state_for(policy))
         returns = [episode.episode_reward for episode in evaluator.play().episodes]
     finally:
         evaluator.stop()
-        for pid, policy in replaced.items():
+        for pid, policy in evaluated_policies.items():
             policy.set_state(states[pid])
     score = sum(returns) / len(returns) if returns else -math.inf
     logger.info("The best checkpoint so far has a mean return of %.4g.", score)
     return score
 
 
-def _iteration_of(checkpoint: Path) -> int:
+def _read_iteration(checkpoint: Path) -> int:
     from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
     from tfpolicies.storage.checkpoint import read_manifest
 
@@ -266,14 +284,14 @@ def _evaluates(config: AlgorithmConfig) -> bool:
     return config.evaluation_interval is not None
 
 
-def _score(row: Mapping[str, float], config: AlgorithmConfig) -> float:
+def _get_score(row: Mapping[str, float], config: AlgorithmConfig) -> float:
     """Returns the score that selects the best checkpoint; NaN if an iteration has none.
 
     It is the mean return of evaluations if the run evaluates, else that of recent episodes.
     """
     if _evaluates(config):
         return row.get(EVALUATION_MEAN, math.nan)
-    if math.isnan(row.get(f"{RECENT}episodes", math.nan)):  # in runs of earlier versions
+    if math.isnan(row.get(f"{RECENT_PREFIX}episodes", math.nan)):  # in runs of earlier versions
         return row.get("episode_reward_mean", math.nan)
     return get_recent_return(row, config)
 
@@ -282,10 +300,10 @@ def get_recent_return(row: Mapping[str, float], config: AlgorithmConfig) -> floa
     """Returns the mean return of recent episodes; NaN if there are too few.
 
     Args:
-        row: of an iteration, see `progress_row`.
+        row: of an iteration, see `make_progress_row`.
         config: of the run.
     """
-    least = min(LEAST_RECENT_EPISODES, config.metrics_num_episodes_for_smoothing)
-    if row.get(f"{RECENT}episodes", 0) < least:
+    min_episodes = min(MIN_RECENT_EPISODES, config.metrics_num_episodes_for_smoothing)
+    if row.get(f"{RECENT_PREFIX}episodes", 0) < min_episodes:
         return math.nan
-    return row.get(f"{RECENT}mean", math.nan)
+    return row.get(f"{RECENT_PREFIX}mean", math.nan)

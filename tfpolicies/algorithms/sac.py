@@ -53,24 +53,24 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
-    OffPolicyTraining,
-    check_rows_alone,
-    require_bounds,
-    require_vectors,
+    OffPolicyTrainingSettings,
+    check_action_bounds,
+    check_action_vectors,
+    check_feed_forward,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import later
+from tfpolicies.config.later import lazy_class
 from tfpolicies.config.setting import get_metadata, setting
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.critics import critic_source
+from tfpolicies.models.critics import make_critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.losses import half_square, huber, masked_mean
-from tfpolicies.models.q_learning import chosen_rows
-from tfpolicies.models.settings import model_settings
+from tfpolicies.models.q_learning import select_rows
+from tfpolicies.models.settings import complete_model_config
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.program.view import ModelView, TrainBatch
-from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, is_one_of, one_of
+from tfpolicies.program.view import TracedModel, TrainBatch
+from tfpolicies.rules import BOOL, NON_NEGATIVE, POSITIVE, Validator, is_number, is_one_of, one_of
 from tfpolicies.type_aliases import TensorStructure
 
 __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
@@ -85,7 +85,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
     `td_error` `[B]`.
     """
 
-    config_class = later("SACConfig")
+    config_class = lazy_class("SACConfig")
     hyperparameters = (
         *OffPolicyTFPolicy.hyperparameters,
         *("actor_lr", "critic_lr", "entropy_lr", "target_entropy"),
@@ -96,37 +96,42 @@ class SACTFPolicy(OffPolicyTFPolicy):
     )
 
     def loss(
-        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+        self, model: TracedModel, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> list[Any]:
         """Returns the losses of actor, critics and temperature.
 
         With `update_order` "critics_first" that of the actor is a function.
         """
         mask, obs = train_batch["loss_mask"], train_batch[SampleBatch.OBS]
-        reached = train_batch[SampleBatch.NEXT_OBS]
+        next_obs = train_batch[SampleBatch.NEXT_OBS]
         critic, target_critic = self.networks["critic"], self.target_networks["critic"]
         log_alpha = self.networks["temperature"]()
         alpha = tf.stop_gradient(tf.exp(log_alpha))
 
         policy = dist_class(model(train_batch)[0], model)
-        next_policy = dist_class(model({SampleBatch.OBS: reached})[0], model)
-        now = self._choice(0, policy, critic, obs)
-        after = self._choice(1, next_policy, target_critic, reached)
+        next_policy = dist_class(model({SampleBatch.OBS: next_obs})[0], model)
+        current_choice = self._make_choice(0, policy, critic, obs)
+        next_choice = self._make_choice(1, next_policy, target_critic, next_obs)
 
-        soft_values = after.mean(after.least_values - alpha * after.logp)
-        targets = train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * soft_values
-        q = now.values(train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
+        soft_values = next_choice.mean(next_choice.min_values - alpha * next_choice.logp)
+        targets = (
+            train_batch[SampleBatch.REWARDS] + self.compute_discounts(train_batch) * soft_values
+        )
+        q = current_choice.values(train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
         errors = q - tf.stop_gradient(targets)[:, None]
-        weighted = train_batch["weights"][:, None] * self._loss_of(errors)
-        critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
+        weighted_losses = train_batch["weights"][:, None] * self._compute_td_loss(errors)
+        critic_loss = masked_mean(tf.reduce_sum(weighted_losses, axis=-1), mask)
 
-        def actor_loss(choice: DrawnAction | AllActions) -> tf.Tensor:
-            found = masked_mean(choice.mean(alpha * choice.logp - choice.least_values), mask)
-            self.record(actor_loss=found)
-            return found
+        def actor_loss(choice: SampledActions | AllActions) -> tf.Tensor:
+            loss = masked_mean(choice.expectation(alpha * choice.logp - choice.min_values), mask)
+            self.record(actor_loss=loss)
+            return loss
 
-        target_entropy = self._target_entropy(dist_class.space)
-        gap = tf.stop_gradient(masked_mean(now.mean(now.logp), mask)) + target_entropy
+        target_entropy = self._get_target_entropy(dist_class.space)
+        gap = (
+            tf.stop_gradient(masked_mean(current_choice.mean(current_choice.logp), mask))
+            + target_entropy
+        )
         alpha_loss = -log_alpha * gap
 
         self.record(
@@ -137,28 +142,32 @@ class SACTFPolicy(OffPolicyTFPolicy):
         )
         self._record_values(q[:, 0], tf.reduce_mean(tf.abs(errors), axis=-1), mask)
         if self.config["update_order"] == "together":
-            return [actor_loss(now), critic_loss, alpha_loss]
-        return [lambda: actor_loss(self._choice(0, policy, critic, obs)), critic_loss, alpha_loss]
+            return [actor_loss(current_choice), critic_loss, alpha_loss]
+        return [
+            lambda: actor_loss(self._make_choice(0, policy, critic, obs)),
+            critic_loss,
+            alpha_loss,
+        ]
 
-    def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
+    def _compute_td_loss(self, errors: tf.Tensor) -> tf.Tensor:
         return huber(errors) if self.config["td_error_loss_fn"] == "huber" else half_square(errors)
 
-    def _choice(
+    def _make_choice(
         self, call: int, distribution: Any, critic: Callable[..., tf.Tensor], obs: TensorStructure
     ) -> Any:
         """Returns the policy's actions in B states; call 0 and 1 have different noise."""
         if _is_discrete(self.action_space):
             return AllActions(distribution, critic, obs)
         noise = tf.split(self.learning_noise, 2, axis=-1)
-        return DrawnAction(distribution, noise[call], critic, obs)
+        return SampledActions(distribution, noise[call], critic, obs)
 
-    def _target_entropy(self, space: gym.Space) -> tf.Tensor:
+    def _get_target_entropy(self, space: gym.Space) -> tf.Tensor:
         """Returns H: the setting, or the default for "auto"."""
-        usual = -1.0 * math.prod(space.shape or ())
+        default = -1.0 * math.prod(space.shape or ())
         if isinstance(space, gym.spaces.Discrete):
-            usual = 0.98 * math.log(space.n)
+            default = 0.98 * math.log(space.n)
         setting = self.config["target_entropy"]
-        return tf.where(tf.math.is_inf(setting), usual, setting)
+        return tf.where(tf.math.is_inf(setting), default, setting)
 
     @classmethod
     def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
@@ -176,18 +185,18 @@ class SACTFPolicy(OffPolicyTFPolicy):
             ConfigError: for settings that critics cannot have, such as `use_lstm`.
         """
         name, count = "q_model_config", 1 + static["twin_q"]
-        config = model_settings(static[name])
-        check_rows_alone(name, config, cls.__name__)
-        source = critic_source(observation_space, dist_class, config, count, setting=name)
-        start = math.log(static["initial_alpha"])
+        config = complete_model_config(static[name])
+        check_feed_forward(name, config, cls.__name__)
+        source = make_critic_source(observation_space, dist_class, config, count, setting=name)
+        initial_log_alpha = math.log(static["initial_alpha"])
         return {
             "model": NetworkPlan(lr="actor_lr"),
             "critic": NetworkPlan(source.make, target=True, lr="critic_lr", key=source.key),
-            "temperature": NetworkPlan(lambda: Temperature(start), lr="entropy_lr"),
+            "temperature": NetworkPlan(lambda: Temperature(initial_log_alpha), lr="entropy_lr"),
         }
 
     @classmethod
-    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+    def _get_distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns a squashed Gaussian, or without `normalize_actions` an unsquashed one.
 
         For Discrete actions it is categorical.
@@ -196,35 +205,38 @@ class SACTFPolicy(OffPolicyTFPolicy):
             ConfigError: for a distribution that the loss can neither sample nor sum over.
         """
         settings = static["model"]
-        chosen = settings["custom_action_dist"]
+        custom_dist = settings["custom_action_dist"]
         if _is_discrete(action_space):
-            found = ActionDistribution.of(action_space, chosen, settings)
-            fits, rule = found.kinds == (Categorical,), "be None for Discrete actions"
-        else:
-            usual = "squashed_gaussian" if static["normalize_actions"] else "diag_gaussian"
-            named = usual if chosen is None else chosen
-            found = ActionDistribution.of(action_space, named, settings)
-            fits = {kind for kind, _ in found.noise_blocks} == {"normal"}
-            rule = "transform normal noise, from which the loss samples actions"
-        if not fits:
-            raise ConfigError(
-                f"{cls.__name__}: model['custom_action_dist'] must {rule}; got {chosen!r}."
+            dist_class = ActionDistribution.for_space(action_space, custom_dist, settings)
+            is_supported, rule = (
+                dist_class.leaf_classes == (Categorical,),
+                "be None for Discrete actions",
             )
-        return found
+        else:
+            default = "squashed_gaussian" if static["normalize_actions"] else "diag_gaussian"
+            dist_name = default if custom_dist is None else custom_dist
+            dist_class = ActionDistribution.for_space(action_space, dist_name, settings)
+            is_supported = {noise_type for noise_type, _ in dist_class.noise_blocks} == {"normal"}
+            rule = "transform normal noise, from which the loss samples actions"
+        if not is_supported:
+            raise ConfigError(
+                f"{cls.__name__}: model['custom_action_dist'] must {rule}; got {custom_dist!r}."
+            )
+        return dist_class
 
     def validate_spaces(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
     ) -> None:
         super().validate_spaces(observation_space, action_space, config)
         if not _is_discrete(action_space):
-            owner = type(self).__name__
-            require_vectors(action_space, owner, "Discrete and ")
-            is_usual = config["model"]["custom_action_dist"] is None
-            if config["normalize_actions"] and is_usual:
-                require_bounds(action_space, owner, _NOT_SQUASHED)
+            class_name = type(self).__name__
+            check_action_vectors(action_space, class_name, "Discrete and ")
+            has_default_dist = config["model"]["custom_action_dist"] is None
+            if config["normalize_actions"] and has_default_dist:
+                check_action_bounds(action_space, class_name, _UNSQUASHED_HINT)
 
 
-_NOT_SQUASHED = (
+_UNSQUASHED_HINT = (
     " Or use a Gaussian that is not squashed: "
     "environment(normalize_actions=False, clip_actions=True)."
 )
@@ -234,7 +246,7 @@ def _is_discrete(action_space: gym.Space) -> bool:
     return isinstance(action_space, gym.spaces.Discrete)
 
 
-class DrawnAction:
+class SampledActions:
     """The policy in B states, represented by one sampled action per state.
 
     Args:
@@ -259,7 +271,7 @@ class DrawnAction:
         self.logp = distribution.sampled_logp(noise)
 
     @functools.cached_property
-    def least_values(self) -> tf.Tensor:
+    def min_values(self) -> tf.Tensor:
         """The smallest of the critics' values of the actions, `[B]`."""
         return tf.reduce_min(self.values(self._actions), axis=-1)
 
@@ -267,7 +279,7 @@ class DrawnAction:
         """Returns each critic's values of the given actions, `[B, c]`."""
         return self._critic(self._obs, actions=actions)
 
-    def mean(self, numbers: tf.Tensor) -> tf.Tensor:
+    def expectation(self, numbers: tf.Tensor) -> tf.Tensor:
         """Returns the expectation over the policy of numbers `[B]`: the numbers themselves."""
         return numbers
 
@@ -290,13 +302,13 @@ class AllActions:
     ) -> None:
         self._values = critic(obs)
         self.logp = distribution.log_probs()
-        self.least_values = tf.reduce_min(self._values, axis=-1)
+        self.min_values = tf.reduce_min(self._values, axis=-1)
 
     def values(self, actions: tf.Tensor) -> tf.Tensor:
         """Returns each critic's values of the given actions, `[B, c]`."""
-        return chosen_rows(self._values, actions)
+        return select_rows(self._values, actions)
 
-    def mean(self, numbers: tf.Tensor) -> tf.Tensor:
+    def expectation(self, numbers: tf.Tensor) -> tf.Tensor:
         """Returns the expectation over the policy of numbers `[B, n]` of the actions: `[B]`."""
         return tf.reduce_sum(tf.exp(self.logp) * numbers, axis=-1)
 
@@ -308,9 +320,9 @@ class Temperature(keras.layers.Layer):
         initial_value: its initial value.
     """
 
-    def __init__(self, start: float) -> None:
+    def __init__(self, initial_value: float) -> None:
         super().__init__(name="temperature")
-        initializer = keras.initializers.Constant(start)
+        initializer = keras.initializers.Constant(initial_value)
         self.log_alpha = self.add_weight(name="log_alpha", shape=(), initializer=initializer)
 
     def call(self) -> Any:
@@ -321,9 +333,9 @@ class SACTF2Policy(SACTFPolicy):
     """SAC on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
-    >>> policy = SACTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
+    >>> get_space, action_ports = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
+    >>> policy = SACTF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([get_space.sample(), get_space.sample()]).action_ports.shape
     (2, 1)
     """
 
@@ -337,37 +349,38 @@ class SACTF1Policy(SACTFPolicy):
 class SAC(OffPolicyAlgorithm):
     """The training loop of SAC; made by `SACConfig().build()`."""
 
-    config_class = later("SACConfig")
+    config_class = lazy_class("SACConfig")
     policy_classes = {"tf2": SACTF2Policy, "tf": SACTF1Policy}
 
 
-_ENTROPY = Rule(lambda x: x is None or is_number(x), "a number, or 'auto'")
-_OWN_RATE = AMOUNT.or_none()
+_TARGET_ENTROPY = Validator(lambda x: x is None or is_number(x), "a number, or 'auto'")
+_OPTIONAL_RATE = NON_NEGATIVE.or_none()
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACTraining(OffPolicyTraining):
+class SACTrainingSettings(OffPolicyTrainingSettings):
     """The training settings of SAC; `model` is RLlib's `policy_model_config`.
 
     RLlib's `optimization` sets the three learning rates.
     """
 
     lr: Any = 3e-4
-    actor_lr: float | None = setting(None, _OWN_RATE)  # None: lr
-    critic_lr: float | None = setting(None, _OWN_RATE)  # None: lr
-    entropy_lr: float | None = setting(None, _OWN_RATE)  # of log(alpha); None: lr
+    actor_lr: float | None = setting(None, _OPTIONAL_RATE)  # None: lr
+    critic_lr: float | None = setting(None, _OPTIONAL_RATE)  # None: lr
+    entropy_lr: float | None = setting(None, _OPTIONAL_RATE)  # of log(alpha); None: lr
     grad_clip_by: str = "norm"
     train_batch_size: int = 256
     model: Mapping[str, Any] = setting({**MODEL_DEFAULTS, "fcnet_activation": "relu"})
     q_model_config: Mapping[str, Any] = setting(  # the critics'
-        {**MODEL_DEFAULTS, "fcnet_activation": "relu"}, **get_metadata(OffPolicyTraining)["model"]
+        {**MODEL_DEFAULTS, "fcnet_activation": "relu"},
+        **get_metadata(OffPolicyTrainingSettings)["model"],
     )
     twin_q: bool = setting(True, BOOL)  # two critics; the smaller value is used
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))  # mse: half the square
     update_order: str = setting("together", UPDATE_ORDER)  # critics_first: then the actor
     initial_alpha: float = setting(1.0, POSITIVE)
     target_entropy: float | None = setting(  # nats; None, "auto": -dim(A), or 0.98 log n
-        None, _ENTROPY, kept=lambda x: None if is_one_of(x, "auto") else x
+        None, _TARGET_ENTROPY, normalize=lambda x: None if is_one_of(x, "auto") else x
     )
     tau: float = 5e-3
     target_network_update_freq: int = 0
@@ -380,14 +393,14 @@ class SACTraining(OffPolicyTraining):
 class SACConfig(OffPolicyConfig):
     """The config of SAC.
 
-    >>> config = SACConfig().environment("Pendulum-v1").training(
+    >>> make_config = SACConfig().environment("Pendulum-v1").training(
     ...     optimization_config={"critic_learning_rate": 1e-3}, twin_q=False
     ... )
-    >>> config.critic_lr, config.tau, config.fragment_length()
+    >>> make_config.critic_lr, make_config.tau, make_config.get_fragment_length()
     (0.001, 0.005, 1)
     """
 
-    training_section = SACTraining
+    training_section = SACTrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or SAC)

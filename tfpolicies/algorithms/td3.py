@@ -41,23 +41,23 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
-    OffPolicyTraining,
-    require_bounds,
-    require_vectors,
+    OffPolicyTrainingSettings,
+    check_action_bounds,
+    check_action_vectors,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import later
+from tfpolicies.config.later import lazy_class
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
-from tfpolicies.exploration.picking import Continuous
-from tfpolicies.models.critics import critic_source
-from tfpolicies.models.defaults import ACTIVATION, COUNTS
+from tfpolicies.exploration.picking import ContinuousLeaf
+from tfpolicies.models.critics import make_critic_source
+from tfpolicies.models.defaults import ACTIVATION, LAYER_SIZES
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.model_source import ModelSource
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.program.view import ModelView, TrainBatch
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
+from tfpolicies.program.view import TracedModel, TrainBatch
+from tfpolicies.rules import BOOL, NON_NEGATIVE, POSITIVE, POSITIVE_INT
 from tfpolicies.type_aliases import TensorStructure
 
 __all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
@@ -72,7 +72,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
     `td_error` `[B]`, that of the first critic.
     """
 
-    config_class = later("TD3Config")
+    config_class = lazy_class("TD3Config")
     hyperparameters = (
         *OffPolicyTFPolicy.hyperparameters,
         *("actor_lr", "critic_lr", "huber_threshold", "l2_reg"),
@@ -86,7 +86,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
     )
 
     def loss(
-        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+        self, model: TracedModel, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> list[Any]:
         """Returns the losses of actor and critics.
 
@@ -94,54 +94,58 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         """
         mask, obs, critic = train_batch["loss_mask"], train_batch["obs"], self.networks["critic"]
         q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
-        errors = q - tf.stop_gradient(self._targets(dist_class, train_batch))[:, None]
-        weighted = train_batch["weights"][:, None] * self._loss_of(errors)
-        critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
-        critic_loss += self._decay(critic.model.trainable_variables)
+        errors = q - tf.stop_gradient(self._compute_targets(dist_class, train_batch))[:, None]
+        weighted_losses = train_batch["weights"][:, None] * self._compute_td_loss(errors)
+        critic_loss = masked_mean(tf.reduce_sum(weighted_losses, axis=-1), mask)
+        critic_loss += self._compute_weight_decay(critic.model.trainable_variables)
 
         def actor_loss() -> tf.Tensor:
-            actions = _actions(dist_class, model, obs)
-            found = -masked_mean(critic(obs, actions=actions)[:, 0], mask)
-            found += self._decay(model.trainable_variables)
-            self.record(actor_loss=found)
-            return found
+            actions = _compute_actions(dist_class, model, obs)
+            loss = -masked_mean(critic(obs, actions=actions)[:, 0], mask)
+            loss += self._compute_weight_decay(model.trainable_variables)
+            self.record(actor_loss=loss)
+            return loss
 
         self.record(critic_loss=critic_loss)
         self._record_values(q[:, 0], errors[:, 0], mask)
-        together = self.config["update_order"] == "together"
-        return [actor_loss() if together else actor_loss, critic_loss]
+        updates_together = self.config["update_order"] == "together"
+        return [actor_loss() if updates_together else actor_loss, critic_loss]
 
-    def _targets(self, dist_class: ActionDistribution, train_batch: TrainBatch) -> tf.Tensor:
+    def _compute_targets(
+        self, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> tf.Tensor:
         """Returns the targets y `[B]`."""
-        reached = train_batch[SampleBatch.NEXT_OBS]
-        actions = _actions(dist_class, self.target_model, reached)
+        next_obs = train_batch[SampleBatch.NEXT_OBS]
+        actions = _compute_actions(dist_class, self.target_model, next_obs)
         if self.config["smooth_target_policy"]:
-            actions = self._smoothed(actions, dist_class)
-        values = tf.reduce_min(self.target_networks["critic"](reached, actions=actions), axis=-1)
-        return train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * values
+            actions = self._smooth_actions(actions, dist_class)
+        values = tf.reduce_min(self.target_networks["critic"](next_obs, actions=actions), axis=-1)
+        return train_batch[SampleBatch.REWARDS] + self.compute_discounts(train_batch) * values
 
-    def _smoothed(self, actions: tf.Tensor, dist_class: ActionDistribution) -> tf.Tensor:
+    def _smooth_actions(self, actions: tf.Tensor, dist_class: ActionDistribution) -> tf.Tensor:
         """Returns actions `[B, k]` with clipped noise, clipped to the bounds."""
         limit = self.config["target_noise_clip"]
         noise = self.config["target_noise"] * self.learning_noise
-        leaf = Continuous(cast(gym.spaces.Box, dist_class.space), self.config["normalize_actions"])
+        leaf = ContinuousLeaf(
+            cast(gym.spaces.Box, dist_class.space), self.config["normalize_actions"]
+        )
         return leaf.clip(actions + tf.clip_by_value(noise, -limit, limit))
 
-    def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
+    def _compute_td_loss(self, errors: tf.Tensor) -> tf.Tensor:
         if not self.config["use_huber"]:
             return half_square(errors)
         threshold = self.config["huber_threshold"]
         return tf.square(threshold) * huber(errors / threshold)
 
-    def _decay(self, variables: Sequence[Any]) -> tf.Tensor:
+    def _compute_weight_decay(self, variables: Sequence[Any]) -> tf.Tensor:
         """Returns `l2_reg` times half the squares of all weights but biases."""
         squares = [tf.reduce_sum(tf.square(x)) for x in variables if "bias" not in x.name]
         return 0.5 * self.config["l2_reg"] * sum(squares, tf.zeros([]))
 
-    def _followed(self, follows: np.ndarray) -> np.ndarray:
+    def _select_target_updates(self, target_mask: np.ndarray) -> np.ndarray:
         """Returns the target-update mask, limited to updates in which the actor is updated."""
-        at = self.num_grad_updates + np.arange(len(follows))
-        return np.asarray(follows, bool) & (at % self.config["policy_delay"] == 0)
+        update_indices = self.num_grad_updates + np.arange(len(target_mask))
+        return np.asarray(target_mask, bool) & (update_indices % self.config["policy_delay"] == 0)
 
     @classmethod
     def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
@@ -153,59 +157,65 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
         """Returns the plans of actor and critics."""
-        config = {**_settings(static, "critic"), "custom_model": None}
-        source = critic_source(observation_space, dist_class, config, 1 + static["twin_q"])
+        config = {**_make_model_config(static, "critic"), "custom_model": None}
+        source = make_critic_source(observation_space, dist_class, config, 1 + static["twin_q"])
         actor = NetworkPlan(target=True, lr="actor_lr", every=static["policy_delay"])
         critic = NetworkPlan(source.make, target=True, lr="critic_lr", key=source.key)
         return {"model": actor, "critic": critic}
 
     @classmethod
-    def _model_source(
+    def _get_model_source(
         cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns the source of actors; those of the catalog have `actor_hiddens`."""
-        own = {**static, "model": _settings(static, "actor")}
-        return super()._model_source(observation_space, dist_class, own)
+        actor_config = {**static, "model": _make_model_config(static, "actor")}
+        return super()._get_model_source(observation_space, dist_class, actor_config)
 
     @classmethod
-    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+    def _get_distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns the distribution that maps the actor's outputs into the bounds.
 
         Raises:
             ConfigError: for a stochastic distribution.
         """
-        usual = "squashed_deterministic" if static["normalize_actions"] else "bounded_deterministic"
+        default = (
+            "squashed_deterministic" if static["normalize_actions"] else "bounded_deterministic"
+        )
         settings = static["model"]
-        chosen = settings["custom_action_dist"]
-        found = ActionDistribution.of(action_space, usual if chosen is None else chosen, settings)
-        if found.noise_size:
+        custom_dist = settings["custom_action_dist"]
+        dist_class = ActionDistribution.for_space(
+            action_space, default if custom_dist is None else custom_dist, settings
+        )
+        if dist_class.noise_size:
             raise ConfigError(
                 f"model['custom_action_dist'] must be deterministic for {cls.__name__}, whose "
-                f"policy is one action for each observation; got {chosen!r}. Leave it out, and set "
+                f"policy is one action for each observation; got {custom_dist!r}. Leave it out, and set "
                 "`exploration_config`."
             )
-        return found
+        return dist_class
 
     def validate_spaces(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
     ) -> None:
         super().validate_spaces(observation_space, action_space, config)
-        require_vectors(action_space, type(self).__name__)
+        check_action_vectors(action_space, type(self).__name__)
         if config["model"]["custom_action_dist"] is None:
-            require_bounds(action_space, type(self).__name__)
+            check_action_bounds(action_space, type(self).__name__)
 
 
-def _actions(dist_class: ActionDistribution, model: ModelView, obs: TensorStructure) -> tf.Tensor:
+def _compute_actions(
+    dist_class: ActionDistribution, model: TracedModel, obs: TensorStructure
+) -> tf.Tensor:
     return dist_class(model({SampleBatch.OBS: obs})[0], model).deterministic_sample()
 
 
-def _settings(static: Mapping[str, Any], who: str) -> dict[str, Any]:
+def _make_model_config(static: Mapping[str, Any], network: str) -> dict[str, Any]:
     settings = static["model"]
     return {
         **settings,
         "fcnet_hiddens": settings["fcnet_hiddens"] if static["use_state_preprocessor"] else [],
-        "post_fcnet_hiddens": static[f"{who}_hiddens"],
-        "post_fcnet_activation": static[f"{who}_hidden_activation"],
+        "post_fcnet_hiddens": static[f"{network}_hiddens"],
+        "post_fcnet_activation": static[f"{network}_hidden_activation"],
     }
 
 
@@ -213,9 +223,9 @@ class TD3TF2Policy(TD3TFPolicy):
     """TD3 on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
-    >>> policy = TD3TF2Policy(space, actions, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
+    >>> get_space, action_ports = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
+    >>> policy = TD3TF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([get_space.sample(), get_space.sample()]).action_ports.shape
     (2, 1)
     """
 
@@ -232,15 +242,15 @@ class TD3(OffPolicyAlgorithm):
     `num_target_updates` counts due target updates; only one of `policy_delay` is done.
     """
 
-    config_class = later("TD3Config")
+    config_class = lazy_class("TD3Config")
     policy_classes = {"tf2": TD3TF2Policy, "tf": TD3TF1Policy}
 
 
-_OWN_RATE = AMOUNT.or_none()
+_OPTIONAL_RATE = NON_NEGATIVE.or_none()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Training(OffPolicyTraining):
+class TD3TrainingSettings(OffPolicyTrainingSettings):
     """The training settings of TD3, and with other defaults those of DDPG.
 
     Hidden layers are only those of `actor_hiddens` and `critic_hiddens`; with
@@ -249,22 +259,24 @@ class TD3Training(OffPolicyTraining):
     """
 
     twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
-    policy_delay: int = setting(2, COUNT)  # updates of the critics for one of actor and targets
+    policy_delay: int = setting(
+        2, POSITIVE_INT
+    )  # updates of the critics for one of actor and targets
     smooth_target_policy: bool = setting(True, BOOL)  # noise on the target network's actions
-    target_noise: float = setting(0.2, AMOUNT)  # its standard deviation
-    target_noise_clip: float = setting(0.5, AMOUNT)  # its largest absolute value
+    target_noise: float = setting(0.2, NON_NEGATIVE)  # its standard deviation
+    target_noise_clip: float = setting(0.5, NON_NEGATIVE)  # its largest absolute value
     use_state_preprocessor: bool = setting(False, BOOL)
-    actor_hiddens: Any = setting([400, 300], COUNTS)
+    actor_hiddens: Any = setting([400, 300], LAYER_SIZES)
     actor_hidden_activation: str | None = setting("relu", ACTIVATION)
-    critic_hiddens: Any = setting([400, 300], COUNTS)
+    critic_hiddens: Any = setting([400, 300], LAYER_SIZES)
     critic_hidden_activation: str | None = setting("relu", ACTIVATION)
     lr: Any = 1e-3
-    actor_lr: float | None = setting(None, _OWN_RATE)  # None: lr
-    critic_lr: float | None = setting(None, _OWN_RATE)  # None: lr
+    actor_lr: float | None = setting(None, _OPTIONAL_RATE)  # None: lr
+    critic_lr: float | None = setting(None, _OPTIONAL_RATE)  # None: lr
     update_order: str = setting("together", UPDATE_ORDER)  # critics_first: then the actor
     use_huber: bool = setting(False, BOOL)
     huber_threshold: float = setting(1.0, POSITIVE)
-    l2_reg: float = setting(0.0, AMOUNT, kept=lambda x: 0.0 if x is None else x)
+    l2_reg: float = setting(0.0, NON_NEGATIVE, normalize=lambda x: 0.0 if x is None else x)
     grad_clip_by: str = "norm"
     train_batch_size: int = 100
     tau: float = 5e-3
@@ -278,12 +290,12 @@ class TD3Training(OffPolicyTraining):
 class TD3Config(OffPolicyConfig):
     """The config of TD3.
 
-    >>> config = TD3Config().environment("Pendulum-v1").training(policy_delay=3)
-    >>> config.lr, config.tau, config.exploration_config["type"]
+    >>> make_config = TD3Config().environment("Pendulum-v1").training(policy_delay=3)
+    >>> make_config.lr, make_config.tau, make_config.exploration_config["type"]
     (0.001, 0.005, 'GaussianNoise')
     """
 
-    training_section = TD3Training
+    training_section = TD3TrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or TD3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from tfpolicies.algorithms.diagnosis import RowSizes
-from tfpolicies.algorithms.results import Results
+from tfpolicies.algorithms.diagnosis import RowMagnitudes
+from tfpolicies.algorithms.results import TrainingMetrics
 from tfpolicies.algorithms.training_checks import TrainableCheck
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet
@@ -32,7 +32,7 @@ def sample_steps(
             return batches
 
 
-class TrainBatches:
+class TrainBatchSampler:
     """Samples the rows that a training step learns from, and counts them.
 
     Args:
@@ -45,37 +45,39 @@ class TrainBatches:
         row_magnitudes: magnitudes of observations and rewards.
     """
 
-    def __init__(self, workers: WorkerSet, results: Results, check: TrainableCheck) -> None:
+    def __init__(self, workers: WorkerSet, metrics: TrainingMetrics, check: TrainableCheck) -> None:
         self._workers = workers
-        self._results = results
+        self._metrics = metrics
         self._check = check
-        self.env_share = 1.0
-        self.row_sizes = RowSizes()
+        self.env_steps_per_row = 1.0
+        self.row_magnitudes = RowMagnitudes()
 
-    def sample(self, least: int, *, while_learning: bool) -> dict[str, SampleBatch]:
+    def sample(self, min_steps: int, *, while_learning: bool) -> dict[str, SampleBatch]:
         """Returns the rows of at least `min_steps` steps, by the id of the policy that learns.
 
         Args:
             min_steps: steps, as `count_steps_by` counts them.
             while_learning: whether remote workers continue sampling in the background.
         """
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         workers = self._workers
         sample = workers.sample_ready if while_learning else workers.sample
-        batch = concat_samples(sample_steps(sample, **{self._results.unit: least})).as_multi_agent()
-        counters = self._results.counters
+        batch = concat_samples(
+            sample_steps(sample, **{self._metrics.unit: min_steps})
+        ).as_multi_agent()
+        counters = self._metrics.counters
         counters["num_env_steps_sampled"] += batch.env_steps()
         counters["num_agent_steps_sampled"] += batch.agent_steps()
         policies = self._workers.local_worker().policies
-        trained = {
+        trained_rows = {
             policy_id: rows
             for policy_id, rows in batch.policy_batches.items()
-            if policy_id in policies.policy_map and policies.trains(policy_id, batch)
+            if policy_id in policies.policy_map and policies.is_trained(policy_id, batch)
         }
-        self._check.require_sampled(trained, policies.policy_map)
-        for policy_id, rows in trained.items():
-            self.row_sizes.measure(policy_id, rows)
-        agent_steps = sum(rows.count for rows in trained.values())
-        self.env_share = batch.env_steps() / max(1, agent_steps)
-        self._results.spent("sample", started)
-        return trained
+        self._check.check_sampled(trained_rows, policies.policy_map)
+        for policy_id, rows in trained_rows.items():
+            self.row_magnitudes.measure(policy_id, rows)
+        agent_steps = sum(rows.count for rows in trained_rows.values())
+        self.env_steps_per_row = batch.env_steps() / max(1, agent_steps)
+        self._metrics.add_time("sample", started_at)
+        return trained_rows

@@ -9,7 +9,7 @@ from typing import Any
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
 from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
-from tfpolicies.finite import first_bad
+from tfpolicies.finite import find_first_non_finite
 from tfpolicies.policy.driver import validate_result
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map.policy_map import PolicyMap
@@ -24,28 +24,28 @@ class TrainableCheck:
 
     def __init__(self, algorithm_class: Any) -> None:
         self._algorithm_class = algorithm_class
-        self._passed: set[str] = set()  # ids of policies
+        self._checked_ids: set[str] = set()  # ids of policies
 
-    def require_all(self, config: AlgorithmConfig) -> None:
+    def check_config(self, config: AlgorithmConfig) -> None:
         """Checks the policies of a config that are certain to be trained; see `require`."""
         predicate = as_predicate(config.policies_to_train)
         for policy_id, spec in config.policies.items():
             if spec.policy_class is not None and is_surely_trained(policy_id, predicate):
-                self.require(policy_id, spec.policy_class)
+                self.check(policy_id, spec.policy_class)
 
-    def require_sampled(self, policy_ids: Iterable[str], policies: Mapping[str, Policy]) -> None:
+    def check_sampled(self, policy_ids: Iterable[str], policies: Mapping[str, Policy]) -> None:
         """Checks each policy with sampled training rows once; see `require`.
 
         Args:
             policy_ids: their ids.
             policies: all policies by id.
         """
-        for policy_id in set(policy_ids) - self._passed:
+        for policy_id in set(policy_ids) - self._checked_ids:
             policy = policies[policy_id]
             if not policy.driver.is_frozen:
-                self.require(policy_id, type(policy))
+                self.check(policy_id, type(policy))
 
-    def require(self, policy_id: str, policy_class: type[Policy]) -> None:
+    def check(self, policy_id: str, policy_class: type[Policy]) -> None:
         """Checks that the training step gives a policy the rows its loss needs.
 
         Custom policy classes and training steps are not checked.
@@ -56,18 +56,21 @@ class TrainableCheck:
         algorithm_class = self._algorithm_class
         modules = policy_class.__module__, algorithm_class.training_step.__module__
         package = __package__.partition(".")[0]
-        is_ours = all(module.partition(".")[0] == package for module in modules)
+        is_built_in = all(module.partition(".")[0] == package for module in modules)
         algorithm_replays = algorithm_class._replays
-        replays = getattr(policy_class, "_replays", algorithm_replays)
-        if not is_ours or replays == algorithm_replays:
-            self._passed.add(policy_id)
+        policy_replays = getattr(policy_class, "_replays", algorithm_replays)
+        if not is_built_in or policy_replays == algorithm_replays:
+            self._checked_ids.add(policy_id)
             return
-        needs, does = "replayed rows and target networks", "only freshly sampled rows"
+        required_rows, available_rows = (
+            "replayed rows and target networks",
+            "only freshly sampled rows",
+        )
         if algorithm_replays:
-            needs, does = does, needs
+            required_rows, available_rows = available_rows, required_rows
         raise ConfigError(
-            f"Policy {policy_id!r} is a {policy_class.__name__}, which learns from {needs}, but "
-            f"the training step of {algorithm_class.__name__} has {does}. Leave it out of "
+            f"Policy {policy_id!r} is a {policy_class.__name__}, which learns from {required_rows}, but "
+            f"the training step of {algorithm_class.__name__} has {available_rows}. Leave it out of "
             "`policies_to_train` and train it with a separate algorithm, or override "
             "`training_step`."
         )
@@ -89,7 +92,7 @@ class LearnerResultCheck:
         self._name = name
         self._config = config
         self._policies = policies
-        self._warned: set[str] = set()  # ids of custom policies
+        self._warned_ids: set[str] = set()  # ids of custom policies
 
     def check(self, learner: Mapping[str, Any]) -> None:
         """Checks the results of a training step.
@@ -108,7 +111,7 @@ class LearnerResultCheck:
                 "callback on_train_result."
             )
         for policy_id, result in learner.items():
-            policy = policies.handle(policy_id)
+            policy = policies.get_handle(policy_id)
             validate_result(policy, "learn_on_batch", result)
             self._check_losses(policy_id, policy, result)
 
@@ -116,10 +119,10 @@ class LearnerResultCheck:
         if policy.driver.learning.detects_non_finite:
             return  # it has checked losses and weights already
         stats = result.get("learner_stats") or {}
-        bad = first_bad({name: x for name, x in stats.items() if "loss" in name})
-        if bad is None:
+        non_finite = find_first_non_finite({name: x for name, x in stats.items() if "loss" in name})
+        if non_finite is None:
             return
-        term = "{} ({})".format(*bad)
+        term = "{} ({})".format(*non_finite)
         message = f"The update of policy {policy_id!r} is not finite: it reports {term}."
         if policy.config.get("on_nan", self._config.on_nan) == "stop":
             error = NonFiniteError(
@@ -128,6 +131,6 @@ class LearnerResultCheck:
             )
             error.term, error.policy_id = term, policy_id
             raise error
-        if policy_id not in self._warned:
-            self._warned.add(policy_id)
+        if policy_id not in self._warned_ids:
+            self._warned_ids.add(policy_id)
             logger.warning("%s Training continues, because of on_nan='warn'.", message)

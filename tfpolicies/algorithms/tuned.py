@@ -3,7 +3,7 @@
 `tfpolicies train` starts from these, and `tfpolicies tuned` lists them; in a script:
 
 >>> from tfpolicies import PPOConfig
->>> PPOConfig.tuned("CartPole-v1").num_envs_per_worker
+>>> PPOConfig.from_tuned("CartPole-v1").num_envs_per_worker
 8
 
 The data is in `tuned_table.py`. Other packages add entries for their algorithms or environments by
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfpolicies.algorithms.tuned_table import TUNED, Settings
-from tfpolicies.algorithms.tuned_table import Tuned as Tuned
+from tfpolicies.algorithms.tuned_table import TunedSettings as TunedSettings
 from tfpolicies.errors import ConfigError
 
-_NEAREST = 3  # suggested pairs if there is no entry
+_MAX_SUGGESTIONS = 3  # suggested pairs if there is no entry
 
 
-def tuned_settings(algo: str, env: str) -> dict[str, Any]:
+def get_tuned_settings(algo: str, env: str) -> dict[str, Any]:
     """Returns a copy of the tuned settings; an empty dict if there are none for that pair.
 
     Args:
@@ -35,12 +35,12 @@ def tuned_settings(algo: str, env: str) -> dict[str, Any]:
     return {} if entry is None else copy.deepcopy(dict(entry.settings))
 
 
-def find_tuned(algo: str, env: str) -> Tuned | None:
+def find_tuned(algo: str, env: str) -> TunedSettings | None:
     """Returns the entry of an algorithm and an environment; None if there is none."""
     return TUNED.get((algo, env))
 
 
-def require_tuned(algo: str, env: str) -> Tuned:
+def require_tuned(algo: str, env: str) -> TunedSettings:
     """Returns the entry of an algorithm and an environment.
 
     Raises:
@@ -48,16 +48,16 @@ def require_tuned(algo: str, env: str) -> Tuned:
     """
     entry = find_tuned(algo, env)
     if entry is None:
-        near = nearest_tuned(algo, env)
-        told = f"nearest are {near}" if near else "none are near"
+        nearest = suggest_tuned(algo, env)
+        suggestion = f"nearest are {nearest}" if nearest else "none are near"
         raise ConfigError(
-            f"There are no tuned settings for {algo} on {env}; {told}. `tfpolicies tuned` lists "
+            f"There are no tuned settings for {algo} on {env}; {suggestion}. `tfpolicies tuned` lists "
             "all of them."
         )
     return entry
 
 
-def tuned_entries(algo: str = "", env: str = "") -> dict[tuple[str, str], Tuned]:
+def get_tuned_entries(algo: str = "", env: str = "") -> dict[tuple[str, str], TunedSettings]:
     """Returns entries by algorithm and environment.
 
     Args:
@@ -71,26 +71,30 @@ def tuned_entries(algo: str = "", env: str = "") -> dict[tuple[str, str], Tuned]
     }
 
 
-def nearest_tuned(algo: str, env: str) -> str:
+def suggest_tuned(algo: str, env: str) -> str:
     """Returns the names of the entries nearest to a missing pair; "" if there are none.
 
     These are entries of the algorithm for other versions of the environment, then those of other
     algorithms for the environment, or else those of the algorithm for similar environments.
 
-    >>> nearest_tuned("PPO", "HalfCheetah-v3")
+    >>> suggest_tuned("PPO", "HalfCheetah-v3")
     'PPO on HalfCheetah-v4, PPO on HalfCheetah-v5'
-    >>> nearest_tuned("PG", "Acrobot-v1")
+    >>> suggest_tuned("PG", "Acrobot-v1")
     'PPO on Acrobot-v1, A2C on Acrobot-v1, DQN on Acrobot-v1'
     """
-    own = [other for name, other in TUNED if name == algo]
-    versions = [(algo, each) for each in own if _without_version(each) == _without_version(env)]
-    found = versions + [pair for pair in TUNED if pair[1] == env]
-    similar = difflib.get_close_matches(env, own, _NEAREST, 0.7)
-    found = found or [(algo, each) for each in similar]
-    return ", ".join(f"{name} on {other}" for name, other in found[:_NEAREST])
+    algo_envs = [other for name, other in TUNED if name == algo]
+    versions = [
+        (algo, other_env)
+        for other_env in algo_envs
+        if _strip_version(other_env) == _strip_version(env)
+    ]
+    pairs = versions + [pair for pair in TUNED if pair[1] == env]
+    similar = difflib.get_close_matches(env, algo_envs, _MAX_SUGGESTIONS, 0.7)
+    pairs = pairs or [(algo, other_env) for other_env in similar]
+    return ", ".join(f"{name} on {other}" for name, other in pairs[:_MAX_SUGGESTIONS])
 
 
-def _without_version(env: str) -> str:
+def _strip_version(env: str) -> str:
     return env.rpartition(":")[2].rpartition("-v")[0]
 
 
@@ -115,4 +119,4 @@ def register_tuned(
         threshold: the mean return of an episode that it reports; None if it reports none.
         deviations: how the settings differ from the source, each in a few words.
     """
-    TUNED[algo, env] = Tuned(settings, source, steps, threshold, tuple(deviations))
+    TUNED[algo, env] = TunedSettings(settings, source, steps, threshold, tuple(deviations))

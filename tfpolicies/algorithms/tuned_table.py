@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 Settings = Mapping[str, Any]
 
 
-class Tuned(NamedTuple):
+class TunedSettings(NamedTuple):
     """Settings for one algorithm in one environment.
 
     Attributes:
@@ -35,11 +35,11 @@ class Tuned(NamedTuple):
     deviations: tuple[str, ...] = ()
 
 
-TUNED: dict[tuple[str, str], Tuned] = {}
+TUNED: dict[tuple[str, str], TunedSettings] = {}
 """By the algorithm's name and the environment's registered name."""
 
 _ZOO = "RL Baselines3 Zoo 2.9.0a2, hyperparams/{}.yml"
-_ALL = {
+_COMMON_DEVIATIONS = {
     "PPO": ("advantages are standardised over the train batch, not over each minibatch",),
     "A2C": (),
     "DQN": ("before learning starts, actions follow epsilon",),
@@ -52,26 +52,28 @@ _CLIP = "the clip range is constant"
 _NO_SDE = "each step has independent noise instead of gSDE"
 
 
-def _merged(*parts: Settings) -> dict[str, Any]:
+def _merge(*parts: Settings) -> dict[str, Any]:
     """Merges settings; later parts override earlier ones, dicts key by key."""
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
-            found[name] = {**found.get(name, {}), **value} if isinstance(value, Mapping) else value
-    return found
+            merged[name] = (
+                {**merged.get(name, {}), **value} if isinstance(value, Mapping) else value
+            )
+    return merged
 
 
-def _lin(rate: float, steps: float) -> Settings:
+def _linear_lr(rate: float, steps: float) -> Settings:
     """Returns a learning rate that falls linearly to 0."""
     return {"lr": rate, "lr_schedule": [[0, rate], [int(steps), 0.0]]}
 
 
 def _epsilon(steps: int, final: float) -> Settings:
-    kind = {"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": final}
-    return {"exploration_config": {**kind, "epsilon_timesteps": steps}}
+    strategy = {"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": final}
+    return {"exploration_config": {**strategy, "epsilon_timesteps": steps}}
 
 
-def _starts(steps: int) -> Settings:
+def _learning_starts(steps: int) -> Settings:
     return {"num_steps_sampled_before_learning_starts": steps}
 
 
@@ -91,25 +93,25 @@ def _add(
 ) -> None:
     """Adds an entry of the Zoo for an environment; `|` in its name separates version suffixes."""
     name, _, versions = env.partition("|")
-    deviations = (*_ALL[algo], *notes)
+    deviations = (*_COMMON_DEVIATIONS[algo], *notes)
     source = _ZOO.format(algo.lower())
-    entry = Tuned(_merged(base, *parts), source, int(steps), threshold, deviations)
+    entry = TunedSettings(_merge(base, *parts), source, int(steps), threshold, deviations)
     TUNED.update({(algo, name + version): entry for version in versions.split("|")})
 
 
 _NORMALISED = {"observation_filter": "MeanStdFilter", "reward_filter": "ReturnStdFilter"}
-_GAUSSIAN = {"model": {"free_log_std": True}}
+_FREE_LOG_STD = {"model": {"free_log_std": True}}
 _STOCHASTIC = {"type": "StochasticSampling"}
 _CONSTANT_SCALE = {"initial_scale": 1.0, "final_scale": 1.0, "scale_timesteps": 1}
-_NORMAL = {"type": "GaussianNoise", "stddev": 0.1, **_CONSTANT_SCALE}
-_WANDERING = {  # Ornstein-Uhlenbeck: theta 0.15, sigma 0.5 and steps of 0.01 seconds
+_GAUSSIAN_NOISE = {"type": "GaussianNoise", "stddev": 0.1, **_CONSTANT_SCALE}
+_ORNSTEIN_UHLENBECK = {  # Ornstein-Uhlenbeck: theta 0.15, sigma 0.5 and steps of 0.01 seconds
     "type": "OrnsteinUhlenbeckNoise",
     "ou_base_scale": 0.5,
     "ou_theta": 0.0015,
     "ou_sigma": 0.05,
     **_CONSTANT_SCALE,
 }
-_OLDER = "the return is that of the environment's version {}"
+_OTHER_VERSION = "the return is that of the environment's version {}"
 _MUJOCO = "|-v4|-v5"
 
 # -- PPO --------------------------------------------------------------------------------------
@@ -169,12 +171,19 @@ _add(
 _ppo("Acrobot-v1", 1e6, -73.506, _batch(16, 256, num_sgd_iter=4, lambda_=0.94), _NORMALISED)
 _ppo("MountainCar-v0", 1e6, -110.423, _batch(16, 16, num_sgd_iter=4, lambda_=0.98), _NORMALISED)
 _LANDER = _batch(16, 1024, num_sgd_iter=4, gamma=0.999, lambda_=0.98, entropy_coeff=0.01)
-_ppo("LunarLander-v3", 1e6, 242.119, _LANDER, notes=[_OLDER.format("v2")])
-_ppo("LunarLanderContinuous-v3", 1e6, 270.863, _LANDER, _GAUSSIAN, notes=[_OLDER.format("v2")])
+_ppo("LunarLander-v3", 1e6, 242.119, _LANDER, notes=[_OTHER_VERSION.format("v2")])
+_ppo(
+    "LunarLanderContinuous-v3",
+    1e6,
+    270.863,
+    _LANDER,
+    _FREE_LOG_STD,
+    notes=[_OTHER_VERSION.format("v2")],
+)
 _WALKER = _batch(32, 2048, gamma=0.999, clip_param=0.18)
-_ppo("BipedalWalker-v3", 5e6, 287.939, _WALKER, _GAUSSIAN, _NORMALISED)
+_ppo("BipedalWalker-v3", 5e6, 287.939, _WALKER, _FREE_LOG_STD, _NORMALISED)
 _PENDULUM = _batch(4, 1024, gamma=0.9, lr=1e-3)
-_ppo("Pendulum-v1", 1e5, -172.225, _PENDULUM, _GAUSSIAN, notes=[_NO_SDE])
+_ppo("Pendulum-v1", 1e5, -172.225, _PENDULUM, _FREE_LOG_STD, notes=[_NO_SDE])
 
 _DEEP = {
     "model": {
@@ -228,9 +237,9 @@ _PPO_MUJOCO: dict[str, tuple[float, Settings, Settings]] = {
     ),
     "Ant": (1327.158, {}, {"train_batch_size": 2048}),
 }
-for _env, (_return, _model, _own) in _PPO_MUJOCO.items():
-    _parts = ({"train_batch_size": 512}, _GAUSSIAN, _NORMALISED, _model, _own)
-    _ppo(_env + _MUJOCO, 1e6, _return, *_parts, notes=[_OLDER.format("v3")])
+for _env, (_return, _model, _overrides) in _PPO_MUJOCO.items():
+    _parts = ({"train_batch_size": 512}, _FREE_LOG_STD, _NORMALISED, _model, _overrides)
+    _ppo(_env + _MUJOCO, 1e6, _return, *_parts, notes=[_OTHER_VERSION.format("v3")])
 
 _NATURE = {"conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]], "post_fcnet_hiddens": [512]}
 _ATARI = {
@@ -243,14 +252,25 @@ _ATARI = {
         "zero_discount_on_life_loss": True,
     },
 }
-_LIVES = "a lost life ends an episode only for learning: the game continues, without pressing FIRE"
+_LIFE_LOSS = (
+    "a lost life ends an episode only for learning: the game continues, without pressing FIRE"
+)
 _FIRST_LAYERS = "the first two convolutions are padded"
 _IMAGES = _batch(8, 128, sgd_minibatch_size=256, num_sgd_iter=4, clip_param=0.1)
-_RATES = {**_lin(2.5e-4, 1e7), "entropy_coeff": 0.01}
-_SHARED = {"model": {**_NATURE, "vf_share_layers": True}}
+_ATARI_RATES = {**_linear_lr(2.5e-4, 1e7), "entropy_coeff": 0.01}
+_SHARED_LAYERS = {"model": {**_NATURE, "vf_share_layers": True}}
 for _env, _return in (("Pong", 20.989), ("Breakout", 398.033)):
-    _notes = (_FIRST_LAYERS, _LIVES, _CLIP)
-    _ppo(f"envpool:{_env}-v5", 1e7, _return, _IMAGES, _RATES, _ATARI, _SHARED, notes=_notes)
+    _notes = (_FIRST_LAYERS, _LIFE_LOSS, _CLIP)
+    _ppo(
+        f"envpool:{_env}-v5",
+        1e7,
+        _return,
+        _IMAGES,
+        _ATARI_RATES,
+        _ATARI,
+        _SHARED_LAYERS,
+        notes=_notes,
+    )
 
 # -- A2C --------------------------------------------------------------------------------------
 
@@ -272,8 +292,8 @@ _a2c = partial(_add, "A2C", _A2C)
 _a2c("CartPole-v1", 5e5, 500.0, _batch(8, 5))
 _a2c("Acrobot-v1", 5e5, -83.353, _batch(16, 5), _NORMALISED)
 _a2c("MountainCar-v0", 1e6, -111.263, _batch(16, 5), _NORMALISED)
-_LONG = {**_batch(8, 5, gamma=0.995, entropy_coeff=1e-5), **_lin(8.3e-4, 2e5)}
-_a2c("LunarLander-v3", 2e5, 155.751, _LONG, notes=[_OLDER.format("v2")])
+_LONG = {**_batch(8, 5, gamma=0.995, entropy_coeff=1e-5), **_linear_lr(8.3e-4, 2e5)}
+_a2c("LunarLander-v3", 2e5, 155.751, _LONG, notes=[_OTHER_VERSION.format("v2")])
 
 # -- DQN --------------------------------------------------------------------------------------
 
@@ -293,12 +313,12 @@ _dqn = partial(_add, "DQN", _DQN)
 
 
 def _updates(steps: int, updates: int, rows: int, **changes: object) -> Settings:
-    each = {
+    settings = {
         "rollout_fragment_length": steps,
         "train_batch_size": rows,
         "training_intensity": updates * rows / steps,
     }
-    return {**each, **changes}
+    return {**settings, **changes}
 
 
 _dqn(
@@ -306,7 +326,7 @@ _dqn(
     5e4,
     500.0,
     _updates(256, 128, 64, lr=2.3e-3, target_network_update_freq=256),
-    _starts(1000),
+    _learning_starts(1000),
     _replay(100_000),
     _epsilon(8000, 0.04),
     notes=["the target network is updated once per 256 steps; it effectively is there as well"],
@@ -316,15 +336,15 @@ _dqn(
     1.2e5,
     -100.849,
     _updates(16, 8, 128, lr=4e-3, gamma=0.98, target_network_update_freq=600),
-    _starts(1000),
+    _learning_starts(1000),
     _replay(10_000),
     _epsilon(24_000, 0.07),
 )
-_OFTEN = _updates(4, 4, 128, lr=6.3e-4, target_network_update_freq=250)
-_PARTS = (_OFTEN, _starts(128), _replay(50_000), _epsilon(12_000, 0.1))
-_WHOLE = "learning starts with the first whole minibatch"
-_dqn("Acrobot-v1", 1e5, -76.639, *_PARTS, notes=[_WHOLE])
-_dqn("LunarLander-v3", 1e5, 154.382, *_PARTS, notes=[_WHOLE, _OLDER.format("v2")])
+_FREQUENT_UPDATES = _updates(4, 4, 128, lr=6.3e-4, target_network_update_freq=250)
+_PARTS = (_FREQUENT_UPDATES, _learning_starts(128), _replay(50_000), _epsilon(12_000, 0.1))
+_FIRST_MINIBATCH = "learning starts with the first whole minibatch"
+_dqn("Acrobot-v1", 1e5, -76.639, *_PARTS, notes=[_FIRST_MINIBATCH])
+_dqn("LunarLander-v3", 1e5, 154.382, *_PARTS, notes=[_FIRST_MINIBATCH, _OTHER_VERSION.format("v2")])
 for _env, _return in (("Pong", 20.602), ("Breakout", 358.327)):
     _dqn(
         f"envpool:{_env}-v5",
@@ -332,7 +352,7 @@ for _env, _return in (("Pong", 20.602), ("Breakout", 358.327)):
         _return,
         _updates(1, 2, 32, lr=1e-4, target_network_update_freq=1000),
         {"num_envs_per_worker": 8, "training_intensity": 8.0},
-        _starts(100_000),
+        _learning_starts(100_000),
         _replay(100_000),
         _epsilon(1_000_000, 0.01),
         _ATARI,
@@ -340,12 +360,12 @@ for _env, _return in (("Pong", 20.602), ("Breakout", 358.327)):
         notes=[
             "8 environments step together, with two updates per 8 steps: the same ratio",
             _FIRST_LAYERS,
-            _LIVES,
+            _LIFE_LOSS,
         ],
     )
 
-_MINATAR = Tuned(
-    _merged(
+_MINATAR = TunedSettings(
+    _merge(
         _DQN,
         _updates(1, 1, 32, lr=2.5e-4, target_network_update_freq=1000),
         {
@@ -353,14 +373,14 @@ _MINATAR = Tuned(
             # Keras adds epsilon under the root: the square of the paper's 0.01
             "optimizer": {"type": "rmsprop", "rho": 0.95, "epsilon": 1e-4, "centered": True},
             "model": {"conv_filters": [[16, 3, 1]], "post_fcnet_hiddens": [128]},
-            **_starts(5000),
+            **_learning_starts(5000),
         },
         _replay(100_000),
         _epsilon(100_000, 0.1),
     ),
     "Young and Tian 2019 (arXiv:1903.03176), section 3 and table 1",
     5_000_000,
-    deviations=_ALL["DQN"],
+    deviations=_COMMON_DEVIATIONS["DQN"],
 )
 for _game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
     TUNED["DQN", f"MinAtar/{_game}-v0"] = _MINATAR
@@ -381,8 +401,11 @@ _SAC: Settings = {
     "q_model_config": {"fcnet_hiddens": [256, 256]},
 }
 _sac = partial(_add, "SAC", _SAC)
-_WIDE = {"model": {"fcnet_hiddens": [400, 300]}, "q_model_config": {"fcnet_hiddens": [400, 300]}}
-_CONTROL = {
+_WIDE_LAYERS = {
+    "model": {"fcnet_hiddens": [400, 300]},
+    "q_model_config": {"fcnet_hiddens": [400, 300]},
+}
+_MUJOCO_RETURNS = {
     "HalfCheetah": (9535.451, 9655.666),
     "Hopper": (2325.547, 3606.39),
     "Walker2d": (3863.203, 4717.823),
@@ -390,31 +413,31 @@ _CONTROL = {
 }
 
 
-def _from_noise(start: int, noise: Settings, capacity: int = 1_000_000) -> Settings:
+def _explore_with(start: int, noise: Settings, capacity: int = 1_000_000) -> Settings:
     """Returns the settings of learning start, exploration noise and buffer capacity."""
     strategy = {"exploration_config": {**noise, "random_timesteps": start}}
-    return {**_starts(start), **strategy, **_replay(capacity)}
+    return {**_learning_starts(start), **strategy, **_replay(capacity)}
 
 
-_sac("Pendulum-v1", 2e4, -156.995, _from_noise(100, _STOCHASTIC), {"lr": 1e-3})
+_sac("Pendulum-v1", 2e4, -156.995, _explore_with(100, _STOCHASTIC), {"lr": 1e-3})
 _sac(
     "LunarLanderContinuous-v3",
     5e5,
     260.39,
-    {**_from_noise(10_000, _STOCHASTIC), "tau": 0.01, **_lin(7.3e-4, 5e5), **_WIDE},
-    notes=[_OLDER.format("v2")],
+    {**_explore_with(10_000, _STOCHASTIC), "tau": 0.01, **_linear_lr(7.3e-4, 5e5), **_WIDE_LAYERS},
+    notes=[_OTHER_VERSION.format("v2")],
 )
 _sac(
     "BipedalWalker-v3",
     5e5,
     297.668,
-    _from_noise(10_000, _STOCHASTIC, 300_000),
-    {"lr": 7.3e-4, "gamma": 0.98, "tau": 0.02, **_WIDE},
+    _explore_with(10_000, _STOCHASTIC, 300_000),
+    {"lr": 7.3e-4, "gamma": 0.98, "tau": 0.02, **_WIDE_LAYERS},
     notes=[_NO_SDE, "one update after each step instead of 64 after every 64 steps"],
 )
-for _env, (_return, _) in _CONTROL.items():
-    _usual = _from_noise(10_000, _STOCHASTIC)
-    _sac(_env + _MUJOCO, 1e6, _return, _usual, notes=[_OLDER.format("v3")])
+for _env, (_return, _) in _MUJOCO_RETURNS.items():
+    _noise_settings = _explore_with(10_000, _STOCHASTIC)
+    _sac(_env + _MUJOCO, 1e6, _return, _noise_settings, notes=[_OTHER_VERSION.format("v3")])
 
 _TD3: Settings = {
     "num_envs_per_worker": 1,
@@ -430,14 +453,20 @@ for _algo, _base, _returns in (
     ("TD3", _TD3, (-151.855, 207.451, 305.99, 93.483)),
     ("DDPG", _DDPG, (-152.099, 230.217, 197.486, 93.512)),
 ):
-    _short = {**_from_noise(10_000, _NORMAL, 200_000), "gamma": 0.98}
-    _far = _from_noise(100, _WANDERING)
-    _of = partial(_add, _algo, _base)
-    _of("Pendulum-v1", 2e4, _returns[0], _short)
-    _of("LunarLanderContinuous-v3", 3e5, _returns[1], _short, notes=[_OLDER.format("v2")])
-    _of("BipedalWalker-v3", 1e6, _returns[2], _short)
-    _of("MountainCarContinuous-v0", 3e5, _returns[3], _far)
+    _gaussian_settings = {**_explore_with(10_000, _GAUSSIAN_NOISE, 200_000), "gamma": 0.98}
+    _ou_settings = _explore_with(100, _ORNSTEIN_UHLENBECK)
+    _add_entry = partial(_add, _algo, _base)
+    _add_entry("Pendulum-v1", 2e4, _returns[0], _gaussian_settings)
+    _add_entry(
+        "LunarLanderContinuous-v3",
+        3e5,
+        _returns[1],
+        _gaussian_settings,
+        notes=[_OTHER_VERSION.format("v2")],
+    )
+    _add_entry("BipedalWalker-v3", 1e6, _returns[2], _gaussian_settings)
+    _add_entry("MountainCarContinuous-v0", 3e5, _returns[3], _ou_settings)
 _td3 = partial(_add, "TD3", _TD3)
-for _env, (_, _return) in _CONTROL.items():
-    _usual = _from_noise(10_000, _NORMAL)
-    _td3(_env + _MUJOCO, 1e6, _return, _usual, notes=[_OLDER.format("v3")])
+for _env, (_, _return) in _MUJOCO_RETURNS.items():
+    _noise_settings = _explore_with(10_000, _GAUSSIAN_NOISE)
+    _td3(_env + _MUJOCO, 1e6, _return, _noise_settings, notes=[_OTHER_VERSION.format("v3")])

@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfpolicies.batch import layout as _layout
-from tfpolicies.batch.layout import SEQ_LENS, TERMINATEDS, TRUNCATEDS, Layout, by_axis, map_columns
+from tfpolicies.batch.layout import (
+    SEQ_LENS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    Layout,
+    iterate_columns,
+    map_columns,
+)
 from tfpolicies.batch.leaves import Column, Leaf, concatenate_columns, iterate_leaves
-from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, near_matches
+from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, suggest_similar_names
 from tfpolicies.type_aliases import Scalar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_Slice = slice  # the class below has a method named `slice`
+_SliceType = slice  # the class below has a method named `slice`
 _ATTRIBUTES = ("layout", "raw_is_training", "num_grad_updates", "_slices_by_sequence")
-_KEY_SETS = ("accessed_keys", "added_keys", "deleted_keys")
+_RECORDED_KEY_SETS = ("accessed_keys", "added_keys", "deleted_keys")
 
 
 class ColumnBatch(dict):
@@ -36,17 +43,19 @@ class ColumnBatch(dict):
         _num_grad_updates: float | None = None,
         **columns: Column,
     ) -> None:
-        raw = dict(*args, **columns)
+        raw_columns = dict(*args, **columns)
         source = args[0] if args and isinstance(args[0], ColumnBatch) else None
         inherited = source.layout if source is not None else Layout()
         layout = Layout(
-            _first(_time_major, inherited.time_major),
-            _first(_zero_padded, inherited.zero_padded),
-            _first(_max_seq_len, inherited.max_seq_len),
+            _first_not_none(_time_major, inherited.time_major),
+            _first_not_none(_zero_padded, inherited.zero_padded),
+            _first_not_none(_max_seq_len, inherited.max_seq_len),
         )
-        training = raw.pop("is_training", _is_training)
-        self.raw_is_training: Any = _first(training, getattr(source, "raw_is_training", False))
-        self.num_grad_updates: float | None = _first(
+        training = raw_columns.pop("is_training", _is_training)
+        self.raw_is_training: Any = _first_not_none(
+            training, getattr(source, "raw_is_training", False)
+        )
+        self.num_grad_updates: float | None = _first_not_none(
             _num_grad_updates, getattr(source, "num_grad_updates", None)
         )
         self._slices_by_sequence = False
@@ -55,7 +64,7 @@ class ColumnBatch(dict):
         self.deleted_keys: set[str] = set()
         self.get_interceptor: Callable[[Any], Any] | None = None
         self._intercepted: dict[str, Any] = {}
-        self._store_columns(_layout.as_columns(raw), layout)
+        self._store_columns(_layout.to_columns(raw_columns), layout)
 
     def _store_columns(self, columns: dict[str, Any], layout: Layout) -> None:
         """Replaces all columns and their layout at once, after checking that they fit together.
@@ -65,7 +74,7 @@ class ColumnBatch(dict):
         Raises:
             BatchError: if the columns' lengths differ; nothing is changed then.
         """
-        self._count = _layout.checked_count(columns, layout)
+        self._count = _layout.count_valid_rows(columns, layout)
         self.layout = layout
         self._intercepted.clear()
         super().clear()
@@ -115,18 +124,18 @@ class ColumnBatch(dict):
 
     def __getitem__(self, key: str | slice) -> Any:
         if isinstance(key, slice):
-            return self._sliced(key)
+            return self._slice_rows(key)
         if not isinstance(key, str):
             raise TypeError(
                 f"A batch is indexed by a column's name or a slice, but got {key!r} of type "
                 f"{type(key).__name__}. Iterate over `batch.rows()` for single rows."
             )
         if key == _layout.DONES:
-            return self._dones()
+            return self._get_dones()
         if key == "is_training":
             return self.is_training
         if key not in self:
-            hint = near_matches(key, self)
+            hint = suggest_similar_names(key, self)
             raise MissingColumnError(f"No column {key!r} in this batch; it has {list(self)}.{hint}")
         self.accessed_keys.add(key)
         if self.get_interceptor is None:
@@ -135,7 +144,7 @@ class ColumnBatch(dict):
             self._intercepted[key] = self.get_interceptor(super().__getitem__(key))
         return self._intercepted[key]
 
-    def _dones(self) -> Any:
+    def _get_dones(self) -> Any:
         parts = [self[name] for name in (TERMINATEDS, TRUNCATEDS) if name in self]
         if not parts:
             raise MissingColumnError(
@@ -150,11 +159,11 @@ class ColumnBatch(dict):
         if key == "is_training":
             self.set_training(value)
             return
-        new = _layout.as_columns({key: value})
+        new = _layout.to_columns({key: value})
         if not new:  # empty `seq_lens`
             self.pop(key, None)
             return
-        self._count = _layout.checked_count({**self, **new}, self.layout)
+        self._count = _layout.count_valid_rows({**self, **new}, self.layout)
         if key not in self:
             self.added_keys.add(key)
         super().__setitem__(key, new[key])
@@ -167,8 +176,8 @@ class ColumnBatch(dict):
         layout = self.layout
         if key == SEQ_LENS:
             layout = Layout(time_major=layout.time_major)
-        rest = {name: column for name, column in self.items() if name != key}
-        self._count = _layout.checked_count(rest, layout)
+        remaining = {name: column for name, column in self.items() if name != key}
+        self._count = _layout.count_valid_rows(remaining, layout)
         self.layout = layout
         super().__delitem__(key)
         self._intercepted.pop(key, None)
@@ -189,7 +198,7 @@ class ColumnBatch(dict):
         Raises:
             BatchError: if the columns do not fit together; the batch is unchanged then.
         """
-        self._store_columns({**self, **_layout.as_columns(dict(*args, **columns))}, self.layout)
+        self._store_columns({**self, **_layout.to_columns(dict(*args, **columns))}, self.layout)
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[misc]
         self.update(other)
@@ -222,18 +231,18 @@ class ColumnBatch(dict):
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _sliced(self, rows: _Slice) -> Self:
+    def _slice_rows(self, rows: _SliceType) -> Self:
         if self._slices_by_sequence:
-            return self._sequences(rows)
+            return self._select_sequences(rows)
         if SEQ_LENS not in self:
-            return self._derived(map_columns(lambda leaf: leaf[rows], _same, self))
+            return self._make_like(map_columns(lambda leaf: leaf[rows], _identity, self))
         start, stop, step = rows.indices(self.count)
         _require_step_1(step, rows)
         ends = np.cumsum(super().__getitem__(SEQ_LENS))
         first, last = (int(np.searchsorted(ends, row, side="right")) for row in (start, stop))
-        return self._sequences(slice(first, max(first, last)))
+        return self._select_sequences(slice(first, max(first, last)))
 
-    def _sequences(self, chosen: _Slice) -> Self:
+    def _select_sequences(self, index: _SliceType) -> Self:
         """Returns whole sequences; in a time-major batch without `seq_lens`, entries of axis 1."""
         lengths = super().get(SEQ_LENS)
         if lengths is None and not self.time_major:
@@ -243,9 +252,9 @@ class ColumnBatch(dict):
             )
         leaf = next(iterate_leaves(self), None)
         width = len(lengths) if lengths is not None else (0 if leaf is None else leaf.shape[1])
-        first, last, step = chosen.indices(width)
-        _require_step_1(step, chosen)
-        return self._derived(
+        first, last, step = index.indices(width)
+        _require_step_1(step, index)
+        return self._make_like(
             _layout.slice_sequences(dict(self), self.layout, first, max(first, last))
         )
 
@@ -281,14 +290,14 @@ class ColumnBatch(dict):
                 f"{state_start} and {state_end}, and the batch has {list(self)}."
             )
         if not has_sequences:
-            return self._derived(map_columns(lambda leaf: leaf[start:end], _same, self))
+            return self._make_like(map_columns(lambda leaf: leaf[start:end], _identity, self))
         if self.layout.is_rectangular:
             raise BatchError(
                 f"Only sequences without padding can be cut, but the batch has {self.layout}. "
                 "Use `batch[start:end]`, which keeps sequences whole."
             )
         states = None if state_start is None else slice(state_start, state_end)
-        return self._derived(_layout.cut_sequences(dict(self), start, end, states))
+        return self._make_like(_layout.cut_sequences(dict(self), start, end, states))
 
     def enable_slicing_by_batch_id(self) -> None:
         """Makes `batch[i:j]` select sequences instead of rows."""
@@ -304,16 +313,18 @@ class ColumnBatch(dict):
         In a batch with sequences `seq_lens` is 1, and `state_in_*` is the state at the start of the
         row's sequence.
         """
-        columns = map_columns(_layout.batch_major, _same, self) if self.time_major else dict(self)
+        columns = (
+            map_columns(_layout.to_batch_major, _identity, self) if self.time_major else dict(self)
+        )
         lengths = columns.get(SEQ_LENS)
         if lengths is None:
-            positions = owners = np.arange(self.count)
+            positions = sequence_indices = np.arange(self.count)
         else:
-            positions = _layout.row_positions(lengths, self.layout)
-            owners = np.repeat(np.arange(len(lengths)), lengths)
-        fixed = {} if lengths is None else {SEQ_LENS: 1}
-        for position, owner in zip(positions, owners, strict=True):
-            yield map_columns(itemgetter(position), itemgetter(owner), columns) | fixed
+            positions = _layout.get_row_positions(lengths, self.layout)
+            sequence_indices = np.repeat(np.arange(len(lengths)), lengths)
+        constants = {} if lengths is None else {SEQ_LENS: 1}
+        for position, sequence_index in zip(positions, sequence_indices, strict=True):
+            yield map_columns(itemgetter(position), itemgetter(sequence_index), columns) | constants
 
     def columns(self, keys: Iterable[str]) -> list[Any]:
         """Returns the columns of these names, in this order."""
@@ -328,19 +339,19 @@ class ColumnBatch(dict):
             shallow: whether the arrays are shared with this batch. A deep copy owns its arrays;
                 items of lists (the dicts in `infos`) are shared in both.
         """
-        columns = dict(self) if shallow else map_columns(_copied, _copied, self)
-        new = _restore(type(self), columns, self._state())
-        new.get_interceptor = self.get_interceptor
-        return new
+        columns = dict(self) if shallow else map_columns(_copy_leaf, _copy_leaf, self)
+        result = _restore(type(self), columns, self._state())
+        result.get_interceptor = self.get_interceptor
+        return result
 
-    def _derived(self, columns: dict[str, Any]) -> Self:
+    def _make_like(self, columns: dict[str, Any]) -> Self:
         layout = self.layout
         if layout.is_rectangular and layout.max_seq_len is None:
             layout = layout._replace(max_seq_len=self.max_seq_len)
-        new = type(self)(columns, **layout.as_keywords())
-        new.raw_is_training = self.raw_is_training
-        new.num_grad_updates = self.num_grad_updates
-        return new
+        result = type(self)(columns, **layout.as_keywords())
+        result.raw_is_training = self.raw_is_training
+        result.num_grad_updates = self.num_grad_updates
+        return result
 
     def size_bytes(self) -> int:
         """Returns the memory of all columns in bytes; for a list, that of the list itself."""
@@ -349,7 +360,7 @@ class ColumnBatch(dict):
 
     def _state(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in _ATTRIBUTES}
-        return state | {name: set(getattr(self, name)) for name in _KEY_SETS}
+        return state | {name: set(getattr(self, name)) for name in _RECORDED_KEY_SETS}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), dict(self), self._state())  # without the interceptor
@@ -388,22 +399,22 @@ def _restore(cls: type[Any], columns: dict[str, Any], state: dict[str, Any]) -> 
     return batch
 
 
-def _first(value: Scalar | None, otherwise: Scalar | None) -> Any:
-    return otherwise if value is None else value
+def _first_not_none(value: Scalar | None, default: Scalar | None) -> Any:
+    return default if value is None else value
 
 
-def _require_step_1(step: int, chosen: slice) -> None:
+def _require_step_1(step: int, index: slice) -> None:
     if step != 1:
         raise BatchUsageError(
-            f"A batch with sequences is sliced with step 1, but got {chosen}. Leave the step out."
+            f"A batch with sequences is sliced with step 1, but got {index}. Leave the step out."
         )
 
 
-def _same(leaf: Leaf) -> Any:
+def _identity(leaf: Leaf) -> Any:
     return leaf
 
 
-def _copied(leaf: Leaf) -> Any:
+def _copy_leaf(leaf: Leaf) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray | list) else leaf
 
 
@@ -414,7 +425,7 @@ def join_columns(batches: Sequence[ColumnBatch]) -> tuple[dict[str, Any], Layout
         BatchError: if the batches differ in columns, shapes or layout. A missing column is a
             MissingColumnError.
     """
-    layout = _common_layout(batches)
+    layout = _get_common_layout(batches)
     for number, batch in enumerate(batches):
         _require_same_columns(batches[0], batch, number)
     columns = {
@@ -423,12 +434,12 @@ def join_columns(batches: Sequence[ColumnBatch]) -> tuple[dict[str, Any], Layout
             [dict.get(batch, name) for batch in batches],
             axis=1 if layout.time_major and not per_sequence else 0,
         )
-        for name, _, per_sequence in by_axis(batches[0])
+        for name, _, per_sequence in iterate_columns(batches[0])
     }
     return columns, layout
 
 
-def _common_layout(batches: Sequence[ColumnBatch]) -> Layout:
+def _get_common_layout(batches: Sequence[ColumnBatch]) -> Layout:
     first = batches[0].layout
     for name in ("time_major", "zero_padded"):
         values = [getattr(batch, name) for batch in batches]
@@ -438,8 +449,8 @@ def _common_layout(batches: Sequence[ColumnBatch]) -> Layout:
                 "before they are padded or transposed."
             )
     lengths = [batch.max_seq_len for batch in batches]
-    some_have_none = None in lengths and set(lengths) != {None}
-    if some_have_none or (first.is_rectangular and len(set(lengths)) > 1):
+    is_mixed = None in lengths and set(lengths) != {None}
+    if is_mixed or (first.is_rectangular and len(set(lengths)) > 1):
         raise BatchError(
             "Batches to be joined must all have sequences, padded to one length, or all have none, "
             f"but their `max_seq_len` are {lengths}. Join them before they are padded."

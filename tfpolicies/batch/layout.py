@@ -16,12 +16,12 @@ from tfpolicies.batch.leaves import (
     Columns,
     Leaf,
     LeafFunction,
-    as_leaf,
     count_rows,
+    get_padded_positions,
     is_number,
     iterate_leaves,
     map_leaves,
-    padded_positions,
+    to_leaf,
 )
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError
 
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
         return {f"_{name}": value for name, value in self._asdict().items()}
 
 
-def as_columns(raw: Columns) -> dict[str, Any]:
+def to_columns(raw: Columns) -> dict[str, Any]:
     """Returns `raw` with numbers and lists converted to arrays; arrays and tensors are not copied.
 
     `infos` stays a list. `seq_lens` becomes int32 [num_seqs], also from [num_seqs, 1]; an empty one
@@ -80,25 +80,25 @@ def as_columns(raw: Columns) -> dict[str, Any]:
             )
         column = value
         if key == SEQ_LENS:
-            column = _as_seq_lens(value)
+            column = _to_seq_lens(value)
         elif type(value) is not np.ndarray:
-            column = _as_column(key, value)
+            column = _to_column(key, value)
         if column is not None:
             columns[key] = column
     return columns
 
 
-def _as_column(name: str, value: Column | None) -> Any:
+def _to_column(name: str, value: Column | None) -> Any:
     if name == INFOS and isinstance(value, list):
         return value
     if value is None:
         raise BatchError(
             f"A column must hold one value per row, but {name!r} is None. Leave it out instead."
         )
-    return map_leaves(as_leaf, value)
+    return map_leaves(to_leaf, value)
 
 
-def _as_seq_lens(value: Column | None) -> Any:
+def _to_seq_lens(value: Column | None) -> Any:
     if hasattr(value, "shape") and not isinstance(value, np.ndarray):
         return value  # a tensor
     lengths = np.asarray([] if value is None else value)
@@ -113,7 +113,7 @@ def _as_seq_lens(value: Column | None) -> Any:
     return lengths.astype(np.int32, copy=False)
 
 
-def checked_count(columns: Columns, layout: Layout) -> int | None:
+def count_valid_rows(columns: Columns, layout: Layout) -> int | None:
     """Returns the number of rows, without padding; None if unknown inside a trace.
 
     Infos and states do not count as rows without other columns, and a number applies to all rows.
@@ -121,19 +121,21 @@ def checked_count(columns: Columns, layout: Layout) -> int | None:
     Raises:
         BatchError: if the columns' lengths differ, naming the column and both lengths.
     """
-    rows = _rows_of_arrays(columns, layout)
+    rows = _count_array_rows(columns, layout)
     if rows is not None:
         return rows
     lengths = columns.get(SEQ_LENS)
     expected, source, total = None, "", None
     if isinstance(lengths, np.ndarray):
         total = int(lengths.sum())
-        expected, source = _stored_rows(lengths, layout), SEQ_LENS
-    for name in sorted(columns, key=_counting_order):
-        if name == SEQ_LENS or (name.startswith(STATE_IN) and _states_fit(columns, name)):
+        expected, source = _count_stored_rows(lengths, layout), SEQ_LENS
+    for name in sorted(columns, key=_get_count_priority):
+        if name == SEQ_LENS or (
+            name.startswith(STATE_IN) and _has_states_per_sequence(columns, name)
+        ):
             continue
-        for leaf in _arrays(columns[name]):
-            rows = _leaf_rows(name, leaf, layout)
+        for leaf in _get_row_leaves(columns[name]):
+            rows = _count_leaf_rows(name, leaf, layout)
             if rows is not None and expected is None:
                 expected, source = rows, name
             elif rows is not None and rows != expected:
@@ -144,39 +146,41 @@ def checked_count(columns: Columns, layout: Layout) -> int | None:
                 )
     if total is not None or (SEQ_LENS in columns and layout.is_rectangular):
         return total
-    has_rows = any(_arrays(x) for name, x in columns.items() if not _counting_order(name))
+    has_rows = any(
+        _get_row_leaves(x) for name, x in columns.items() if not _get_count_priority(name)
+    )
     return expected if has_rows else 0
 
 
-def _rows_of_arrays(columns: Columns, layout: Layout) -> int | None:
+def _count_array_rows(columns: Columns, layout: Layout) -> int | None:
     """Returns the common length of plain arrays; None if a full check is needed.
 
     A fast path: it covers most batches.
     """
     if SEQ_LENS in columns or layout.time_major:
         return None
-    found: set[Any] = {
+    lengths: set[Any] = {
         len(column) if type(column) is np.ndarray and column.ndim else None
         for column in columns.values()
     }
-    if len(found) != 1 or all(map(_counting_order, columns)):
+    if len(lengths) != 1 or all(map(_get_count_priority, columns)):
         return None
-    return found.pop()
+    return lengths.pop()
 
 
-def _arrays(column: Column) -> list[Any]:
+def _get_row_leaves(column: Column) -> list[Any]:
     """Returns the leaves of a column that have rows."""
     return [leaf for leaf in iterate_leaves(column) if not is_number(leaf)]
 
 
-def _counting_order(name: str) -> int:
+def _get_count_priority(name: str) -> int:
     """Returns the rank of a column: columns of lower rank determine the expected length."""
     if name == INFOS or name.startswith(STATE_OUT):
         return 1
     return 2 if name.startswith(STATE_IN) else 0
 
 
-def _stored_rows(lengths: np.ndarray, layout: Layout) -> int:
+def _count_stored_rows(lengths: np.ndarray, layout: Layout) -> int:
     if not layout.is_rectangular:
         return int(lengths.sum())
     longest, width = int(lengths.max()), layout.width(lengths)
@@ -188,7 +192,7 @@ def _stored_rows(lengths: np.ndarray, layout: Layout) -> int:
     return len(lengths) * width
 
 
-def _states_fit(columns: Columns, name: str) -> bool:
+def _has_states_per_sequence(columns: Columns, name: str) -> bool:
     """Whether the column has one state per sequence, not one per row."""
     lengths = columns.get(SEQ_LENS)
     if lengths is None or not isinstance(lengths, np.ndarray):
@@ -196,7 +200,7 @@ def _states_fit(columns: Columns, name: str) -> bool:
     return all(count_rows(leaf) in (None, len(lengths)) for leaf in iterate_leaves(columns[name]))
 
 
-def _leaf_rows(name: str, leaf: np.ndarray, layout: Layout) -> int | None:
+def _count_leaf_rows(name: str, leaf: np.ndarray, layout: Layout) -> int | None:
     rows = count_rows(leaf)
     if not layout.time_major or rows is None:
         return rows
@@ -208,12 +212,12 @@ def _leaf_rows(name: str, leaf: np.ndarray, layout: Layout) -> int | None:
     return None if leaf.shape[1] is None else rows * leaf.shape[1]
 
 
-def by_axis(columns: Columns) -> Iterator[tuple[str, Any, bool]]:
+def iterate_columns(columns: Columns) -> Iterator[tuple[str, Any, bool]]:
     """Yields each column's name, value and whether it has one entry per sequence, not per row."""
     columns = dict(columns)  # reading from a batch would be recorded and intercepted
     for name, column in columns.items():
         per_sequence = name == SEQ_LENS or (
-            name.startswith(STATE_IN) and _states_fit(columns, name)
+            name.startswith(STATE_IN) and _has_states_per_sequence(columns, name)
         )
         yield name, column, per_sequence
 
@@ -226,23 +230,23 @@ def map_columns(
     Single numbers are unchanged.
     """
 
-    def of_all(function: LeafFunction) -> LeafFunction:
+    def skip_numbers(function: LeafFunction) -> LeafFunction:
         return lambda leaf: leaf if is_number(leaf) else function(leaf)
 
     return {
-        name: map_leaves(of_all(on_sequences if per_sequence else on_rows), column)
-        for name, column, per_sequence in by_axis(columns)
+        name: map_leaves(skip_numbers(on_sequences if per_sequence else on_rows), column)
+        for name, column, per_sequence in iterate_columns(columns)
     }
 
 
-def row_positions(lengths: np.ndarray, layout: Layout) -> np.ndarray:
+def get_row_positions(lengths: np.ndarray, layout: Layout) -> np.ndarray:
     """Returns the positions of the rows that are not padding, in a batch-major batch."""
     if not layout.is_rectangular:
         return np.arange(lengths.sum())
-    return padded_positions(lengths, layout.width(lengths))
+    return get_padded_positions(lengths, layout.width(lengths))
 
 
-def batch_major(leaf: Leaf) -> Any:
+def to_batch_major(leaf: Leaf) -> Any:
     """Returns a leaf [T, B, ...] as [B * T, ...]."""
     array = np.asarray(leaf)
     return np.swapaxes(array, 0, 1).reshape(-1, *array.shape[2:])
@@ -274,30 +278,34 @@ def cut_sequences(columns: Columns, start: int, stop: int, states: slice | None)
     ends = np.cumsum(lengths, dtype=np.int64)
     padding, low = max(-start, 0), max(start, 0)
     high = max(min(stop, int(ends[-1])), low)
-    wanted = high - low + padding
+    num_rows = high - low + padding
     if states is None:
         first = int(np.searchsorted(ends, low, side="right"))
         last = max(int(np.searchsorted(ends, high, side="left")), first) + 1
-        states = slice(first, last if wanted else first)
-        kept = np.minimum(ends[states], high) - np.maximum((ends - lengths)[states], low)
-        kept[:1] += padding
+        states = slice(first, last if num_rows else first)
+        new_lengths = np.minimum(ends[states], high) - np.maximum((ends - lengths)[states], low)
+        new_lengths[:1] += padding
     else:
-        kept = lengths[states].astype(np.int64)
-        kept[-1:] = wanted - kept[:-1].sum()
-        if kept.sum() != wanted or (kept < 0).any() or (kept > lengths[states]).any():
+        new_lengths = lengths[states].astype(np.int64)
+        new_lengths[-1:] = num_rows - new_lengths[:-1].sum()
+        if (
+            new_lengths.sum() != num_rows
+            or (new_lengths < 0).any()
+            or (new_lengths > lengths[states]).any()
+        ):
             raise BatchUsageError(
-                f"The sequences [{states.start}:{states.stop}] must cover the {wanted} rows "
+                f"The sequences [{states.start}:{states.stop}] must cover the {num_rows} rows "
                 f"[{start}:{stop}], but their lengths are {lengths[states].tolist()}. Leave "
                 "`state_start` and `state_end` out to compute them."
             )
-    cut = map_columns(
-        lambda leaf: _padded_left(leaf[low:high], padding), lambda leaf: leaf[states], columns
+    result = map_columns(
+        lambda leaf: _pad_left(leaf[low:high], padding), lambda leaf: leaf[states], columns
     )
-    cut[SEQ_LENS] = kept.astype(np.int32)
-    return cut
+    result[SEQ_LENS] = new_lengths.astype(np.int32)
+    return result
 
 
-def _padded_left(leaf: np.ndarray | list[Any], padding: int) -> Any:
+def _pad_left(leaf: np.ndarray | list[Any], padding: int) -> Any:
     if not padding:
         return leaf
     if isinstance(leaf, list):

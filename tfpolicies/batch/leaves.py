@@ -40,33 +40,33 @@ def map_leaves(function: LeafFunction, column: Column) -> Any:
     return function(column)
 
 
-def unbatched(column: Column) -> list[Any]:
+def split_rows(column: Column) -> list[Any]:
     """Returns the rows of a column as a list, each with the same nesting.
 
-    >>> unbatched({"a": np.array([1, 2])})
+    >>> split_rows({"a": np.array([1, 2])})
     [{'a': np.int64(1)}, {'a': np.int64(2)}]
     """
     rows = count_rows(next(iterate_leaves(column))) or 0
     return [map_leaves(itemgetter(i), column) for i in range(rows)]
 
 
-def with_batch_axis(value: Structure) -> Any:
+def expand_batch_axis(value: Structure) -> Any:
     """Returns one observation or action, possibly nested, as a batch of one row.
 
-    >>> with_batch_axis({"a": 3})
+    >>> expand_batch_axis({"a": 3})
     {'a': array([3])}
     """
     if isinstance(value, Mapping):
-        return {key: with_batch_axis(part) for key, part in value.items()}
+        return {key: expand_batch_axis(part) for key, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(with_batch_axis(part) for part in value)
+        return tuple(expand_batch_axis(part) for part in value)
     return np.asarray(value)[None]
 
 
-def first_row(value: Structure) -> Any:
+def get_first_row(value: Structure) -> Any:
     """Returns the first row of a batch, possibly nested.
 
-    >>> first_row(([7, 8], {"a": [9, 10]}))
+    >>> get_first_row(([7, 8], {"a": [9, 10]}))
     (7, {'a': 9})
     """
     return map_leaves(itemgetter(0), value)
@@ -83,7 +83,7 @@ def iterate_leaves(column: Column) -> Iterator[Any]:
         yield column
 
 
-def as_leaf(value: Any) -> Any:
+def to_leaf(value: Any) -> Any:
     """Returns `value` itself if it is an array or a tensor, otherwise as a NumPy array.
 
     A list of rows of different shapes becomes an array of objects, one per row.
@@ -125,12 +125,12 @@ def take_rows(leaf: Leaf, indices: np.ndarray) -> Any:
     return leaf[indices] if isinstance(leaf, PackedColumn) else np.asarray(leaf)[indices]
 
 
-def spread_rows(leaf: Leaf, positions: np.ndarray, total: int) -> Any:
+def scatter_rows(leaf: Leaf, positions: np.ndarray, total: int) -> Any:
     """Returns `total` rows, with row k of `leaf` at `positions[k]` and padding elsewhere.
 
     The padding is zero, or None in lists and in columns of objects or text.
 
-    >>> spread_rows(np.array([5, 6, 7]), np.array([0, 2, 3]), 5)
+    >>> scatter_rows(np.array([5, 6, 7]), np.array([0, 2, 3]), 5)
     array([5, 0, 6, 7, 0])
     """
     if isinstance(leaf, list):
@@ -145,17 +145,17 @@ def spread_rows(leaf: Leaf, positions: np.ndarray, total: int) -> Any:
     array = np.asarray(leaf)
     shape = (total, *array.shape[1:])
     if array.dtype.kind in "OSU":
-        spread = np.full(shape, None, dtype=object)
+        result = np.full(shape, None, dtype=object)
     else:
-        spread = np.zeros(shape, dtype=array.dtype)
-    spread[positions] = array
-    return spread
+        result = np.zeros(shape, dtype=array.dtype)
+    result[positions] = array
+    return result
 
 
-def padded_positions(seq_lens: np.ndarray, max_seq_len: int) -> np.ndarray:
+def get_padded_positions(seq_lens: np.ndarray, max_seq_len: int) -> np.ndarray:
     """Returns the positions of rows after padding every sequence to `max_seq_len` rows.
 
-    >>> padded_positions(np.array([2, 1]), 3)
+    >>> get_padded_positions(np.array([2, 1]), 3)
     array([0, 1, 3])
     """
     lengths = np.asarray(seq_lens, dtype=np.int64)
@@ -171,13 +171,13 @@ def concatenate_columns(name: str, columns: Sequence[Any], axis: int = 0) -> Any
     """
     first = columns[0]
     if isinstance(first, dict | tuple):
-        if any(_structure(column) != _structure(first) for column in columns):
+        if any(_get_keys(column) != _get_keys(first) for column in columns):
             raise BatchError(
                 f"Batches to be joined must have the same parts in each column, but those of "
-                f"{name!r} are {sorted({str(_structure(column)) for column in columns})}. "
+                f"{name!r} are {sorted({str(_get_keys(column)) for column in columns})}. "
                 "Give all batches one observation and action space."
             )
-        keys = _structure(first)
+        keys = _get_keys(first)
         parts = {
             key: concatenate_columns(f"{name}/{key}", [column[key] for column in columns], axis)
             for key in keys
@@ -201,22 +201,24 @@ def concatenate_columns(name: str, columns: Sequence[Any], axis: int = 0) -> Any
         ) from error
 
 
-def _structure(column: Column) -> list[Any]:
+def _get_keys(column: Column) -> list[Any]:
     if isinstance(column, dict):
         return list(column)
     return list(range(len(column))) if isinstance(column, tuple) else ["array"]
 
 
-def leaves_of(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def iterate_named_leaves(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields each leaf with a path that distinguishes dicts (`obs/a`) from tuples (`obs/[0]`).
 
-    >>> dict(leaves_of({"obs": {"a": 1}, "actions": (2, 3)}))
+    >>> dict(iterate_named_leaves({"obs": {"a": 1}, "actions": (2, 3)}))
     {'obs/a': 1, 'actions/[0]': 2, 'actions/[1]': 3}
     """
     for name, column in columns.items():
         if isinstance(column, dict):
-            yield from leaves_of({f"{name}/{key}": part for key, part in column.items()})
+            yield from iterate_named_leaves({f"{name}/{key}": part for key, part in column.items()})
         elif isinstance(column, tuple):
-            yield from leaves_of({f"{name}/[{i}]": part for i, part in enumerate(column)})
+            yield from iterate_named_leaves(
+                {f"{name}/[{i}]": part for i, part in enumerate(column)}
+            )
         else:
             yield name, column

@@ -16,7 +16,7 @@ import numpy as np
 
 from tfpolicies.errors import BatchError
 
-_MARK = "tfpolicies-zlib"
+_HEADER = "tfpolicies-zlib"
 _LEVEL = 1  # observations are repetitive: the fastest level already has most of the gain
 
 
@@ -47,13 +47,13 @@ class PackedColumn:
         )
 
 
-def pack(array: np.ndarray) -> str:
+def pack_array(array: np.ndarray) -> str:
     """Returns `array` as text.
 
     Raises:
         BatchError: if it holds Python objects.
 
-    >>> unpack(pack(np.array([[1, 2], [3, 4]], np.uint8)))
+    >>> unpack_array(pack_array(np.array([[1, 2], [3, 4]], np.uint8)))
     array([[1, 2],
            [3, 4]], dtype=uint8)
     """
@@ -64,10 +64,10 @@ def pack(array: np.ndarray) -> str:
         )
     shape = ",".join(map(str, array.shape))
     data = base64.b64encode(zlib.compress(array.tobytes(), _LEVEL)).decode("ascii")
-    return f"{_MARK};{array.dtype.str};{shape};{data}"
+    return f"{_HEADER};{array.dtype.str};{shape};{data}"
 
 
-def unpack(text: str) -> np.ndarray:
+def unpack_array(text: str) -> np.ndarray:
     """Returns the array that `pack` converted; it is writable and owns its memory.
 
     Raises:
@@ -96,22 +96,22 @@ def pack_leaf(leaf: np.ndarray | list[Any] | PackedColumn, bulk: bool) -> Any:
         return leaf
     array = np.asarray(leaf)
     if bulk:
-        return PackedColumn(len(array), pack(array))
+        return PackedColumn(len(array), pack_array(array))
     packed = np.empty(len(array), dtype=object)
-    packed[:] = [pack(row) for row in map(np.asarray, array)]
+    packed[:] = [pack_array(row) for row in map(np.asarray, array)]
     return packed
 
 
 def unpack_leaf(leaf: np.ndarray | list[Any] | PackedColumn) -> Any:
     """Inverts `pack_leaf`; a leaf that is not packed is returned unchanged."""
     if isinstance(leaf, PackedColumn):
-        return unpack(leaf.text)
+        return unpack_array(leaf.text)
     if _has_packed_rows(leaf):
-        return np.stack([unpack(row) for row in leaf])
+        return np.stack([unpack_array(row) for row in leaf])
     return leaf
 
 
 def _has_packed_rows(leaf: np.ndarray | list[Any] | PackedColumn) -> bool:
     is_object_array = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1
     first = leaf[0] if is_object_array and len(leaf) else None
-    return isinstance(first, str) and first.startswith(f"{_MARK};")
+    return isinstance(first, str) and first.startswith(f"{_HEADER};")

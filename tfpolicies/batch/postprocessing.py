@@ -73,9 +73,9 @@ def compute_advantages(
             f"{list(rollout)}. Pass `vf_preds`, or set `use_critic=False`."
         )
     _require_single_trajectory(rollout, "compute_advantages")
-    reward = _as_vector("rewards", rewards, rollout)
+    reward = _to_vector("rewards", rewards, rollout)
     if use_critic:
-        value = _as_vector("vf_preds", vf_preds, rollout)
+        value = _to_vector("vf_preds", vf_preds, rollout)
     if use_gae:
         next_value = np.append(value[1:], last_r)
         advantages = discount_cumsum(reward + gamma * next_value - value, gamma * lambda_)
@@ -99,8 +99,8 @@ def discount_cumsum(x: ArrayLike, gamma: float) -> np.ndarray:
     """
     array = np.asarray(x)
     dtype = array.dtype if array.dtype == np.float32 else np.float64
-    backwards = accumulate(reversed(array.tolist()), lambda later, now: now + gamma * later)
-    return np.array(list(backwards), dtype=dtype)[::-1]
+    reversed_sums = accumulate(reversed(array.tolist()), lambda later, now: now + gamma * later)
+    return np.array(list(reversed_sums), dtype=dtype)[::-1]
 
 
 def adjust_nstep(n_step: int, gamma: float, batch: SampleBatch) -> None:
@@ -130,9 +130,9 @@ def adjust_nstep(n_step: int, gamma: float, batch: SampleBatch) -> None:
     sums = rewards.copy()
     for k in range(1, min(n_step, len(rewards))):
         sums[:-k] += gamma**k * rewards[k:]
-    later = np.minimum(np.arange(batch.count) + n_step - 1, batch.count - 1)
+    last_rows = np.minimum(np.arange(batch.count) + n_step - 1, batch.count - 1)
     shifted = {
-        name: map_leaves(lambda leaf: take_rows(leaf, later), batch[name])
+        name: map_leaves(lambda leaf: take_rows(leaf, last_rows), batch[name])
         for name in (SampleBatch.NEXT_OBS, SampleBatch.TERMINATEDS, SampleBatch.TRUNCATEDS)
         if name == SampleBatch.NEXT_OBS or name in batch
     }
@@ -174,26 +174,26 @@ def generalized_advantages(
 
     >>> cut = np.array([[False, True]])
     >>> ones = np.ones((1, 2), np.float32)
-    >>> generalized_advantages(ones, 0 * ones, 8 * ones, cut, cut, gamma=0.5, lambda_=0.5)[0]
+    >>> generalized_advantages(ones, 0 * ones, 8 * ones, cut, cut, sample_gamma=0.5, lambda_=0.5)[0]
     array([[5.25, 1.  ]], dtype=float32)
     """
     _require_unit_interval(gamma=gamma, lambda_=lambda_)
     _require_one_shape(
         rewards=rewards, values=values, next_values=next_values, terminateds=terminateds, ends=ends
     )
-    value = _time_major(values)
-    has_next = ~_time_major(terminateds, bool)
+    value = _to_time_major(values)
+    has_next = ~_to_time_major(terminateds, bool)
     advantages = np.zeros(value.shape, np.float32)
-    np.multiply(_time_major(next_values), gamma, out=advantages, where=has_next)
-    advantages += _time_major(rewards)
+    np.multiply(_to_time_major(next_values), gamma, out=advantages, where=has_next)
+    advantages += _to_time_major(rewards)
     advantages -= value
-    goes_on = has_next & ~_time_major(ends, bool)
-    _add_later_rows(advantages, goes_on * np.float32(gamma * lambda_))
+    continues = has_next & ~_to_time_major(ends, bool)
+    _add_later_rows(advantages, continues * np.float32(gamma * lambda_))
     return np.ascontiguousarray(advantages.T), np.ascontiguousarray((advantages + value).T)
 
 
-def returns_so_far(
-    rewards: np.ndarray, ends: np.ndarray, before: np.ndarray, *, gamma: float
+def running_returns(
+    rewards: np.ndarray, ends: np.ndarray, initial: np.ndarray, *, gamma: float
 ) -> np.ndarray:
     """Returns R_t = gamma R_(t-1) + r_t for N environments and T steps at once.
 
@@ -208,15 +208,15 @@ def returns_so_far(
         Float64 [N, T], a new array.
 
     >>> ends = np.array([[False, True, False]])
-    >>> returns_so_far(np.ones((1, 3)), ends, np.array([[4.0, 0.0, 0.0]]), gamma=0.5)
+    >>> running_returns(np.ones((1, 3)), ends, np.array([[4.0, 0.0, 0.0]]), sample_gamma=0.5)
     array([[3. , 2.5, 1. ]])
     """
-    found = np.empty(rewards.shape)
+    returns = np.empty(rewards.shape)
     for t in range(rewards.shape[1]):
-        goes_on = ~ends[:, t - 1] if t else np.zeros(len(rewards), bool)
-        last = np.where(goes_on, found[:, t - 1], before[:, t])
-        found[:, t] = gamma * last + rewards[:, t]
-    return found
+        continues = ~ends[:, t - 1] if t else np.zeros(len(rewards), bool)
+        previous = np.where(continues, returns[:, t - 1], initial[:, t])
+        returns[:, t] = gamma * previous + rewards[:, t]
+    return returns
 
 
 def discounted_returns(
@@ -240,7 +240,7 @@ def discounted_returns(
         UsageError: if `gamma` is not in [0, 1].
 
     >>> ends = np.array([[False, True, False]])
-    >>> discounted_returns(np.ones((1, 3), np.float32), ends, 4.0, gamma=0.5)
+    >>> discounted_returns(np.ones((1, 3), np.float32), ends, 4.0, sample_gamma=0.5)
     array([[2.5, 3. , 3. ]], dtype=float32)
     """
     _require_unit_interval(gamma=gamma)
@@ -248,10 +248,10 @@ def discounted_returns(
     if np.ndim(last) == 0:
         last = np.full(np.shape(rewards), last, np.float32)
     _require_one_shape(rewards=rewards, ends=ends, last_values=last)
-    returns = _time_major(rewards).copy()
-    is_end = _time_major(ends, bool).copy()
+    returns = _to_time_major(rewards).copy()
+    is_end = _to_time_major(ends, bool).copy()
     is_end[-1:] = True
-    np.add(returns, gamma * _time_major(last), out=returns, where=is_end)
+    np.add(returns, gamma * _to_time_major(last), out=returns, where=is_end)
     _add_later_rows(returns, ~is_end * np.float32(gamma))
     return np.ascontiguousarray(returns.T)
 
@@ -260,7 +260,7 @@ class NStepReturns(NamedTuple):
     """The n-step transitions of N environments and T steps; all new arrays [N, T]."""
 
     rewards: np.ndarray  # float32: the discounted sum of the transition's rewards
-    reached: np.ndarray  # int64: the step whose new_obs and terminateds the transition has
+    next_obs_index: np.ndarray  # int64: the step whose new_obs and terminateds the transition has
     discounts: np.ndarray  # float32: factor of the value of that new_obs; 0 where terminated
 
 
@@ -288,7 +288,7 @@ def n_step_returns(
 
     >>> rewards = np.array([[10, 0, 100, 100, 100]], np.float32)
     >>> ends = np.array([[False, False, False, False, True]])
-    >>> n_step_returns(rewards, ends, ends, n=3, gamma=0.9).rewards
+    >>> n_step_returns(rewards, ends, ends, n=3, sample_gamma=0.9).rewards
     array([[ 91., 171., 271., 190., 100.]], dtype=float32)
     """
     _require_unit_interval(gamma=gamma)
@@ -298,31 +298,33 @@ def n_step_returns(
     steps = np.arange(num_steps)
     end = np.where(ends, steps, num_steps - 1)  # of the piece that each step is in
     end = np.minimum.accumulate(end[:, ::-1], axis=1)[:, ::-1]
-    reached = np.minimum(steps + (n - 1), end)
+    next_obs_index = np.minimum(steps + (n - 1), end)
     reward = np.asarray(rewards, np.float32)
     sums = reward.copy()
     for k in range(1, min(n, num_steps)):
-        goes_on = reached[:, :-k] >= steps[k:]
-        np.add(sums[:, :-k], np.float32(gamma**k) * reward[:, k:], out=sums[:, :-k], where=goes_on)
-    discounts = np.power(np.float32(gamma), (reached - steps + 1).astype(np.float32))
-    discounts[np.take_along_axis(np.asarray(terminateds, bool), reached, axis=1)] = 0.0
-    return NStepReturns(sums, reached, discounts)
+        continues = next_obs_index[:, :-k] >= steps[k:]
+        np.add(
+            sums[:, :-k], np.float32(gamma**k) * reward[:, k:], out=sums[:, :-k], where=continues
+        )
+    discounts = np.power(np.float32(gamma), (next_obs_index - steps + 1).astype(np.float32))
+    discounts[np.take_along_axis(np.asarray(terminateds, bool), next_obs_index, axis=1)] = 0.0
+    return NStepReturns(sums, next_obs_index, discounts)
 
 
 def _add_later_rows(rows: np.ndarray, decays: np.ndarray) -> None:
     """Adds `decays[t] * rows[t + 1]` to `rows[t]`, from the last row to the first, in place."""
     scratch = np.empty(rows.shape[1], rows.dtype)
     pairs = zip(reversed(rows[:-1]), reversed(rows[1:]), reversed(decays[:-1]), strict=True)
-    for now, later, decay in pairs:
-        np.multiply(decay, later, out=scratch)
-        now += scratch
+    for row, next_row, decay in pairs:
+        np.multiply(decay, next_row, out=scratch)
+        row += scratch
 
 
-def _time_major(array: ArrayLike, dtype: DTypeLike = np.float32) -> np.ndarray:
+def _to_time_major(array: ArrayLike, dtype: DTypeLike = np.float32) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(array).T, dtype=dtype)
 
 
-def _as_vector(name: str, column: ArrayLike | None, rollout: SampleBatch) -> np.ndarray:
+def _to_vector(name: str, column: ArrayLike | None, rollout: SampleBatch) -> np.ndarray:
     vector = np.asarray(rollout[name] if column is None else column, dtype=np.float64)
     if vector.shape != (rollout.count,):
         raise BatchUsageError(
@@ -360,10 +362,10 @@ def _require_one_shape(**arrays: ArrayLike) -> None:
         )
 
 
-def standardized(column: np.ndarray) -> np.ndarray:
+def standardize_columns(column: np.ndarray) -> np.ndarray:
     """Returns a column scaled to mean 0 and standard deviation 1, float32.
 
-    >>> standardized(np.array([1.0, 3.0])).tolist()
+    >>> standardize_columns(np.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
     with np.errstate(over="ignore", invalid="ignore"):  # the update reports non-finite values

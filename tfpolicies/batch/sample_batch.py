@@ -11,7 +11,7 @@ import numpy as np
 from tfpolicies.batch import layout as _layout
 from tfpolicies.batch.column_batch import ColumnBatch, join_columns
 from tfpolicies.batch.layout import Layout
-from tfpolicies.batch.leaves import Leaf, map_leaves, spread_rows, take_rows
+from tfpolicies.batch.leaves import Leaf, map_leaves, scatter_rows, take_rows
 from tfpolicies.batch.packing import pack_leaf, unpack_leaf
 from tfpolicies.errors import (
     BatchError,
@@ -19,7 +19,7 @@ from tfpolicies.errors import (
     MissingColumnError,
     UnknownPolicyError,
     UsageError,
-    near_matches,
+    suggest_similar_names,
 )
 from tfpolicies.extensions import Extensible
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY_ID = "default_policy"
 
-Batch: TypeAlias = "SampleBatch | MultiAgentBatch"
+AnyBatch: TypeAlias = "SampleBatch | MultiAgentBatch"
 _OBSERVATIONS = frozenset({"obs", "new_obs"})
 
 
@@ -100,11 +100,11 @@ class SampleBatch(ColumnBatch, Extensible):
 
     def __repr__(self) -> str:
         names = [name for name in self if name != self.SEQ_LENS]
-        lengths = self._raw(self.SEQ_LENS)
+        lengths = self._get_raw(self.SEQ_LENS)
         sequences = "" if lengths is None else f" (seqs={len(lengths)})"
         return f"SampleBatch({'?' if self._count is None else self._count}{sequences}: {names})"
 
-    def _raw(self, name: str) -> Any:
+    def _get_raw(self, name: str) -> Any:
         """Returns a column or None, without recording the access."""
         return dict.get(self, name)
 
@@ -112,19 +112,19 @@ class SampleBatch(ColumnBatch, Extensible):
 
     def is_terminated_or_truncated(self) -> bool:
         """Whether the last row ends its episode; False for an empty batch."""
-        return bool(self.count and self._valid_rows("dones")[-1])
+        return bool(self.count and self._get_unpadded_rows("dones")[-1])
 
     def is_single_trajectory(self) -> bool:
         """Whether no row before the last one ends an episode."""
-        return not (self.count and np.any(self._valid_rows("dones")[:-1]))
+        return not (self.count and np.any(self._get_unpadded_rows("dones")[:-1]))
 
-    def _valid_rows(self, key: str) -> np.ndarray:
+    def _get_unpadded_rows(self, key: str) -> np.ndarray:
         """Returns an array column without padding, batch-major."""
         array = np.asarray(self[key])
         if self.time_major:
-            array = _layout.batch_major(array)
-        if self.layout.is_rectangular and self._raw(self.SEQ_LENS) is not None:
-            array = array[_layout.row_positions(self._raw(self.SEQ_LENS), self.layout)]
+            array = _layout.to_batch_major(array)
+        if self.layout.is_rectangular and self._get_raw(self.SEQ_LENS) is not None:
+            array = array[_layout.get_row_positions(self._get_raw(self.SEQ_LENS), self.layout)]
         return array
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
@@ -142,22 +142,22 @@ class SampleBatch(ColumnBatch, Extensible):
         if key not in (None, self.EPS_ID, self.DONES):
             raise BatchUsageError(f'`key` must be "eps_id", "dones" or None, but got {key!r}.')
         if key == self.EPS_ID or (key is None and self.EPS_ID in self):
-            ids = self._valid_rows(self.EPS_ID)
+            ids = self._get_unpadded_rows(self.EPS_ID)
             cuts = np.flatnonzero(ids[1:] != ids[:-1]) + 1
         else:
-            cuts = np.flatnonzero(self._valid_rows(self.DONES)[:-1]) + 1
+            cuts = np.flatnonzero(self._get_unpadded_rows(self.DONES)[:-1]) + 1
         bounds = [0, *cuts.tolist(), self.count] if self.count else []
         pieces = list(pairwise(bounds))
         if not self.layout.is_rectangular:
             return [self.slice(start, stop) for start, stop in pieces]
-        lengths = self._raw(self.SEQ_LENS)
+        lengths = self._get_raw(self.SEQ_LENS)
         if lengths is None or not np.isin(cuts, np.cumsum(lengths)).all():
             raise BatchError(
                 "A padded or time-major batch can only be split between its sequences, but an "
                 f"episode ends after rows {cuts.tolist()}. Split before padding."
             )
         starts = np.searchsorted(np.cumsum(lengths) - lengths, bounds)
-        return [self._sequences(slice(*pair)) for pair in pairwise(starts)]
+        return [self._select_sequences(slice(*pair)) for pair in pairwise(starts)]
 
     def timeslices(
         self, size: int | None = None, num_slices: int | None = None, k: int | None = None
@@ -175,8 +175,8 @@ class SampleBatch(ColumnBatch, Extensible):
             BatchUsageError: unless exactly one argument is given, and is positive.
             BatchError: if the batch is time-major without `seq_lens`.
         """
-        given = [value for value in (size, num_slices, k) if value is not None]
-        if len(given) != 1 or given[0] < 1:
+        values = [value for value in (size, num_slices, k) if value is not None]
+        if len(values) != 1 or values[0] < 1:
             raise BatchUsageError(
                 "`timeslices` takes either `size` or `num_slices`, from 1, but got "
                 f"size={size}, num_slices={num_slices}, k={k}."
@@ -187,7 +187,7 @@ class SampleBatch(ColumnBatch, Extensible):
                 f"{self.SEQ_LENS!r}. Cut before transposing, or set {self.SEQ_LENS!r}."
             )
         if num_slices is None:
-            bounds = [*range(0, self.count, given[0]), self.count]
+            bounds = [*range(0, self.count, values[0]), self.count]
         else:
             small, larger = divmod(self.count, num_slices)
             first_larger = num_slices - larger
@@ -205,15 +205,15 @@ class SampleBatch(ColumnBatch, Extensible):
 
     # -- order and padding -----------------------------------------------------------------------
 
-    def _take(self, indices: Sequence[int] | np.ndarray) -> Self:
+    def _take_rows(self, indices: Sequence[int] | np.ndarray) -> Self:
         """Returns a new batch of the rows at `indices` [K], copied.
 
         Raises:
             BatchError: if the batch has sequences or is time-major.
         """
-        self._require_free_rows("taken one by one")
-        chosen = np.asarray(indices, dtype=np.int64)
-        return self._derived(map_leaves(lambda leaf: take_rows(leaf, chosen), self))
+        self._require_independent_rows("taken one by one")
+        rows = np.asarray(indices, dtype=np.int64)
+        return self._make_like(map_leaves(lambda leaf: take_rows(leaf, rows), self))
 
     def shuffle(self, rng: np.random.Generator | None = None) -> Self:
         """Puts the rows in random order, in place, and returns the batch.
@@ -224,12 +224,12 @@ class SampleBatch(ColumnBatch, Extensible):
         Raises:
             BatchError: if the batch has sequences or is time-major.
         """
-        self._require_free_rows("shuffled")
+        self._require_independent_rows("shuffled")
         order = (rng or np.random.default_rng()).permutation(self.count)
         self._store_columns(map_leaves(lambda leaf: take_rows(leaf, order), self), self.layout)
         return self
 
-    def _require_free_rows(self, action: str) -> None:
+    def _require_independent_rows(self, action: str) -> None:
         if self.SEQ_LENS in self or self.time_major:
             raise BatchError(
                 f"Rows of sequences depend on each other and cannot be {action}, but the batch has "
@@ -251,7 +251,7 @@ class SampleBatch(ColumnBatch, Extensible):
             BatchError: without `seq_lens`, for a sequence longer than `max_seq_len`, or if the
                 batch is time-major or padded to another length. Nothing is changed then.
         """
-        lengths = self._raw(self.SEQ_LENS)
+        lengths = self._get_raw(self.SEQ_LENS)
         if lengths is None or lengths.max() > max_seq_len or self.time_major:
             raise BatchError(
                 f"Padding to max_seq_len={max_seq_len} needs a batch-major batch with sequences "
@@ -265,23 +265,23 @@ class SampleBatch(ColumnBatch, Extensible):
                 f"{self.max_seq_len}, not {max_seq_len}. Pad the original batch."
             )
         if not self.zero_padded:
-            self._store_columns(self._padded(target, exclude_states), target)
+            self._store_columns(self._pad_columns(target, exclude_states), target)
         return self
 
-    def _padded(self, target: Layout, exclude_states: bool) -> dict[str, Any]:
-        lengths = self._raw(self.SEQ_LENS)
-        positions = _layout.row_positions(lengths, target)
+    def _pad_columns(self, target: Layout, exclude_states: bool) -> dict[str, Any]:
+        lengths = self._get_raw(self.SEQ_LENS)
+        positions = _layout.get_row_positions(lengths, target)
         total = len(lengths) * (target.max_seq_len or 0)
 
         def pad(leaf: Leaf) -> Any:
-            return spread_rows(leaf, positions, total)
+            return scatter_rows(leaf, positions, total)
 
-        padded = dict(self)
+        result = dict(self)
         for name, column in self.items():
             is_state = name.startswith(_layout.STATE_IN) and exclude_states
             if name != self.SEQ_LENS and not is_state:
-                padded[name] = map_leaves(pad, column)
-        return padded
+                result[name] = map_leaves(pad, column)
+        return result
 
     # -- compression -----------------------------------------------------------------------------
 
@@ -296,15 +296,15 @@ class SampleBatch(ColumnBatch, Extensible):
         Raises:
             BatchError: if a column holds Python objects. Nothing is changed then.
         """
-        self._replace(columns, lambda leaf: pack_leaf(leaf, bulk))
+        self._map_columns(columns, lambda leaf: pack_leaf(leaf, bulk))
 
     def decompress_if_needed(self, columns: Collection[str] = _OBSERVATIONS) -> Self:
         """Undoes `compress` in place and returns the batch; other columns are unchanged."""
-        self._replace(columns, unpack_leaf)
+        self._map_columns(columns, unpack_leaf)
         return self
 
-    def _replace(self, names: Collection[str], function: Callable[[Any], Any]) -> None:
-        old = {name: self._raw(name) for name in names if name in self}
+    def _map_columns(self, names: Collection[str], function: Callable[[Any], Any]) -> None:
+        old = {name: self._get_raw(name) for name in names if name in self}
         new = {name: map_leaves(function, column) for name, column in old.items()}
         if any(new[name] is not column for name, column in old.items()):
             self._store_columns({**self, **new}, self.layout)
@@ -354,7 +354,7 @@ class MultiAgentBatch:
         self.count = int(env_steps)
 
     @staticmethod
-    def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], env_steps: int) -> Batch:
+    def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], env_steps: int) -> AnyBatch:
         """Returns the default policy's batch if it is the only one, otherwise all of them."""
         if list(policy_batches) == [DEFAULT_POLICY_ID]:
             return policy_batches[DEFAULT_POLICY_ID]
@@ -377,7 +377,7 @@ class MultiAgentBatch:
         except (KeyError, TypeError):
             raise UnknownPolicyError(
                 f"No policy {policy_id!r} in this batch; it has {list(self.policy_batches)}."
-                f"{near_matches(str(policy_id), map(str, self.policy_batches))}"
+                f"{suggest_similar_names(str(policy_id), map(str, self.policy_batches))}"
             ) from None
 
     def timeslices(self, k: int) -> list[MultiAgentBatch]:
@@ -395,25 +395,25 @@ class MultiAgentBatch:
         """
         if k < 1:
             raise BatchUsageError(f"`k` must be at least 1 env step, but got {k}.")
-        filled = {pid: batch for pid, batch in self.policy_batches.items() if batch.count}
-        for policy_id, batch in filled.items():
+        non_empty = {pid: batch for pid, batch in self.policy_batches.items() if batch.count}
+        for policy_id, batch in non_empty.items():
             if batch.time_major:
                 raise BatchError(
                     f"Only batch-major batches can be cut by env steps, but that of {policy_id!r} "
                     "is time-major. Cut before transposing."
                 )
-        single = {pid: _without_sequences(batch) for pid, batch in filled.items()}
-        num_steps, steps = _number_env_steps(list(single.values()))
+        unsequenced = {pid: _remove_sequences(batch) for pid, batch in non_empty.items()}
+        num_steps, steps = _number_env_steps(list(unsequenced.values()))
         starts = range(0, num_steps, k)
         pieces: list[dict[str, SampleBatch]] = [{} for _ in starts]
-        for (policy_id, batch), (order, row_steps) in zip(single.items(), steps, strict=True):
-            rows = batch._take(order)
-            if _layout.SEQ_LENS in filled[policy_id]:
+        for (policy_id, batch), (order, row_steps) in zip(unsequenced.items(), steps, strict=True):
+            rows = batch._take_rows(order)
+            if _layout.SEQ_LENS in non_empty[policy_id]:
                 rows[_layout.SEQ_LENS] = np.ones(rows.count, np.int32)
             bounds = np.searchsorted(row_steps, [*starts, num_steps]).tolist()
             for number, (start, stop) in enumerate(pairwise(bounds)):
                 if start < stop:
-                    pieces[number][policy_id] = _with_unroll_id(rows[start:stop], number)
+                    pieces[number][policy_id] = _add_unroll_id(rows[start:stop], number)
         return [
             MultiAgentBatch(piece, min(k, num_steps - start))
             for piece, start in zip(pieces, starts, strict=True)
@@ -463,52 +463,54 @@ def _number_env_steps(
     numbers = numbers.ravel()
     splits = np.split(numbers, np.cumsum([batch.count for batch in batches])[:-1])
     orders = [np.lexsort((agents, part)) for (_, _, agents), part in zip(keys, splits, strict=True)]
-    ordered = [(order, part[order]) for order, part in zip(orders, splits, strict=True)]
-    return int(numbers.max()) + 1, ordered
+    result = [(order, part[order]) for order, part in zip(orders, splits, strict=True)]
+    return int(numbers.max()) + 1, result
 
 
-def _without_sequences(batch: SampleBatch) -> SampleBatch:
+def _remove_sequences(batch: SampleBatch) -> SampleBatch:
     """Returns the rows without padding, each with the recurrent state that acting had there."""
-    lengths = batch._raw(_layout.SEQ_LENS)
+    lengths = batch._get_raw(_layout.SEQ_LENS)
     if lengths is None:
         return batch
-    positions = _layout.row_positions(lengths, batch.layout)
+    positions = _layout.get_row_positions(lengths, batch.layout)
     columns = {
-        name: _memory_of_rows(batch, name, positions)
+        name: _get_states_of_rows(batch, name, positions)
         if per_sequence
         else map_leaves(lambda leaf: take_rows(leaf, positions), column)
-        for name, column, per_sequence in _layout.by_axis(batch)
+        for name, column, per_sequence in _layout.iterate_columns(batch)
         if name != _layout.SEQ_LENS
     }
     training, updates = batch.raw_is_training, batch.num_grad_updates
     return SampleBatch(columns, _is_training=training, _num_grad_updates=updates)
 
 
-def _memory_of_rows(batch: SampleBatch, name: str, positions: np.ndarray) -> np.ndarray:
+def _get_states_of_rows(batch: SampleBatch, name: str, positions: np.ndarray) -> np.ndarray:
     """Returns the states `[rows, ...]` for a column `state_in_<i>` `[num_seqs, ...]`."""
-    lengths = batch._raw(_layout.SEQ_LENS)
-    owners = np.repeat(np.arange(len(lengths)), lengths)
-    memory = take_rows(batch._raw(name), owners)
-    later = np.flatnonzero(np.diff(owners, prepend=-1) == 0)  # not the first of their sequence
-    if len(later):
-        left = name.replace(_layout.STATE_IN, _layout.STATE_OUT)
-        if left not in batch:
+    lengths = batch._get_raw(_layout.SEQ_LENS)
+    sequence_indices = np.repeat(np.arange(len(lengths)), lengths)
+    states = take_rows(batch._get_raw(name), sequence_indices)
+    inner_rows = np.flatnonzero(
+        np.diff(sequence_indices, prepend=-1) == 0
+    )  # not the first of their sequence
+    if len(inner_rows):
+        state_out = name.replace(_layout.STATE_IN, _layout.STATE_OUT)
+        if state_out not in batch:
             raise MissingColumnError(
-                f"The recurrent state of a row within a sequence is {left!r} of the row before, "
+                f"The recurrent state of a row within a sequence is {state_out!r} of the row before, "
                 f"but the batch has {list(batch)}. `timeslices` of each policy's batch keeps "
                 "sequences whole."
             )
-        memory[later] = take_rows(batch._raw(left), positions[later - 1])
-    return memory
+        states[inner_rows] = take_rows(batch._get_raw(state_out), positions[inner_rows - 1])
+    return states
 
 
-def _with_unroll_id(batch: SampleBatch, number: int) -> SampleBatch:
+def _add_unroll_id(batch: SampleBatch, number: int) -> SampleBatch:
     if "unroll_id" not in batch:
         batch.update(unroll_id=np.full(batch.count, number, np.int64))
     return batch
 
 
-def concat_samples(samples: Iterable[Batch]) -> Batch:
+def concat_samples(samples: Iterable[AnyBatch]) -> AnyBatch:
     """Joins batches into one, in their order.
 
     If one of them is a MultiAgentBatch, the result is also one, and SampleBatches are added under
@@ -528,7 +530,7 @@ def concat_samples(samples: Iterable[Batch]) -> Batch:
     return _concat_sample_batches(_require_batches(batches))
 
 
-def concat_samples_into_ma_batch(samples: Iterable[Batch]) -> MultiAgentBatch:
+def concat_samples_into_ma_batch(samples: Iterable[AnyBatch]) -> MultiAgentBatch:
     """Joins batches into one MultiAgentBatch, each policy's rows separately.
 
     Raises:
@@ -537,16 +539,18 @@ def concat_samples_into_ma_batch(samples: Iterable[Batch]) -> MultiAgentBatch:
     by_policy: dict[str, list[SampleBatch]] = {}
     env_steps = 0
     for batch in _require_batches(list(samples)):
-        multi = batch.as_multi_agent()
-        env_steps += multi.env_steps()
-        for policy_id, part in multi.policy_batches.items():
-            if part.count or isinstance(batch, MultiAgentBatch):
-                by_policy.setdefault(policy_id, []).append(part)
-    joined = {policy_id: _concat_sample_batches(parts) for policy_id, parts in by_policy.items()}
+        ma_batch = batch.as_multi_agent()
+        env_steps += ma_batch.env_steps()
+        for policy_id, policy_batch in ma_batch.policy_batches.items():
+            if policy_batch.count or isinstance(batch, MultiAgentBatch):
+                by_policy.setdefault(policy_id, []).append(policy_batch)
+    joined = {
+        policy_id: _concat_sample_batches(batches) for policy_id, batches in by_policy.items()
+    }
     return MultiAgentBatch(joined, env_steps)
 
 
-def convert_ma_batch_to_sample_batch(batch: Batch) -> SampleBatch:
+def convert_ma_batch_to_sample_batch(batch: AnyBatch) -> SampleBatch:
     """Returns the default policy's batch of a MultiAgentBatch that has no other.
 
     Raises:
@@ -574,17 +578,17 @@ def _require_batches(batches: list[Any]) -> list[Any]:
 
 
 def _concat_sample_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
-    filled = [batch for batch in batches if batch.count]
-    if not filled:
+    non_empty = [batch for batch in batches if batch.count]
+    if not non_empty:
         return SampleBatch()
-    first = filled[0]
-    if len(filled) == 1:
-        joined = type(first)(first)
+    first = non_empty[0]
+    if len(non_empty) == 1:
+        result = type(first)(first)
     else:
-        columns, layout = join_columns(filled)
-        joined = type(first)(columns, **layout.as_keywords())
-        joined.set_training(first.raw_is_training)
-    rows = sum(batch.count for batch in filled)
-    updates = sum((batch.num_grad_updates or 0.0) * batch.count for batch in filled)
-    joined.num_grad_updates = updates / rows
-    return joined
+        columns, layout = join_columns(non_empty)
+        result = type(first)(columns, **layout.as_keywords())
+        result.set_training(first.raw_is_training)
+    rows = sum(batch.count for batch in non_empty)
+    updates = sum((batch.num_grad_updates or 0.0) * batch.count for batch in non_empty)
+    result.num_grad_updates = updates / rows
+    return result

@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 
 from tfpolicies.batch.layout import INFOS, SEQ_LENS, STATE_IN, Layout
 from tfpolicies.batch.leaves import (
-    as_leaf,
     count_rows,
+    get_padded_positions,
     iterate_leaves,
     map_leaves,
-    padded_positions,
-    spread_rows,
+    scatter_rows,
     take_rows,
+    to_leaf,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
@@ -83,49 +83,51 @@ def chop_into_sequences(
         raise BatchError(f"`max_seq_len` must be at least 1, but got {max_seq_len}.")
     if padding not in ("zero", "last"):
         raise BatchError(f'`padding` must be "zero" or "last", but got {padding!r}.')
-    features = [map_leaves(as_leaf, column) for column in feature_columns]
-    states = [map_leaves(as_leaf, column) for column in state_columns]
-    of_rows = [*features, *([] if states_already_reduced_to_init else states)]
+    features = [map_leaves(to_leaf, column) for column in feature_columns]
+    states = [map_leaves(to_leaf, column) for column in state_columns]
+    row_columns = [*features, *([] if states_already_reduced_to_init else states)]
     if seq_lens is None:
-        given = (episode_ids, unroll_ids, agent_indices)
-        ids = [np.asarray(column) for column in given if column is not None]
-        lengths = sequence_lengths(ids, _common_rows([*of_rows, *ids]), max_seq_len)
+        id_columns = (episode_ids, unroll_ids, agent_indices)
+        ids = [np.asarray(column) for column in id_columns if column is not None]
+        lengths = compute_sequence_lengths(
+            ids, _count_common_rows([*row_columns, *ids]), max_seq_len
+        )
     else:
         lengths = np.asarray(seq_lens)
-    _require_lengths(lengths, _common_rows(of_rows), max_seq_len)
+    _require_lengths(lengths, _count_common_rows(row_columns), max_seq_len)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     if not states_already_reduced_to_init:
-        states = _take(states, starts)
-    elif states and _common_rows(states) != len(lengths):
+        states = _take_rows_of_columns(states, starts)
+    elif states and _count_common_rows(states) != len(lengths):
         raise BatchError(
             f"Reduced states must have one row per sequence, so {len(lengths)}, but they have "
-            f"{_common_rows(states)}. Pass states_already_reduced_to_init=False for one per row."
+            f"{_count_common_rows(states)}. Pass states_already_reduced_to_init=False for one per row."
         )
     if shuffle:
         order = (rng or np.random.default_rng()).permutation(len(lengths))
         ranges = [np.arange(starts[i], starts[i] + lengths[i]) for i in order]
-        features = _take(features, np.concatenate([np.empty(0, np.int64), *ranges]))
-        states, lengths = _take(states, order), lengths[order]
+        features = _take_rows_of_columns(features, np.concatenate([np.empty(0, np.int64), *ranges]))
+        states, lengths = _take_rows_of_columns(states, order), lengths[order]
     width = int(lengths.max(initial=0)) if dynamic_max else max_seq_len
-    pad = _filled_up(lengths, width, padding)
+    pad = _make_pad_function(lengths, width, padding)
     padded = [map_leaves(pad, column) for column in features]
     return padded, states, lengths.astype(np.int32, copy=False)
 
 
-def _filled_up(lengths: np.ndarray, width: int, padding: str) -> Callable[[Any], Any]:
+def _make_pad_function(lengths: np.ndarray, width: int, padding: str) -> Callable[[Any], Any]:
     if padding == "last":
         steps = np.minimum(np.arange(width), lengths[:, None] - 1)
         rows = (np.cumsum(lengths) - lengths)[:, None] + steps
         return lambda leaf: take_rows(leaf, rows.ravel())
-    positions, total = padded_positions(lengths, width), len(lengths) * width
-    return lambda leaf: spread_rows(leaf, positions, total)
+    positions, total = get_padded_positions(lengths, width), len(lengths) * width
+    return lambda leaf: scatter_rows(leaf, positions, total)
 
 
-def _take(columns: list[Any], indices: np.ndarray) -> list[Any]:
+def _take_rows_of_columns(columns: list[Any], indices: np.ndarray) -> list[Any]:
     return [map_leaves(lambda leaf: take_rows(leaf, indices), column) for column in columns]
 
 
-def _common_rows(columns: Sequence[Any]) -> int:
+def _count_common_rows(columns: Sequence[Any]) -> int:
     counts = sorted({count_rows(leaf) or 0 for leaf in iterate_leaves(tuple(columns))})
     if len(counts) > 1:
         raise BatchError(
@@ -135,7 +137,7 @@ def _common_rows(columns: Sequence[Any]) -> int:
     return counts[0] if counts else 0
 
 
-def sequence_lengths(ids: Sequence[np.ndarray], rows: int, max_seq_len: int) -> np.ndarray:
+def compute_sequence_lengths(ids: Sequence[np.ndarray], rows: int, max_seq_len: int) -> np.ndarray:
     """Returns the lengths of the sequences that rows are cut into, int64 `[num_seqs]`.
 
     Args:
@@ -203,20 +205,20 @@ def pad_batch_to_sequences_of_same_size(
         return
     lengths = dict.get(batch, SEQ_LENS) if has_states else None
     state_keys = [key for key in batch if key.startswith(STATE_IN)]
-    wanted = batch if feature_keys is None else feature_keys
-    keys = [key for key in wanted if key != SEQ_LENS and key not in state_keys]
+    all_keys = batch if feature_keys is None else feature_keys
+    keys = [key for key in all_keys if key != SEQ_LENS and key not in state_keys]
     states = [dict.get(batch, key) for key in state_keys]
     ids: dict[str, Any] = {name: dict.get(batch, key) for name, key in ID_COLUMNS.items()}
-    reduced = lengths is not None and _common_rows(states) == len(lengths)
+    is_reduced = lengths is not None and _count_common_rows(states) == len(lengths)
     features, states, lengths = chop_into_sequences(
-        feature_columns=[_column(batch, key) for key in keys],
+        feature_columns=[_get_column(batch, key) for key in keys],
         state_columns=states,
         max_seq_len=max_seq_len if has_states else batch_divisibility_req,
         **ids,
-        dynamic_max=has_states and not _sees_window(view_requirements),
+        dynamic_max=has_states and not _is_state_window(view_requirements),
         shuffle=shuffle,
         seq_lens=lengths,
-        states_already_reduced_to_init=reduced,
+        states_already_reduced_to_init=is_reduced,
         rng=rng,
     )
     columns = dict(zip([*keys, *state_keys], [*features, *states], strict=True))
@@ -229,7 +231,7 @@ def pad_batch_to_sequences_of_same_size(
     )
 
 
-def _column(batch: SampleBatch, key: str) -> Any:
+def _get_column(batch: SampleBatch, key: str) -> Any:
     """Returns a column; a list of infos becomes an array of objects."""
     column = dict.get(batch, key) if key in batch else batch[key]
     if key == INFOS and isinstance(column, list):
@@ -237,7 +239,7 @@ def _column(batch: SampleBatch, key: str) -> Any:
     return column
 
 
-def _sees_window(view_requirements: Mapping[str, ViewRequirement] | None) -> bool:
+def _is_state_window(view_requirements: Mapping[str, ViewRequirement] | None) -> bool:
     """Whether the model's first state is a window of several steps, as for attention."""
     state = (view_requirements or {}).get(f"{STATE_IN}0")
     return state is not None and len(state.shift_arr) > 1

@@ -13,7 +13,7 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 
 
-def default_view_requirements(
+def make_default_view_requirements(
     observation_space: gymnasium.Space, action_space: gymnasium.Space
 ) -> dict[str, ViewRequirement]:
     """Returns the columns of a policy without a recurrent state, by name.
@@ -22,30 +22,30 @@ def default_view_requirements(
     previous action and reward. Training may read all but `infos`.
     """
 
-    def seen_later(data_col: str | None = None, **arguments: object) -> ViewRequirement:
+    def make_training_view(data_col: str | None = None, **arguments: object) -> ViewRequirement:
         return ViewRequirement(data_col, used_for_compute_actions=False, **arguments)  # type: ignore[arg-type]
 
-    whole = spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (), np.int64)
+    integer = spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (), np.int64)
     flag = spaces.Discrete(2)
-    batch = SampleBatch
+    names = SampleBatch
     return {
-        batch.OBS: ViewRequirement(space=observation_space),
-        batch.NEXT_OBS: seen_later(batch.OBS, space=observation_space, shift=1),
-        batch.ACTIONS: seen_later(space=action_space),
-        batch.PREV_ACTIONS: ViewRequirement(batch.ACTIONS, space=action_space, shift=-1),
-        batch.REWARDS: seen_later(),
-        batch.PREV_REWARDS: ViewRequirement(batch.REWARDS, shift=-1),
-        batch.TERMINATEDS: seen_later(space=flag),
-        batch.TRUNCATEDS: seen_later(space=flag),
-        INFOS: seen_later(used_for_training=False),
-        batch.EPS_ID: ViewRequirement(space=whole),
-        batch.UNROLL_ID: ViewRequirement(space=whole),
-        batch.AGENT_INDEX: ViewRequirement(space=whole),
-        batch.T: ViewRequirement(space=whole),
+        names.OBS: ViewRequirement(space=observation_space),
+        names.NEXT_OBS: make_training_view(names.OBS, space=observation_space, shift=1),
+        names.ACTIONS: make_training_view(space=action_space),
+        names.PREV_ACTIONS: ViewRequirement(names.ACTIONS, space=action_space, shift=-1),
+        names.REWARDS: make_training_view(),
+        names.PREV_REWARDS: ViewRequirement(names.REWARDS, shift=-1),
+        names.TERMINATEDS: make_training_view(space=flag),
+        names.TRUNCATEDS: make_training_view(space=flag),
+        INFOS: make_training_view(used_for_training=False),
+        names.EPS_ID: ViewRequirement(space=integer),
+        names.UNROLL_ID: ViewRequirement(space=integer),
+        names.AGENT_INDEX: ViewRequirement(space=integer),
+        names.T: ViewRequirement(space=integer),
     }
 
 
-def with_memory(
+def add_state_views(
     requirements: Mapping[str, ViewRequirement],
     initial_state: Sequence[np.ndarray],
     *,
@@ -57,18 +57,20 @@ def with_memory(
     Those that `requirements` already has are kept.
 
     Args:
-        requirements: for example those of `default_view_requirements`.
+        requirements: for example those of `make_default_view_requirements`.
         initial_state: one array per state tensor, without a batch axis, as
             `policy.get_initial_state()` returns it; for its shape and dtype.
         max_seq_len: the rows of a sequence: training reads one `state_in_i` for each.
         shift: the earlier `state_out_i` that is `state_in_i`: -1 for a recurrent model, a range
             such as `"-50:-1"` for attention over the last 50.
     """
-    added = {}
+    state_views = {}
     for i, state in enumerate(map(np.asarray, initial_state)):
         space = spaces.Box(-np.inf, np.inf, state.shape, state.dtype.type)
-        added[f"{STATE_IN}{i}"] = ViewRequirement(
+        state_views[f"{STATE_IN}{i}"] = ViewRequirement(
             f"{STATE_OUT}{i}", space=space, shift=shift, batch_repeat_value=max_seq_len
         )
-        added[f"{STATE_OUT}{i}"] = ViewRequirement(space=space, used_for_compute_actions=False)
-    return {**requirements, **{k: v for k, v in added.items() if k not in requirements}}
+        state_views[f"{STATE_OUT}{i}"] = ViewRequirement(
+            space=space, used_for_compute_actions=False
+        )
+    return {**requirements, **{k: v for k, v in state_views.items() if k not in requirements}}

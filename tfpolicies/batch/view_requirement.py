@@ -11,13 +11,13 @@ import gymnasium
 import numpy as np
 
 from tfpolicies.errors import BatchError, BatchUsageError, SpaceError
-from tfpolicies.extensions import Extensible, ExtensibleType
+from tfpolicies.extensions import Extensible, ExtensibleMeta
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(\d+))?")
 
 
 @dataclass(frozen=True)
-class ViewRequirement(Extensible, metaclass=ExtensibleType):
+class ViewRequirement(Extensible, metaclass=ExtensibleMeta):
     """One column that a model or a loss reads, and the collected column it comes from.
 
     Change one with `dataclasses.replace(requirement, used_for_training=False)`.
@@ -66,17 +66,17 @@ class ViewRequirement(Extensible, metaclass=ExtensibleType):
                 "as `gymnasium.spaces.Box(low, high, shape)`."
             )
         if not (self.data_col is None or (isinstance(self.data_col, str) and self.data_col)):
-            _refuse("data_col", "the name of a column or None", self.data_col)
-        if not (self.index is None or _is_whole(self.index)):
-            _refuse("index", "an integer or None", self.index)
-        if not _is_whole(self.batch_repeat_value) or self.batch_repeat_value < 1:
-            _refuse("batch_repeat_value", "an integer >= 1", self.batch_repeat_value)
+            _raise_invalid("data_col", "the name of a column or None", self.data_col)
+        if not (self.index is None or _is_integer(self.index)):
+            _raise_invalid("index", "an integer or None", self.index)
+        if not _is_integer(self.batch_repeat_value) or self.batch_repeat_value < 1:
+            _raise_invalid("batch_repeat_value", "an integer >= 1", self.batch_repeat_value)
         object.__setattr__(self, "asks_to_act", self.used_for_compute_actions is True)
         if self.used_for_compute_actions is None:
             object.__setattr__(self, "used_for_compute_actions", True)
         for name in ("used_for_compute_actions", "used_for_training"):
             if not isinstance(getattr(self, name), bool):
-                _refuse(name, "True or False", getattr(self, name))
+                _raise_invalid(name, "True or False", getattr(self, name))
         if isinstance(self.shift, list | np.ndarray):
             object.__setattr__(self, "shift", tuple(np.asarray(self.shift).tolist()))
         object.__setattr__(self, "shift_arr", _parse_shift(self.shift))
@@ -98,22 +98,24 @@ class ViewRequirement(Extensible, metaclass=ExtensibleType):
 
 
 def _parse_shift(shift: object) -> np.ndarray:
-    if _is_whole(shift):
+    if _is_integer(shift):
         return np.array([shift], dtype=np.int64)
-    if isinstance(shift, tuple) and shift and all(map(_is_whole, shift)):
+    if isinstance(shift, tuple) and shift and all(map(_is_integer, shift)):
         return np.array(shift, dtype=np.int64)
     match = _RANGE.fullmatch(shift) if isinstance(shift, str) else None
     if match is None:
-        _refuse("shift", 'an integer, several integers, or a range "a:b" or "a:b:step"', shift)
+        _raise_invalid(
+            "shift", 'an integer, several integers, or a range "a:b" or "a:b:step"', shift
+        )
     start, stop, step = int(match[1]), int(match[2]), int(match[3] or 1)
     if start > stop or step < 1:
-        _refuse("shift", "a range that ascends with a step >= 1", shift)
+        _raise_invalid("shift", "a range that ascends with a step >= 1", shift)
     return np.arange(start, stop + 1, step, dtype=np.int64)
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _refuse(name: str, rule: str, value: object) -> NoReturn:
+def _raise_invalid(name: str, rule: str, value: object) -> NoReturn:
     raise BatchUsageError(f"`{name}` of a ViewRequirement must be {rule}, but got {value!r}.")

@@ -10,7 +10,7 @@ import atexit
 import os
 import sys
 
-from tfpolicies.system.signals import SignalEnd, Signals, say
+from tfpolicies.system.signals import ShutdownHandler, SignalInterrupt, print_to_stderr
 from tfpolicies.system.standard_files import open_standard_files
 
 TYPE_CHECKING = False  # as in `typing`
@@ -26,56 +26,58 @@ def main(argv: Sequence[str] | None = None) -> int:
             up as the main program and exits with the status.
     """
     if argv is not None:
-        with Signals() as signals:
+        with ShutdownHandler() as signals:
             return _run([*argv], signals)
     open_standard_files()
-    with Signals() as signals:
+    with ShutdownHandler() as signals:
         from tfpolicies.cli.ends import flush_output
 
         _prepare_process()
         status = flush_output(_run(sys.argv[1:], signals))
-        signals.leave_with(status)
+        signals.exit_at_next_signal(status)
         if signals.requested is not None:
             atexit._run_exitfuncs()
             os._exit(status)  # waiting for TensorFlow and running threads takes too long
     return status
 
 
-def _run(words: list[str], signals: Signals) -> int:
+def _run(argv: list[str], signals: ShutdownHandler) -> int:
     try:
         from tfpolicies.cli.arguments import parse
 
         try:
-            args = parse(words)
-        except SystemExit as ended:  # raised by argparse for --help and --version
-            return int(ended.code or 0)
+            args = parse(argv)
+        except SystemExit as exit_error:  # raised by argparse for --help and --version
+            return int(exit_error.code or 0)
         if args.command is None:
             print(args.help)
             return 0
-        from tfpolicies.system.distributions import require_one_version
+        from tfpolicies.system.distributions import check_same_version
 
-        require_one_version()
+        check_same_version()
         return int(args.run(args))
     except BaseException as error:
-        signals.caught()
-        return _ended(error if signals.requested is None else SignalEnd(signals.requested), words)
+        signals.acknowledge()
+        return _report_error(
+            error if signals.requested is None else SignalInterrupt(signals.requested), argv
+        )
 
 
-def _ended(error: BaseException, words: list[str]) -> int:
+def _report_error(error: BaseException, argv: list[str]) -> int:
     """Reports the error of a command that had nothing to save; returns the exit status."""
     import traceback
 
-    from tfpolicies.cli.ends import BROKE, described, status_of
+    from tfpolicies.cli.ends import FAILED, describe_error, get_exit_status
 
-    status = status_of(error, begun=False)
-    if "--debug" in words:
+    status = get_exit_status(error, work_started=False)
+    if "--debug" in argv:
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
-        say(f"{described(error).capitalize()}.")
+        print_to_stderr(f"{describe_error(error).capitalize()}.")
     else:
-        hint = " --debug shows the traceback." if status == BROKE else ""
-        what = described(error)
-        say(f"tfpolicies: error: {what}{'' if what.endswith('?') else '.'}{hint}")
+        hint = " --debug shows the traceback." if status == FAILED else ""
+        message = describe_error(error)
+        print_to_stderr(f"tfpolicies: error: {message}{'' if message.endswith('?') else '.'}{hint}")
     return status
 
 

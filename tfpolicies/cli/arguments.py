@@ -21,22 +21,22 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tfpolicies._version import __version__
-from tfpolicies.algorithms.registry import algorithm_names
-from tfpolicies.cli.settings import RUN, WHAT, WORDS, algorithm_word, flag
+from tfpolicies.algorithms.registry import get_algorithm_names
+from tfpolicies.cli.settings import MODEL_GROUP, OPTIONS, RUN_GROUP, get_flag, parse_algorithm
 from tfpolicies.cli.values import (
-    above_zero,
     column_names,
-    count,
+    describe_invalid_choice,
     json_object,
-    not_among,
-    opset,
-    port,
-    positive,
+    non_negative_int,
+    onnx_opset,
+    port_number,
+    positive_float,
+    positive_int,
 )
-from tfpolicies.errors import ConfigError, UsageError, near_matches
-from tfpolicies.registers import import_installed, installed, told
-from tfpolicies.system.distributions import import_needed
-from tfpolicies.ways import OPSETS
+from tfpolicies.errors import ConfigError, UsageError, suggest_similar_names
+from tfpolicies.registers import describe_entry_point, get_entry_points, load_entry_point
+from tfpolicies.system.distributions import import_or_explain
+from tfpolicies.ways import ONNX_OPSETS
 
 COMMANDS = "tfpolicies.commands"
 """The group of entry points."""
@@ -44,7 +44,7 @@ COMMANDS = "tfpolicies.commands"
 RUNS = "runs"  # the folder of all runs, unless another one is named
 
 _Number = Callable[[str], float]
-_DEBUG: Any = {"action": "store_true", "help": "show the traceback of an error"}
+_DEBUG_KWARGS: Any = {"action": "store_true", "help": "show the traceback of an error"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,17 +57,22 @@ class _Parser(argparse.ArgumentParser):
         choices = action.choices or ()
         if choices and value not in choices:
             name = action.metavar or "/".join(action.option_strings) or action.dest
-            raise UsageError(f"{name}: {not_among(value, list(choices))}")
+            raise UsageError(f"{name}: {describe_invalid_choice(value, list(choices))}")
 
     def options(self) -> list[str]:
         return list(self._option_string_actions)
 
-    def add_word(self, name: str, metavar: str | None, help: str, **settings: Any) -> None:
+    def add_value(self, name: str, metavar: str | None, help: str, **settings: Any) -> None:
         """Adds an argument or option with a text value, which `type` may convert."""
         self.add_argument(name, metavar=metavar, help=help, **settings)
 
     def add_number(
-        self, name: str, default: float | None, help: str, kind: _Number = positive, **settings: Any
+        self,
+        name: str,
+        default: float | None,
+        help: str,
+        kind: _Number = positive_int,
+        **settings: Any,
     ) -> None:
         """Adds an option with a number, parsed by a function of `cli/values.py`."""
         self.add_argument(name, type=kind, default=default, help=help, **settings)
@@ -91,21 +96,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     Raises:
         UsageError: for unknown arguments; the message names similar ones.
     """
-    parser, commands = _parsers(next((word for word in argv or () if word[:1] != "-"), ""))
+    parser, commands = _make_parsers(next((word for word in argv or () if word[:1] != "-"), ""))
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:
         return argparse.Namespace(command=None, debug=args.debug, help=parser.format_help())
     if unknown:
-        used = commands[args.command]
+        command_parser = commands[args.command]
         word = unknown[0].partition("=")[0]
-        hint = near_matches(word, used.options()) if word.startswith("-") else ""
+        hint = suggest_similar_names(word, command_parser.options()) if word.startswith("-") else ""
         raise UsageError(
-            f"{used.prog} does not take {unknown[0]!r}.{hint} See `{used.prog} --help`."
+            f"{command_parser.prog} does not take {unknown[0]!r}.{hint} See `{command_parser.prog} --help`."
         )
     return args
 
 
-def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
+def _make_parsers(used_command: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="tfpolicies",
         description="Train, evaluate, export and play reinforcement-learning policies.",
@@ -114,21 +119,21 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"tfpolicies {__version__}")
-    parser.add_argument("--debug", **_DEBUG)
+    parser.add_argument("--debug", **_DEBUG_KWARGS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    made = {}
-    for name, (summary, add_arguments, module) in _commands(used).items():
-        made[name] = commands.add_parser(
+    parsers = {}
+    for name, (summary, add_arguments, module) in _get_commands(used_command).items():
+        parsers[name] = commands.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
             argument_default=argparse.SUPPRESS if name == "train" else None,
             allow_abbrev=False,
         )
-        made[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG)
-        made[name].set_defaults(run=partial(_run_own, module))
-        add_arguments(made[name])
-    return parser, made
+        parsers[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG_KWARGS)
+        parsers[name].set_defaults(run=partial(_run_command, module))
+        add_arguments(parsers[name])
+    return parser, parsers
 
 
 _EVALUATE = "play episodes with a trained policy"
@@ -136,33 +141,46 @@ _PLAY_EXPORTED = "play episodes with an exported ONNX file, without TensorFlow"
 _PREDICT = "add an exported policy's actions to the rows of a Parquet file"
 
 
-def _commands(used: str) -> dict[str, _Command]:
+def _get_commands(used_command: str) -> dict[str, _Command]:
     """Returns all commands; of other packages, only the requested one is imported."""
-    own = {
-        "train": _Command("train a policy on an environment", _train, "training"),
-        "evaluate": _Command(_EVALUATE, partial(_add_playing, episodes=100), "commands"),
-        "record": _Command("make a video of a trained policy", _record, "recording"),
-        "watch": _Command("watch a trained policy play in a window", _add_looking, "recording"),
-        "export": _Command("write a policy as SavedModel, ONNX or LiteRT", _export, "commands"),
-        "play-exported": _Command(_PLAY_EXPORTED, _play_exported, "commands"),
-        "serve": _Command("serve exported policies over HTTP and gRPC", _serve, "serve"),
-        "predict": _Command(_PREDICT, _predict, "predict"),
-        "tuned": _Command("list tuned settings and their sources", _tuned, "commands"),
+    builtin_commands = {
+        "train": _Command("train a policy on an environment", _add_train_arguments, "training"),
+        "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
+        "record": _Command("make a video of a trained policy", _add_record_arguments, "recording"),
+        "watch": _Command(
+            "watch a trained policy play in a window", _add_display_arguments, "recording"
+        ),
+        "export": _Command(
+            "write a policy as SavedModel, ONNX or LiteRT", _add_export_arguments, "commands"
+        ),
+        "play-exported": _Command(_PLAY_EXPORTED, _add_play_exported_arguments, "commands"),
+        "serve": _Command(
+            "serve exported policies over HTTP and gRPC", _add_serve_arguments, "serve"
+        ),
+        "predict": _Command(_PREDICT, _add_predict_arguments, "predict"),
+        "tuned": _Command(
+            "list tuned settings and their sources", _add_tuned_arguments, "commands"
+        ),
     }
-    if used in own:
-        return own
-    others = {name: _installed(found, used) for name, found in installed(COMMANDS).items()}
-    return own | others | own
+    if used_command in builtin_commands:
+        return builtin_commands
+    other_commands = {
+        name: _load_installed_command(entry_point, used_command)
+        for name, entry_point in get_entry_points(COMMANDS).items()
+    }
+    return builtin_commands | other_commands | builtin_commands
 
 
-def _installed(entry_point: EntryPoint, used: str) -> _Command:
-    if entry_point.name != used and not entry_point.value.startswith("tfpolicies."):
+def _load_installed_command(entry_point: EntryPoint, used_command: str) -> _Command:
+    if entry_point.name != used_command and not entry_point.value.startswith("tfpolicies."):
         package = entry_point.dist.name if entry_point.dist else "a package"
         return _Command(f"a command of {package}", lambda parser: None, "")
-    module = import_installed("command", entry_point)
-    lacking = [name for name in ("SUMMARY", "add_arguments", "run") if not hasattr(module, name)]
-    if lacking:
-        raise ConfigError(f"{told('command', entry_point)} lacks {', '.join(lacking)}.")
+    module = load_entry_point("command", entry_point)
+    missing = [name for name in ("SUMMARY", "add_arguments", "run") if not hasattr(module, name)]
+    if missing:
+        raise ConfigError(
+            f"{describe_entry_point('command', entry_point)} lacks {', '.join(missing)}."
+        )
 
     def add_arguments(parser: _Parser) -> None:
         module.add_arguments(parser)
@@ -171,28 +189,34 @@ def _installed(entry_point: EntryPoint, used: str) -> _Command:
     return _Command(module.SUMMARY, add_arguments, "")
 
 
-def _run_own(module: str, args: argparse.Namespace) -> int:
+def _run_command(module: str, args: argparse.Namespace) -> int:
     """Runs a command of this package; returns its exit status.
 
     Raises:
         MissingPackageError: if it needs a package that is not installed.
     """
-    run = import_needed(f"`tfpolicies {args.command}`", f"{__package__}.{module}")
-    return int(getattr(run, args.command.replace("-", "_"))(args))
+    command_module = import_or_explain(f"`tfpolicies {args.command}`", f"{__package__}.{module}")
+    return int(getattr(command_module, args.command.replace("-", "_"))(args))
 
 
-def _train(parser: _Parser) -> None:
-    groups = {word.group: parser.add_argument_group(word.group) for word in WORDS.values()}
-    env = "registered name, or module:Class"
-    groups[WHAT].add_argument("env", nargs="?", metavar="ENV", help=env)
-    for name, word in WORDS.items():
-        groups[word.group].add_argument(flag(name), help=word.help, **word.argument())
-    groups[WHAT].add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
-    runs = f"folder of all runs (default {RUNS})"
-    groups[RUN].add_argument("--run-dir", metavar="DIR", help=runs)
-    groups[RUN].add_argument("--resume", nargs="?", metavar="RUN", help=_RESUME_HELP)
-    work = "with --resume: factor on the computation limit of a stored Keras model (default 1)"
-    groups[RUN].add_argument("--model-work-limit", type=float, metavar="TIMES", help=work)
+def _add_train_arguments(parser: _Parser) -> None:
+    groups = {word.group: parser.add_argument_group(word.group) for word in OPTIONS.values()}
+    env_help = "registered name, or module:Class"
+    groups[MODEL_GROUP].add_argument("env", nargs="?", metavar="ENV", help=env_help)
+    for name, word in OPTIONS.items():
+        groups[word.group].add_argument(
+            get_flag(name), help=word.help, **word.make_argparse_kwargs()
+        )
+    groups[MODEL_GROUP].add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
+    run_dir_help = f"folder of all runs (default {RUNS})"
+    groups[RUN_GROUP].add_argument("--run-dir", metavar="DIR", help=run_dir_help)
+    groups[RUN_GROUP].add_argument("--resume", nargs="?", metavar="RUN", help=_RESUME_HELP)
+    limit_help = (
+        "with --resume: factor on the computation limit of a stored Keras model (default 1)"
+    )
+    groups[RUN_GROUP].add_argument(
+        "--model-work-limit", type=float, metavar="TIMES", help=limit_help
+    )
 
 
 _CONFIG_HELP = (
@@ -205,64 +229,66 @@ _RESUME_HELP = (
 )
 
 
-def _record(parser: _Parser) -> None:
-    _add_looking(parser)
+def _add_record_arguments(parser: _Parser) -> None:
+    _add_display_arguments(parser)
     to = "a file that ends in .mp4 or .gif, or a folder (default: the run's folder videos)"
-    parser.add_word("--to", "FILE_OR_DIR", to)
+    parser.add_value("--to", "FILE_OR_DIR", to)
     parser.add_switch("--gif", "also write a GIF")
     fps = "steps per second (default: render_fps of the environment, or 30)"
-    parser.add_number("--fps", None, fps, above_zero)
+    parser.add_number("--fps", None, fps, positive_float)
 
 
-def _add_looking(parser: _Parser) -> None:
-    _add_playing(parser, episodes=3)
+def _add_display_arguments(parser: _Parser) -> None:
+    _add_play_arguments(parser, episodes=3)
     steps = "truncate an episode after this many steps (default 10,000)"
     parser.add_number("--max-steps", 10_000, steps)
 
 
-def _export(parser: _Parser) -> None:
-    _add_source(parser)
-    parser.add_word("--to", "DIR", "folder to write into", required=True)
-    parser.add_word("--policy", "ID", "which policy, if the run has several")
-    onnx = f"write only ONNX; opset from {OPSETS[0]} to {OPSETS[-1]}"
-    parser.add_word("--onnx", "OPSET", onnx, nargs="?", type=opset, const=True)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--saved-model", action="store_true", help="write only a SavedModel")
+def _add_export_arguments(parser: _Parser) -> None:
+    _add_source_arguments(parser)
+    parser.add_value("--to", "DIR", "folder to write into", required=True)
+    parser.add_value("--policy", "ID", "which policy, if the run has several")
+    onnx = f"write only ONNX; opset from {ONNX_OPSETS[0]} to {ONNX_OPSETS[-1]}"
+    parser.add_value("--onnx", "OPSET", onnx, nargs="?", type=onnx_opset, const=True)
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--saved-model", action="store_true", help="write only a SavedModel")
     layouts = ("tf-serving", "triton", "mlserver", "kserve", "kubernetes")
     layout = "write the files of this engine into DIR; kubernetes: for `tfpolicies serve`"
-    form.add_argument("--layout", choices=layouts, help=layout)
+    formats.add_argument("--layout", choices=layouts, help=layout)
     litert = "write only LiteRT, optionally with weights rounded to this type"
-    form.add_argument("--litert", nargs="?", choices=("float16", "int8"), const=True, help=litert)
+    formats.add_argument(
+        "--litert", nargs="?", choices=("float16", "int8"), const=True, help=litert
+    )
     web = "write ONNX with a page that runs it in a browser"
-    form.add_argument("--web", action="store_true", help=web)
+    formats.add_argument("--web", action="store_true", help=web)
     ort_web = "copy the runtime from this dist folder of onnxruntime-web (default: use a CDN)"
-    parser.add_word("--ort-web", "FOLDER", ort_web)
+    parser.add_value("--ort-web", "FOLDER", ort_web)
 
 
-def _play_exported(parser: _Parser) -> None:
-    parser.add_word("exported", "DIR_OR_FILE", "an ONNX file, or its folder")
-    parser.add_word("--env", "NAME", "environment to play in", required=True)
-    parser.add_word("--env-config", "JSON", "settings of the environment", type=json_object)
+def _add_play_exported_arguments(parser: _Parser) -> None:
+    parser.add_value("exported", "DIR_OR_FILE", "an ONNX file, or its folder")
+    parser.add_value("--env", "NAME", "environment to play in", required=True)
+    parser.add_value("--env-config", "JSON", "settings of the environment", type=json_object)
     parser.add_number("--episodes", 100, "number of episodes (default 100)")
-    parser.add_number("--seed", 0, "seed of the episodes (default 0)", count)
-    _add_device(parser)
+    parser.add_number("--seed", 0, "seed of the episodes (default 0)", non_negative_int)
+    _add_device_argument(parser)
 
 
-def _add_runtime(parser: _Parser) -> None:
+def _add_runtime_arguments(parser: _Parser) -> None:
     parser.add_number("--threads", 1, "threads of one ONNX Runtime call (default 1)")
-    _add_device(parser)
+    _add_device_argument(parser)
 
 
-def _add_device(parser: _Parser) -> None:
+def _add_device_argument(parser: _Parser) -> None:
     where = "device of ONNX Runtime; auto: a GPU if there is a usable one (default cpu)"
-    parser.add_word("--device", None, where, choices=("cpu", "cuda", "auto"), default="cpu")
+    parser.add_value("--device", None, where, choices=("cpu", "cuda", "auto"), default="cpu")
 
 
-def _serve(parser: _Parser) -> None:
-    parser.add_word("sources", "EXPORT_OR_RUN", _SOURCES_HELP, nargs="+")
-    parser.add_word("--host", None, "address (default 127.0.0.1)", default="127.0.0.1")
-    parser.add_number("--port", 8000, "HTTP port (default 8000); 0: any free one", port)
-    parser.add_number("--grpc-port", 8001, "gRPC port (default 8001); 0: any free one", port)
+def _add_serve_arguments(parser: _Parser) -> None:
+    parser.add_value("sources", "EXPORT_OR_RUN", _SOURCES_HELP, nargs="+")
+    parser.add_value("--host", None, "address (default 127.0.0.1)", default="127.0.0.1")
+    parser.add_number("--port", 8000, "HTTP port (default 8000); 0: any free one", port_number)
+    parser.add_number("--grpc-port", 8001, "gRPC port (default 8001); 0: any free one", port_number)
     pin = "serve this version even if there are newer ones (default: the highest number)"
     parser.add_repeatable("--pin", "[NAME=]VERSION", pin)
     parser.add_number("--max-batch", 256, "rows per batch (default 256)", metavar="ROWS")
@@ -274,18 +300,18 @@ def _serve(parser: _Parser) -> None:
     parser.add_number("--max-body", 8_000_000, body, metavar="BYTES")
     seconds = "time limit of a model for a batch, or for its trial run on loading (default 20)"
     parser.add_number("--max-seconds", 20, seconds, metavar="SECONDS")
-    _add_runtime(parser)
+    _add_runtime_arguments(parser)
     drain = "keep answering after SIGTERM, but report that the server is not ready (default 5)"
-    parser.add_number("--drain-seconds", 5, drain, count, metavar="SECONDS")
+    parser.add_number("--drain-seconds", 5, drain, non_negative_int, metavar="SECONDS")
     parser.add_switch("--control", "let requests load and unload models")
     token = "file with a token that each request must have (Authorization: Bearer TOKEN)"
-    parser.add_word("--token-file", "FILE", token, type=Path)
+    parser.add_value("--token-file", "FILE", token, type=Path)
     parser.add_switch("--access-log", "print a line for each request (default: off)")
-    lines = "format of the lines on standard output (default text)"
-    parser.add_word("--log-format", None, lines, choices=("text", "json"), default="text")
+    log_format = "format of the lines on standard output (default text)"
+    parser.add_value("--log-format", None, log_format, choices=("text", "json"), default="text")
     certificate = "the server's certificate in PEM, for HTTPS and for gRPC with TLS"
-    parser.add_word("--tls-cert", "FILE", certificate, type=Path)
-    parser.add_word("--tls-key", "FILE", "the private key of --tls-cert in PEM", type=Path)
+    parser.add_value("--tls-cert", "FILE", certificate, type=Path)
+    parser.add_value("--tls-key", "FILE", "the private key of --tls-cert in PEM", type=Path)
     parser.add_repeatable("--allowed-host", "NAME", _ALLOWED_HOST_HELP)
     origin = "allow web pages of this origin, such as https://example.com, to use the server"
     parser.add_repeatable("--allowed-origin", "ORIGIN", origin)
@@ -308,46 +334,46 @@ Needs pyarrow: pip install 'tfpolicies[data]'. Use only Parquet files that you t
 """
 
 
-def _predict(parser: _Parser) -> None:
+def _add_predict_arguments(parser: _Parser) -> None:
     parser.epilog = _PREDICT_EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_word("exported", "EXPORT", "an ONNX file, or its folder")
-    parser.add_word("data", "FILE", "a Parquet file with observations")
-    parser.add_word("--to", "FILE", "the Parquet file to write (default: FILE.actions.parquet)")
+    parser.add_value("exported", "EXPORT", "an ONNX file, or its folder")
+    parser.add_value("data", "FILE", "a Parquet file with observations")
+    parser.add_value("--to", "FILE", "the Parquet file to write (default: FILE.actions.parquet)")
     columns = "input columns: one for each input, or one for each number of a single input"
-    parser.add_word("--columns", "A,B,...", columns, type=column_names)
+    parser.add_value("--columns", "A,B,...", columns, type=column_names)
     keep = "columns of FILE to copy to the output (default: all; '': none)"
-    parser.add_word("--keep", "A,B,...", keep, type=column_names)
+    parser.add_value("--keep", "A,B,...", keep, type=column_names)
     parser.add_switch("--explore", "sample actions; default: greedy")
-    parser.add_number("--seed", 0, "seed of --explore (default 0)", count)
+    parser.add_number("--seed", 0, "seed of --explore (default 0)", non_negative_int)
     parser.add_number("--batch", None, "rows per batch (default: 16 MB of rows)", metavar="ROWS")
-    _add_runtime(parser)
+    _add_runtime_arguments(parser)
 
 
-def _tuned(parser: _Parser) -> None:
-    names, only = algorithm_names(), "only of this algorithm"
-    parser.add_word("--algo", None, only, type=algorithm_word, choices=names)
-    parser.add_word("--env", "PART", "only environments whose name contains PART", default="")
+def _add_tuned_arguments(parser: _Parser) -> None:
+    names, algo_help = get_algorithm_names(), "only of this algorithm"
+    parser.add_value("--algo", None, algo_help, type=parse_algorithm, choices=names)
+    parser.add_value("--env", "PART", "only environments whose name contains PART", default="")
 
 
-def _add_playing(parser: _Parser, episodes: int) -> None:
-    _add_source(parser)
+def _add_play_arguments(parser: _Parser, episodes: int) -> None:
+    _add_source_arguments(parser)
     parser.add_number("--episodes", episodes, f"number of episodes (default {episodes})")
     parser.add_switch("--explore", "sample actions; default: greedy")
-    parser.add_word("--env", "NAME", "environment, if not that of training")
+    parser.add_value("--env", "NAME", "environment, if not that of training")
     mapping = "maps agents to policies, as in training; for a run with several policies"
-    parser.add_word("--policy-mapping", "MODULE:FUNCTION", mapping)
+    parser.add_value("--policy-mapping", "MODULE:FUNCTION", mapping)
     spaces = "accept other dtypes or action bounds of the environment; actions keep the policy's"
     parser.add_switch("--allow-other-spaces", spaces)
-    parser.add_number("--seed", 0, "seed of the episodes (default 0)", count)
+    parser.add_number("--seed", 0, "seed of the episodes (default 0)", non_negative_int)
 
 
-def _add_source(parser: _Parser) -> None:
+def _add_source_arguments(parser: _Parser) -> None:
     source = "a run folder, a folder of runs (the newest is used), or a checkpoint"
-    parser.add_word("source", "RUN_OR_CHECKPOINT", source)
+    parser.add_value("source", "RUN_OR_CHECKPOINT", source)
     parser.add_switch("--best", "use the best checkpoint of a run")
     model = "the model of the training, if Keras cannot rebuild it from the checkpoint"
-    parser.add_word("--model", "MODULE:FACTORY", model)
-    parser.add_word("--algo", "MODULE:CLASS", "the algorithm of the training, if it is custom")
-    work = "factor on the computation limit of a stored Keras model (default 1)"
-    parser.add_number("--model-work-limit", 1.0, work, float, metavar="TIMES")
+    parser.add_value("--model", "MODULE:FACTORY", model)
+    parser.add_value("--algo", "MODULE:CLASS", "the algorithm of the training, if it is custom")
+    limit_help = "factor on the computation limit of a stored Keras model (default 1)"
+    parser.add_number("--model-work-limit", 1.0, limit_help, float, metavar="TIMES")

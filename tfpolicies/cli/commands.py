@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfpolicies.algorithms.registry import find_algorithm, registered_names
-from tfpolicies.algorithms.tuned import tuned_entries
+from tfpolicies.algorithms.registry import find_algorithm, get_registered_names
+from tfpolicies.algorithms.tuned import get_tuned_entries
 from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.recording import scene_of, title_of
-from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
+from tfpolicies.cli.recording import make_title, open_recording_source
+from tfpolicies.cli.serving import describe_loaded_packages, find_export, play_in_subprocess
 from tfpolicies.cli.sources import export_policy, find_checkpoint, load_policy, print_files
-from tfpolicies.envs.making import EnvContext, check_source, make_environments
+from tfpolicies.envs.making import EnvContext, check_env_name, make_environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.export.web import WebPage
-from tfpolicies.reporting.console import CommandConsole, summary_table
-from tfpolicies.system.paths import resolve_path, shown
+from tfpolicies.reporting.console import CommandConsole, make_summary_table
+from tfpolicies.system.paths import resolve_path, shorten_path
 
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.recording import Scene
+    from tfpolicies.algorithms.recording import PlaySetup
     from tfpolicies.rollout.episode import RolloutMetrics
 
 _EVALUATION_ENVS = 16
@@ -30,19 +30,19 @@ def evaluate(args: argparse.Namespace) -> int:
     """Plays whole episodes with a trained policy and prints their returns."""
     console = CommandConsole()
     if args.env is not None:
-        check_source(args.env)
+        check_env_name(args.env)
     checkpoint = find_checkpoint(args.source, best=args.best)
-    with scene_of(args, checkpoint, console) as scene:
+    with open_recording_source(args, checkpoint, console) as source:
         from tfpolicies.algorithms import recording
         from tfpolicies.rollout.metrics import summarize_episodes
 
-        if scene.is_of_policy:
-            played = _played_by_one(scene, args.episodes, args.seed)
+        if source.is_single_policy:
+            episodes = _play_with_policy(source, args.episodes, args.seed)
         else:
-            played = recording.play(scene, args.episodes, args.seed)
-    summary = summarize_episodes(played)
+            episodes = recording.play_episodes(source, args.episodes, args.seed)
+    summary = summarize_episodes(episodes)
     figures = {
-        "episodes": len(played),
+        "episodes": len(episodes),
         "mean return": summary["episode_reward_mean"],
         "standard deviation": float(np.std(summary["hist_stats"]["episode_reward"])),
         "lowest": summary["episode_reward_min"],
@@ -50,31 +50,33 @@ def evaluate(args: argparse.Namespace) -> int:
         "mean length": summary["episode_len_mean"],
         **{f"mean of {pid}": mean for pid, mean in summary["policy_reward_mean"].items()},
     }
-    console.print(summary_table(title_of(scene), figures))
+    console.print(make_summary_table(make_title(source), figures))
     return DONE
 
 
-def _played_by_one(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
+def _play_with_policy(source: PlaySetup, episodes: int, seed: int) -> list[RolloutMetrics]:
     """Plays episodes with a single policy."""
-    from tfpolicies.rollout.connected import connected
+    from tfpolicies.rollout.connected import wrap_connectors
     from tfpolicies.rollout.evaluation import play_episodes
     from tfpolicies.rollout.fitting_spaces import require_trained_spaces
-    from tfpolicies.rollout.sampler import Goal
+    from tfpolicies.rollout.sampler import EvaluationDuration
 
-    policy = scene.player
-    own = scene.env == policy.config["env"]
-    context = EnvContext(policy.config["env_config"] if own else {})
-    envs = make_environments(scene.env, min(episodes, _EVALUATION_ENVS), context)
+    policy = source.player
+    is_training_env = source.env == policy.config["env"]
+    context = EnvContext(policy.config["env_config"] if is_training_env else {})
+    envs = make_environments(source.env, min(episodes, _EVALUATION_ENVS), context)
     try:
-        envs = connected(envs, policy)
+        envs = wrap_connectors(envs, policy)
         require_trained_spaces(
             policy.policy_id,
             (policy.observation_space, policy.action_space),
             (envs.observation_space, envs.action_space),
-            allow_other=scene.allow_other_spaces,
+            allow_different=source.allow_other_spaces,
         )
         seeds = [seed + i for i in range(envs.num_envs)]
-        return play_episodes(policy, envs, Goal(episodes, by_episodes=True), seeds=seeds)
+        return play_episodes(
+            policy, envs, EvaluationDuration(episodes, by_episodes=True), seeds=seeds
+        )
     finally:
         envs.close()
 
@@ -82,65 +84,65 @@ def _played_by_one(scene: Scene, episodes: int, seed: int) -> list[RolloutMetric
 def export(args: argparse.Namespace) -> int:
     """Writes a trained policy as SavedModel and ONNX, or in the chosen format, and verifies it."""
     console = CommandConsole()
-    WebPage.wanted(args.web, args.ort_web)  # raises before anything slow runs
+    WebPage.from_arguments(args.web, args.ort_web)  # raises before anything slow runs
     checkpoint = find_checkpoint(args.source, best=args.best)
-    target = resolve_path(args.to)
+    target = resolve_path(args.from_outputs)
     policy = load_policy(checkpoint, console, args, policy_id=args.policy)
-    both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
-    forms = {name: getattr(args, name) for name in ("layout", "litert", "web", "ort_web")}
-    forms |= {name: getattr(args, name) or both for name in ("onnx", "saved_model")}
-    exported = export_policy(policy, target, console, forms)
-    console.print(summary_table(f"Exported {type(policy).__name__}", exported.figures))
+    default_formats = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
+    formats = {name: getattr(args, name) for name in ("layout", "litert", "web", "ort_web")}
+    formats |= {name: getattr(args, name) or default_formats for name in ("onnx", "saved_model")}
+    exported = export_policy(policy, target, console, formats)
+    console.print(make_summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)
     if args.web:
-        folder = shown(exported.files["ONNX"].parent)
+        folder = shorten_path(exported.files["ONNX"].parent)
         console.print(f"See it at http://localhost:8000: python3 -m http.server -d {folder}")
     return DONE
 
 
 def play_exported(args: argparse.Namespace) -> int:
     """Plays with an exported ONNX file in a process without this package."""
-    check_source(args.env)
+    check_env_name(args.env)
     path = find_export(args.exported)
-    played = play_in_own_process(
+    report = play_in_subprocess(
         path, args.env, args.episodes, args.seed, args.env_config, args.device
     )
     figures = {
-        "episodes": played["episodes"],
-        "mean return": played["mean_return"],
-        "standard deviation": played["std_return"],
-        "lowest": played["min_return"],
-        "highest": played["max_return"],
-        "steps": played["steps"],
-        "seconds": round(played["seconds"], 2),
+        "episodes": report["episodes"],
+        "mean return": report["mean_return"],
+        "standard deviation": report["std_return"],
+        "lowest": report["min_return"],
+        "highest": report["max_return"],
+        "steps": report["steps"],
+        "seconds": round(report["seconds"], 2),
     }
-    title = f"{shown(path)} through ONNX Runtime, {loaded(played)}"
-    CommandConsole().print(summary_table(title, figures))
+    title = f"{shorten_path(path)} through ONNX Runtime, {describe_loaded_packages(report)}"
+    CommandConsole().print(make_summary_table(title, figures))
     return DONE
 
 
 def tuned(args: argparse.Namespace) -> int:
     """Lists tuned settings; for a single entry, with all details."""
-    if args.algo not in (None, *registered_names()):
+    if args.algo not in (None, *get_registered_names()):
         find_algorithm(args.algo)  # importing another package registers its tuned settings
-    found = tuned_entries(args.algo or "", args.env)
+    entries = get_tuned_entries(args.algo or "", args.env)
     console = CommandConsole()
-    if not found:
+    if not entries:
         raise ConfigError(
             f"No tuned settings are for an environment with {args.env!r} in its name."
         )
-    wide = [max(map(len, names)) for names in zip(*found, strict=True)]
-    for (algo, env), entry in found.items():
+    widths = [max(map(len, names)) for names in zip(*entries, strict=True)]
+    for (algo, env), entry in entries.items():
         goal = "no score" if entry.threshold is None else f"score {entry.threshold:,.1f}"
         console.print(
-            f"{algo:{wide[0]}}  {env:{wide[1]}}  {goal:>14}  {entry.steps:>10,} steps  "
+            f"{algo:{widths[0]}}  {env:{widths[1]}}  {goal:>14}  {entry.steps:>10,} steps  "
             f"{entry.source}",
             highlight=False,
             soft_wrap=True,
         )
-    if len(found) == 1:
-        (entry,) = found.values()
-        console.print(summary_table("Settings", entry.settings))
-        for words in entry.deviations:
-            console.print(f"Unlike the source: {words}.", highlight=False, soft_wrap=True)
+    if len(entries) == 1:
+        (entry,) = entries.values()
+        console.print(make_summary_table("Settings", entry.settings))
+        for deviation in entry.deviations:
+            console.print(f"Unlike the source: {deviation}.", highlight=False, soft_wrap=True)
     return DONE

@@ -9,93 +9,93 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from tfpolicies.cli.settings import in_words
+from tfpolicies.cli.settings import to_arguments
 from tfpolicies.errors import FolderInUseError, NonFiniteError, TfPoliciesError
-from tfpolicies.system.signals import SignalEnd, what_happened
+from tfpolicies.system.signals import SignalInterrupt, describe_signal
 from tfpolicies.system.standard_files import discard_output
 
-DONE, FELL_SHORT, USAGE, BROKE, NOT_FINITE, IN_USE = 0, 1, 2, 3, 4, 5
+DONE, TARGET_MISSED, USAGE, FAILED, NOT_FINITE, RUN_IN_USE = 0, 1, 2, 3, 4, 5
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
-def status_of(error: BaseException, *, begun: bool) -> int:
+def get_exit_status(error: BaseException, *, work_started: bool) -> int:
     """Returns the exit status for the error that ended a command.
 
     Args:
         error: the exception.
         work_started: whether the command had started its work, so that it is not a usage error.
 
-    >>> status_of(TfPoliciesError(), begun=False), status_of(TfPoliciesError(), begun=True)
-    (2, 3)
-    >>> status_of(SignalEnd(15), begun=False), status_of(SystemExit(0), begun=False)
-    (143, 3)
-    >>> status_of(NonFiniteError(), begun=True)
-    4
+    >>> get_exit_status(TfPoliciesError(), begun=False), get_exit_status(TfPoliciesError(),
+    begun=True) (2, 3) >>> get_exit_status(SignalInterrupt(15), begun=False),
+    get_exit_status(SystemExit(0), begun=False) (143, 3) >>> get_exit_status(NonFiniteError(),
+    begun=True) 4
     """
-    if isinstance(error, SignalEnd):
+    if isinstance(error, SignalInterrupt):
         return error.status
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, FolderInUseError):
-        return IN_USE
+        return RUN_IN_USE
     if isinstance(error, NonFiniteError):
         return NOT_FINITE
     if isinstance(error, BrokenPipeError) and output_is_closed():
         return PIPE_CLOSED
-    is_usage = isinstance(error, TfPoliciesError | OSError) and not begun
-    return USAGE if is_usage else BROKE
+    is_usage = isinstance(error, TfPoliciesError | OSError) and not work_started
+    return USAGE if is_usage else FAILED
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describes in one line the error that ended a command, and where it was raised.
 
-    >>> described(SignalEnd(15))
+    >>> describe_error(SignalInterrupt(15))
     'terminated'
-    >>> described(TfPoliciesError("It is so."))
+    >>> describe_error(TfPoliciesError("It is so."))
     'It is so'
-    >>> described(TfPoliciesError("It is so.").advised("Write lr=1.", {"lr": 1}))
+    >>> describe_error(TfPoliciesError("It is so.").add_advice("Write lr=1.", {"lr": 1}))
     'It is so. Give --set lr=1'
     """
     if isinstance(error, KeyboardInterrupt):
-        number = error.number if isinstance(error, SignalEnd) else 2
-        return what_happened(number).lower()
+        number = error.number if isinstance(error, SignalInterrupt) else 2
+        return describe_signal(number).lower()
     if isinstance(error, BrokenPipeError) and output_is_closed():
         return "the output pipe was closed"
-    place = _place(error)
+    location = _describe_location(error)
     if isinstance(error, SystemExit):
-        return f"the process was to end by SystemExit({error.code!r}){place}"
-    text = " ".join(_in_own_words(error).split()).removesuffix(".")
+        return f"the process was to end by SystemExit({error.code!r}){location}"
+    text = " ".join(_get_message(error).split()).removesuffix(".")
     if isinstance(error, TfPoliciesError | OSError):
         return text
-    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+    return (
+        f"{type(error).__name__}: {text}{location}" if text else f"{type(error).__name__}{location}"
+    )
 
 
-def _in_own_words(error: BaseException) -> str:
+def _get_message(error: BaseException) -> str:
     """Returns the message of an error, with its advice as command-line options."""
     text = str(error)
     if not isinstance(error, TfPoliciesError) or not error.settings:
         return text
-    return f"{text.removesuffix(error.advice)}Give {in_words(error.settings)}."
+    return f"{text.removesuffix(error.advice)}Give {to_arguments(error.settings)}."
 
 
-def _place(error: BaseException) -> str:
+def _describe_location(error: BaseException) -> str:
     """Returns where an error arose: the last frame outside this package and libraries."""
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += getattr(error.__cause__, "frames", ())  # in the process of an environment
     libraries = {str(Path(__file__).parent.parent), *sysconfig.get_paths().values()}
     libraries = {f"{path}{os.sep}" for path in libraries if path != sysconfig.get_paths()["data"]}
-    own = [x for x in frames if not any(x.filename.startswith(path) for path in libraries)]
+    user_frames = [x for x in frames if not any(x.filename.startswith(path) for path in libraries)]
     if not frames:
         return ""
-    found = (own or frames)[-1]
-    return f" ({found.filename}:{found.lineno}, in {found.name})"
+    frame = (user_frames or frames)[-1]
+    return f" ({frame.filename}:{frame.lineno}, in {frame.name})"
 
 
 def output_is_closed() -> bool:
     """Whether the reader of standard output has closed the pipe."""
     poll = select.poll()
     poll.register(1, 0)
-    return any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0))
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def flush_output(status: int) -> int:
@@ -103,6 +103,6 @@ def flush_output(status: int) -> int:
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
-        status = PIPE_CLOSED if output_is_closed() and status in (DONE, FELL_SHORT) else status
+        status = PIPE_CLOSED if output_is_closed() and status in (DONE, TARGET_MISSED) else status
         discard_output()
     return status

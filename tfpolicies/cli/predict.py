@@ -11,10 +11,10 @@ from tfpolicies.cli.ends import DONE
 from tfpolicies.cli.serving import find_export, find_providers
 from tfpolicies.errors import ExportError, UsageError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.onnx_graphs import without_outputs
-from tfpolicies.serving.calls import VALUES
+from tfpolicies.onnx_graphs import remove_outputs
+from tfpolicies.serving.calls import VALUE_OUTPUT
 from tfpolicies.serving.tables import write_actions
-from tfpolicies.system.paths import describe_path, resolve_path, shown
+from tfpolicies.system.paths import describe_path, resolve_path, shorten_path
 
 
 def predict(args: argparse.Namespace) -> int:
@@ -22,16 +22,19 @@ def predict(args: argparse.Namespace) -> int:
     data = resolve_path(args.data)
     if not data.is_file():
         raise UsageError(f"{describe_path(args.data, data)} is not a file. Name a Parquet file.")
-    target = _find_target(args.to, data)
+    target = _find_target(args.from_outputs, data)
     folder = find_export(args.exported)
     try:
-        prepare, providers = partial(without_outputs, names=[VALUES]), find_providers(args.device)
+        prepare, providers = (
+            partial(remove_outputs, names=[VALUE_OUTPUT]),
+            find_providers(args.device),
+        )
         policy = OnnxPolicy(
             folder, sample=args.explore, threads=args.threads, prepare=prepare, providers=providers
         )
     except ValueError as error:
         raise ExportError(str(error)) from error
-    began = time.perf_counter()
+    start = time.perf_counter()
     rows = write_actions(
         policy,
         data,
@@ -41,8 +44,8 @@ def predict(args: argparse.Namespace) -> int:
         batch_rows=args.batch,
         seed=args.seed,
     )
-    seconds = time.perf_counter() - began
-    print(f"{rows:,} rows in {seconds:.1f} s, {rows / seconds:,.0f} rows/s: {shown(target)}")
+    seconds = time.perf_counter() - start
+    print(f"{rows:,} rows in {seconds:.1f} s, {rows / seconds:,.0f} rows/s: {shorten_path(target)}")
     return DONE
 
 
@@ -58,5 +61,7 @@ def _find_target(to: str | None, data: Path) -> Path:
             f"--to takes a file in a folder that exists, got {describe_path(to or target, target)}."
         )
     if target.exists() and target.samefile(data):
-        raise UsageError(f"--to names the file that is read, {shown(data)}. Name another file.")
+        raise UsageError(
+            f"--to names the file that is read, {shorten_path(data)}. Name another file."
+        )
     return target

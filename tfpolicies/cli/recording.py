@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.settings import algorithm_of, imported
+from tfpolicies.cli.settings import get_algorithm_class, import_option
 from tfpolicies.cli.sources import (
-    environment_for,
     find_checkpoint,
-    load,
+    find_run_folder,
+    get_environment,
     load_policy,
+    load_tensorflow_with_status,
     print_files,
-    run_of,
 )
-from tfpolicies.envs.making import check_source
+from tfpolicies.envs.making import check_env_name
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.console import CommandConsole, counted, summary_table
-from tfpolicies.reporting.video import ENDINGS, require_video_packages
+from tfpolicies.reporting.console import CommandConsole, format_count, make_summary_table
+from tfpolicies.reporting.video import VIDEO_SUFFIXES, require_video_packages
 from tfpolicies.system.paths import resolve_path
 
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.recording import Scene
+    from tfpolicies.algorithms.recording import PlaySetup
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 """Environment variables of a display, a virtual one included."""
@@ -39,19 +39,23 @@ def record(args: argparse.Namespace) -> int:
     console = CommandConsole()
     require_video_packages()
     checkpoint = find_checkpoint(args.source, best=args.best)
-    paths = _paths(args.to, checkpoint, gif=args.gif)
-    with scene_of(args, checkpoint, console) as scene:
+    paths = _get_video_paths(args.from_outputs, checkpoint, gif=args.gif)
+    with open_recording_source(args, checkpoint, console) as source:
         from tfpolicies.algorithms import recording
 
         seeds = range(args.seed, args.seed + args.episodes)
-        with console.status(f"recording {counted(args.episodes, 'episode')}"):
-            made = recording.record(scene, paths, seeds, args.fps, args.max_steps)
+        with console.status(f"recording {format_count(args.episodes, 'episode')}"):
+            recording_result = recording.record_episodes(
+                source, paths, seeds, args.fps, args.max_steps
+            )
     figures: dict[str, Any] = {
-        f"episode {i}": _told(total, length)
-        for i, (total, length) in enumerate(zip(made.returns, made.lengths, strict=True), 1)
+        f"episode {i}": _describe_episode(total, length)
+        for i, (total, length) in enumerate(
+            zip(recording_result.returns, recording_result.lengths, strict=True), 1
+        )
     }
-    console.print(summary_table(title_of(scene), figures))
-    print_files(console, {path.suffix[1:].upper(): path for path in made.paths})
+    console.print(make_summary_table(make_title(source), figures))
+    print_files(console, {path.suffix[1:].upper(): path for path in recording_result.paths})
     return DONE
 
 
@@ -64,90 +68,94 @@ def watch(args: argparse.Namespace) -> int:
             "watch opens a window, but there is no display: neither DISPLAY nor WAYLAND_DISPLAY is "
             f"set. Make a video instead: tfpolicies record {args.source}"
         )
-    with scene_of(args, checkpoint, console) as scene:
-        from tfpolicies.algorithms.recording import playing
-        from tfpolicies.envs.rendering import WINDOW
-        from tfpolicies.rollout.filming import Camera
+    with open_recording_source(args, checkpoint, console) as source:
+        from tfpolicies.algorithms.recording import open_player
+        from tfpolicies.envs.rendering import WINDOW_MODE
+        from tfpolicies.rollout.filming import VideoRecorder
 
-        console.print(title_of(scene), highlight=False)
-        with playing(scene, [WINDOW], Camera(None, args.max_steps)) as play:
+        console.print(make_title(source), highlight=False)
+        with open_player(source, [WINDOW_MODE], VideoRecorder(None, args.max_steps)) as play:
             for i in range(args.episodes):
-                played = play(args.seed + i)
-                told = _told(played.episode_reward, played.episode_length)
-                console.print(f"episode {i + 1}  {told}", highlight=False)
+                episode = play(args.seed + i)
+                description = _describe_episode(episode.episode_reward, episode.episode_length)
+                console.print(f"episode {i + 1}  {description}", highlight=False)
     return DONE
 
 
-def _told(total: float, length: int) -> str:
-    return f"return {total:,.2f}, {counted(length, 'step')}"
+def _describe_episode(total: float, length: int) -> str:
+    return f"return {total:,.2f}, {format_count(length, 'step')}"
 
 
-def title_of(scene: Scene) -> str:
+def make_title(source: PlaySetup) -> str:
     """Returns the class of the policy or algorithm and whether it is greedy, as a title."""
-    how = "sampling" if scene.explore else "greedy"
-    return f"{type(scene.player).__name__}, {how}"
+    mode = "sampling" if source.explore else "greedy"
+    return f"{type(source.player).__name__}, {mode}"
 
 
-def _paths(to: str | None, checkpoint: Path, *, gif: bool) -> list[Path]:
+def _get_video_paths(to: str | None, checkpoint: Path, *, gif: bool) -> list[Path]:
     """Returns the paths of the videos.
 
     Raises:
         UsageError: for a file with another suffix.
     """
-    run = run_of(checkpoint)
-    home = resolve_path("videos") if run is None else run.videos
-    path = home if to is None else resolve_path(to)
-    if path.suffix.lower() not in ENDINGS:
+    run = find_run_folder(checkpoint)
+    default_folder = resolve_path("videos") if run is None else run.videos
+    path = default_folder if to is None else resolve_path(to)
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
         if path.suffix and not path.is_dir():
             raise UsageError(
-                f"--to takes a file that ends in {' or '.join(ENDINGS)}, or a folder, got {to!r}."
+                f"--to takes a file that ends in {' or '.join(VIDEO_SUFFIXES)}, or a folder, got {to!r}."
             )
         path = path / f"{checkpoint.name}.mp4"
     return [path, path.with_suffix(".gif")] if gif and path.suffix != ".gif" else [path]
 
 
 @contextlib.contextmanager
-def scene_of(args: argparse.Namespace, checkpoint: Path, console: Console) -> Iterator[Scene]:
+def open_recording_source(
+    args: argparse.Namespace, checkpoint: Path, console: Console
+) -> Iterator[PlaySetup]:
     """Yields what is played and in which environment.
 
     It is a policy, or the algorithm if there are several policies or agents.
     """
     if args.env is not None:
-        check_source(args.env)
-    load(console)
-    from tfpolicies.algorithms.recording import Scene, has_several_agents
+        check_env_name(args.env)
+    load_tensorflow_with_status(console)
+    from tfpolicies.algorithms.recording import PlaySetup, has_several_agents
 
-    how = {"explore": args.explore, "allow_other_spaces": args.allow_other_spaces}
+    options = {"explore": args.explore, "allow_other_spaces": args.allow_other_spaces}
     if len([*checkpoint.glob("policies/*")]) <= 1:
         policy = load_policy(checkpoint, console, args, explore=args.explore)
-        scene = Scene(policy, environment_for(policy.config, args.env), **how)
-        if not has_several_agents(scene):
-            yield scene
+        source = PlaySetup(policy, get_environment(policy.config, args.env), **options)
+        if not has_several_agents(source):
+            yield source
             return
-    algorithm = _restored(args, checkpoint)
+    algorithm = _restore_algorithm(args, checkpoint)
     try:
-        yield Scene(algorithm, environment_for(algorithm.config, args.env), **how)
+        yield PlaySetup(algorithm, get_environment(algorithm.config, args.env), **options)
     finally:
         algorithm.stop()
 
 
-def _restored(args: argparse.Namespace, checkpoint: Path) -> Any:
+def _restore_algorithm(args: argparse.Namespace, checkpoint: Path) -> Any:
     """Restores the algorithm of a checkpoint, with a single environment."""
     from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.config.callbacks import DefaultCallbacks
 
-    few = {"num_rollout_workers": 0, "num_envs_per_worker": 1, "env_processes": 0}
-    given: dict[str, Any] = {"callbacks": DefaultCallbacks}  # replaces the callbacks of training
+    single_env = {"num_rollout_workers": 0, "num_envs_per_worker": 1, "env_processes": 0}
+    overrides: dict[str, Any] = {
+        "callbacks": DefaultCallbacks
+    }  # replaces the callbacks of training
     if args.env is not None:
-        given["env"] = args.env
+        overrides["env"] = args.env
     if args.model is not None:
-        given["model"] = {"custom_model": imported("model", args.model)}
+        overrides["model"] = {"custom_model": import_option("model", args.model)}
     mapping = args.policy_mapping
-    kind = Algorithm if args.algo is None else algorithm_of(args.algo)
-    return kind.from_checkpoint(
+    algorithm_class = Algorithm if args.algo is None else get_algorithm_class(args.algo)
+    return algorithm_class.from_checkpoint(
         checkpoint,
-        policy_mapping_fn=None if mapping is None else imported("policy_mapping", mapping),
-        config={**few, "log_level": "ERROR", **given},
+        policy_mapping_fn=None if mapping is None else import_option("policy_mapping", mapping),
+        config={**single_env, "log_level": "ERROR", **overrides},
         allow_other_spaces=args.allow_other_spaces,
         model_work_limit=args.model_work_limit,
     )

@@ -18,7 +18,7 @@ from tfpolicies.system.paths import describe_path, resolve_path
 _MODEL = "model.onnx"
 
 
-def play_in_own_process(
+def play_in_subprocess(
     exported: Path,
     env: str,
     episodes: int,
@@ -50,14 +50,16 @@ def play_in_own_process(
     arguments = ["--model", str(folder), "--env", env, "--json"]
     arguments += ["--episodes", str(episodes), "--seed", str(seed), "--device", device]
     arguments += ["--env-config", json.dumps(env_config)] if env_config else []
-    own = importlib.resources.files("tfpolicies").joinpath("export", "player.py")
-    with importlib.resources.as_file(own) as player:  # unpacked if the package is in a zip file
+    player_resource = importlib.resources.files("tfpolicies").joinpath("export", "player.py")
+    with importlib.resources.as_file(
+        player_resource
+    ) as player:  # unpacked if the package is in a zip file
         command = [sys.executable, "-I", str(player), *arguments]
-        played = subprocess.run(command, capture_output=True, text=True, check=False)
-    if played.returncode != 0:
-        reason = (played.stderr.strip() or played.stdout.strip() or "no message").splitlines()
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
+        reason = (completed.stderr.strip() or completed.stdout.strip() or "no message").splitlines()
         raise ExportError(f"Playing {str(folder)!r} on {env!r} failed: {reason[-1]}")
-    return dict(json.loads(played.stdout.splitlines()[-1]))
+    return dict(json.loads(completed.stdout.splitlines()[-1]))
 
 
 def find_export(exported: str | os.PathLike[str]) -> Path:
@@ -66,20 +68,20 @@ def find_export(exported: str | os.PathLike[str]) -> Path:
     Raises:
         ExportError: if there is none, or more than one.
     """
-    place = resolve_path(exported)
-    name = describe_path(exported, place)
-    if not place.exists():
+    export_path = resolve_path(exported)
+    name = describe_path(exported, export_path)
+    if not export_path.exists():
         raise ExportError(f"{name} does not exist. Give the folder of `tfpolicies export`.")
-    models = place.rglob(_MODEL) if place.is_dir() else [place]
-    found = sorted(path.parent for path in models if (path.parent / SPEC_FILE).exists())
-    if len(found) != 1:
-        names = ", ".join(map(str, found))
+    models = export_path.rglob(_MODEL) if export_path.is_dir() else [export_path]
+    folders = sorted(path.parent for path in models if (path.parent / SPEC_FILE).exists())
+    if len(folders) != 1:
+        names = ", ".join(map(str, folders))
         raise ExportError(
             f"{name} must hold one ONNX export, {_MODEL} with its {SPEC_FILE}, but has "
             f"{names or 'none'}. Give the ONNX file, or export with `tfpolicies export RUN --to "
             "DIR`."
         )
-    return found[0]
+    return folders[0]
 
 
 def find_providers(device: str) -> list[str]:
@@ -88,16 +90,16 @@ def find_providers(device: str) -> list[str]:
     Raises:
         UsageError: if this ONNX Runtime cannot compute there.
     """
-    from tfpolicies.export.player import providers_for
+    from tfpolicies.export.player import get_providers
 
     try:
-        return providers_for(device)
+        return get_providers(device)
     except ValueError as error:
         raise UsageError(f"--device {device}: {error}") from error
 
 
-def loaded(played: Mapping[str, Any]) -> str:
+def describe_loaded_packages(report: Mapping[str, Any]) -> str:
     """Describes which of TensorFlow and this package the player's process loaded."""
-    if played["loaded"]:  # the environment may import them
-        return f"with {' and '.join(played['loaded'])}"
+    if report["loaded"]:  # the environment may import them
+        return f"with {' and '.join(report['loaded'])}"
     return "without tensorflow and tfpolicies"

@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from tfpolicies.algorithms.registry import algorithm_names
-from tfpolicies.cli.settings import TrainSettings, algorithm_of, imported, is_own
-from tfpolicies.config.stored_settings import environment_of_file
+from tfpolicies.algorithms.registry import get_algorithm_names
+from tfpolicies.cli.settings import (
+    TrainSettings,
+    get_algorithm_class,
+    import_option,
+    is_custom_algorithm,
+)
+from tfpolicies.config.stored_settings import check_environment_name
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
-from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
-from tfpolicies.storage.checkpoint import missing_checkpoint
-from tfpolicies.storage.json_values import Missing
+from tfpolicies.reporting.run_folder import RunFolder, find_newest_run, find_runs
+from tfpolicies.storage.checkpoint import make_missing_checkpoint_error
+from tfpolicies.storage.json_values import UnresolvedObject
 from tfpolicies.storage.manifest import POLICIES
-from tfpolicies.system.paths import resolve_path, shown
+from tfpolicies.system.paths import resolve_path, shorten_path
 from tfpolicies.system.quiet import load_tensorflow
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from tfpolicies.policy.tf_policy import TFPolicy
 
 
-class Shipped(NamedTuple):
+class ExportedPolicy(NamedTuple):
     """The files of an exported policy, and its results."""
 
     files: Mapping[str, Path]
@@ -38,7 +43,7 @@ class Shipped(NamedTuple):
 
 def find_run(path: str) -> RunFolder | None:
     """Returns the run at `path`, or the newest one in it with a checkpoint, or None."""
-    return RunFolder.open(path) if RunFolder(path).run_json.exists() else newest_run(path)
+    return RunFolder.open(path) if RunFolder(path).run_json.exists() else find_newest_run(path)
 
 
 def find_checkpoint(path: str, *, best: bool = False) -> Path:
@@ -49,18 +54,18 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
     """
     run = find_run(path)
     if run is None:
-        begun = find_runs(path)
-        if begun:
+        unsaved_runs = find_runs(path)
+        if unsaved_runs:
             raise CheckpointError(
                 f"No run in {path!r} has a checkpoint yet. Restart the newest one with "
-                f"`tfpolicies train --resume {shown(begun[0].path)}`."
+                f"`tfpolicies train --resume {shorten_path(unsaved_runs[0].path)}`."
             )
         if best:
             raise UsageError(f"--best needs a run folder, but {path!r} is not one.")
         folder = resolve_path(path)
         is_policy_id = folder.parent.name == POLICIES and any(folder.parents[1].glob("*.json"))
         if not (folder.exists() or is_policy_id):
-            raise missing_checkpoint(path, folder)
+            raise make_missing_checkpoint_error(path, folder)
         return folder
     folder = run.best if best else run.latest
     if not (folder.exists() if best else run.has_checkpoint):
@@ -68,7 +73,7 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
             "Train with --keep-best." if best else "Resume it with `tfpolicies train --resume`."
         )
         raise CheckpointError(
-            f"The run {shown(run.path)} has no {folder.name} checkpoint. {advice}"
+            f"The run {shorten_path(run.path)} has no {folder.name} checkpoint. {advice}"
         )
     return folder
 
@@ -98,55 +103,67 @@ def load_policy(
         UnknownPolicyError: if it has no policy of that id.
         UsageError: if the model cannot be imported.
     """
-    load(console)
+    load_tensorflow_with_status(console)
     settings: dict[str, Any] = {"explore": explore}
     if source.model is not None:
-        settings["model"] = {"custom_model": imported("model", source.model)}
+        settings["model"] = {"custom_model": import_option("model", source.model)}
     from tfpolicies.models.work import limit_work
     from tfpolicies.policy.checkpoints import load_policies
     from tfpolicies.policy.policy import Policy
 
-    base: Any = Policy
+    policy_class: Any = Policy
     ids = None if policy_id is None else [policy_id]
-    trained = _algorithm_of_run(folder)
-    named = source.algo or (trained if trained in algorithm_names() else None)
-    known = [] if named is None else [*algorithm_of(named).policy_classes.values()]
+    run_algorithm = _get_run_algorithm(folder)
+    algorithm_name = source.algo or (
+        run_algorithm if run_algorithm in get_algorithm_names() else None
+    )
+    policy_classes = (
+        []
+        if algorithm_name is None
+        else [*get_algorithm_class(algorithm_name).policy_classes.values()]
+    )
     try:
         with limit_work(getattr(source, "model_work_limit", 1.0)):
-            found = load_policies(folder, ids, base, settings, known=known)
+            policies = load_policies(
+                folder, ids, policy_class, settings, extra_classes=policy_classes
+            )
     except CheckpointError as error:
-        if "algo" in error.settings and is_own(trained):
-            error.settings = {"algo": trained}  # the advice is to name it again
+        if "algo" in error.settings and is_custom_algorithm(run_algorithm):
+            error.settings = {"algo": run_algorithm}  # the advice is to name it again
         raise
-    if not isinstance(found, dict):
-        return found
-    if len(found) != 1:
+    if not isinstance(policies, dict):
+        return policies
+    if len(policies) != 1:
         raise CheckpointError(
-            f"{shown(folder)} holds the policies {', '.join(sorted(found))}. Export each of them: "
-            f"{' and '.join(export_command(shown(folder), pid) for pid in sorted(found))}."
+            f"{shorten_path(folder)} holds the policies {', '.join(sorted(policies))}. Export each of them: "
+            f"{' and '.join(format_export_command(shorten_path(folder), pid) for pid in sorted(policies))}."
         )
-    return next(iter(found.values()))
+    return next(iter(policies.values()))
 
 
-def export_command(source: str, policy_id: str) -> str:
+def format_export_command(source: str, policy_id: str) -> str:
     """Returns the command that exports one policy of several, for messages.
 
-    >>> export_command("runs/a", "cat")
-    '`tfpolicies export runs/a --policy cat --to cat`'
+    >>> format_export_command("runs/a", "cat")
+    '`tfpolicies export runs/a --policy cat --from_outputs cat`'
     """
-    words = ["tfpolicies", "export", source, "--policy", policy_id, "--to", policy_id]
-    return f"`{shlex.join(words)}`"
+    arguments = ["tfpolicies", "export", source, "--policy", policy_id, "--to", policy_id]
+    return f"`{shlex.join(arguments)}`"
 
 
-def _algorithm_of_run(folder: Path) -> str:
+def _get_run_algorithm(folder: Path) -> str:
     """Returns the algorithm in the run.json of a checkpoint's run; "" if there is no run."""
-    run = run_of(folder)
+    run = find_run_folder(folder)
     settings = {} if run is None else run.settings
-    train = settings.get("train")
-    return str(train.get("algo", "") if isinstance(train, dict) else settings.get("learn", ""))
+    train_settings = settings.get("train")
+    return str(
+        train_settings.get("algo", "")
+        if isinstance(train_settings, dict)
+        else settings.get("learn", "")
+    )
 
 
-def run_of(checkpoint: Path) -> RunFolder | None:
+def find_run_folder(checkpoint: Path) -> RunFolder | None:
     """Returns the run that contains a checkpoint, or a part of one; None if there is none."""
     for parent in checkpoint.parents:
         if parent.name == "checkpoints":
@@ -155,14 +172,14 @@ def run_of(checkpoint: Path) -> RunFolder | None:
     return None
 
 
-def environment_for(config: Mapping[str, Any], given: str | None) -> Any:
+def get_environment(config: Mapping[str, Any], env: str | None) -> Any:
     """Returns the environment to play in: the given one, or else that of the config.
 
     Raises:
         ConfigError: if there is none, or if the config's would have to be imported.
     """
-    source = environment_of_file(config["env"]) if given is None else given
-    if isinstance(source, Missing):
+    source = check_environment_name(config["env"]) if env is None else env
+    if isinstance(source, UnresolvedObject):
         raise ConfigError(
             f"The policy was trained in {source.name!r}, which is not imported without your "
             f"consent. Give --env {source.name}."
@@ -173,8 +190,8 @@ def environment_for(config: Mapping[str, Any], given: str | None) -> Any:
 
 
 def export_policy(
-    policy: TFPolicy, folder: Path, console: Console, forms: Mapping[str, Any]
-) -> Shipped:
+    policy: TFPolicy, folder: Path, console: Console, formats: Mapping[str, Any]
+) -> ExportedPolicy:
     """Exports a policy and verifies each format against it.
 
     A layout for an engine is written directly into `folder`, with the ONNX opset of `onnx`; other
@@ -186,37 +203,37 @@ def export_policy(
         console: shows a status for each format.
         formats: the values of those options of `tfpolicies export` that choose formats, by name.
     """
-    onnx, layout, litert = (forms.get(name) for name in ("onnx", "layout", "litert"))
+    onnx, layout, litert = (formats.get(name) for name in ("onnx", "layout", "litert"))
     results: dict[str, ExportResult] = {}
 
-    def export(name: str, what: str, *place: Any, **options: Any) -> None:
-        with console.status(f"exporting {what}"):
-            results[name] = policy.export_model(*place, **options)
+    def export(name: str, description: str, *arguments: Any, **options: Any) -> None:
+        with console.status(f"exporting {description}"):
+            results[name] = policy.export_model(*arguments, **options)
 
-    if forms.get("saved_model"):
+    if formats.get("saved_model"):
         export("SavedModel", "a SavedModel", folder / "saved_model")
     if layout:
         export(layout, f"for {layout}", folder, onnx, layout=layout)
-    elif onnx or forms.get("web"):
-        web, ort_web = bool(forms.get("web")), forms.get("ort_web")
+    elif onnx or formats.get("web"):
+        web, ort_web = bool(formats.get("web")), formats.get("ort_web")
         export("ONNX", "ONNX", folder / "onnx", onnx or True, web=web, ort_web=ort_web)
     if litert:
         export("LiteRT", "LiteRT", folder / "litert", litert=litert)
-    figures = {name: _verified(result) for name, result in results.items()}
-    return Shipped({name: Path(result.path) for name, result in results.items()}, figures)
+    figures = {name: _describe_verification(result) for name, result in results.items()}
+    return ExportedPolicy({name: Path(result.path) for name, result in results.items()}, figures)
 
 
-def _verified(result: ExportResult) -> str:
+def _describe_verification(result: ExportResult) -> str:
     """Describes how well an export agrees with its policy."""
-    told = f"differs from the policy by at most {result.parity.largest_difference:.1e}"
+    difference = f"differs from the policy by at most {result.parity.largest_difference:.1e}"
     if result.agreement is None:
-        return f"verified: {told}"
-    acting = result.agreement
-    share = f"{acting.equal_actions:.1%} of its actions on {acting.observations}"
-    return f"verified: {told}; {share} random observations are the policy's"
+        return f"verified: {difference}"
+    agreement = result.agreement
+    share = f"{agreement.equal_actions:.1%} of its actions on {agreement.observations}"
+    return f"verified: {difference}; {share} random observations are the policy's"
 
 
-def load(console: Console) -> None:
+def load_tensorflow_with_status(console: Console) -> None:
     """Imports TensorFlow, which takes a while."""
     with console.status("loading TensorFlow"):
         load_tensorflow()
@@ -224,8 +241,8 @@ def load(console: Console) -> None:
 
 def print_files(console: Console, files: Mapping[str, Path]) -> None:
     """Prints paths without line breaks, so that they can be copied."""
-    there = {name: path for name, path in files.items() if path.exists()}
-    width = max(map(len, there), default=0)
-    for name, path in there.items():
-        line = Text.assemble((f"{name:{width}}  ", "dim"), shown(path))
+    existing = {name: path for name, path in files.items() if path.exists()}
+    width = max(map(len, existing), default=0)
+    for name, path in existing.items():
+        line = Text.assemble((f"{name:{width}}  ", "dim"), shorten_path(path))
         console.print(line, soft_wrap=True, highlight=False)

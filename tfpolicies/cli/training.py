@@ -19,63 +19,70 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
-from tfpolicies.algorithms.run_records import RunRecords
-from tfpolicies.algorithms.training_run import STEPS, TARGET, TrainingRun
+from tfpolicies.algorithms.run_records import RunLogger
+from tfpolicies.algorithms.training_run import ENDED_BY_STEPS, ENDED_BY_TARGET, TrainingLoop
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, NOT_FINITE, described, status_of
-from tfpolicies.cli.serving import loaded, play_in_own_process
+from tfpolicies.cli.ends import (
+    DONE,
+    FAILED,
+    NOT_FINITE,
+    TARGET_MISSED,
+    describe_error,
+    get_exit_status,
+)
+from tfpolicies.cli.serving import describe_loaded_packages, play_in_subprocess
 from tfpolicies.cli.settings import (
-    IMPORTED,
-    WORDS,
+    IMPORT_OPTIONS,
+    OPTIONS,
     TrainSettings,
-    algorithm_of,
-    flag,
-    is_own,
-    require_one_value_each,
+    get_algorithm_class,
+    get_flag,
+    is_custom_algorithm,
+    require_no_duplicate_settings,
 )
 from tfpolicies.cli.sources import (
-    Shipped,
-    export_command,
+    ExportedPolicy,
     export_policy,
     find_run,
-    load,
+    format_export_command,
     load_policy,
+    load_tensorflow_with_status,
     print_files,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, environment_of_file
-from tfpolicies.envs.making import check_source
+from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, check_environment_name
+from tfpolicies.envs.making import check_env_name
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.console import CommandConsole, counted, summary_table
+from tfpolicies.reporting.console import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_csv import read_progress
-from tfpolicies.reporting.progress_row import RECENT
+from tfpolicies.reporting.progress_row import RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
-from tfpolicies.storage.json_values import Missing, find_missing
-from tfpolicies.storage.places import admitted
-from tfpolicies.system.atomic import place_file
-from tfpolicies.system.paths import resolve_path, shown
+from tfpolicies.storage.json_values import UnresolvedObject, find_unresolved
+from tfpolicies.storage.places import resolve_allowed
+from tfpolicies.system.atomic import write_atomically
+from tfpolicies.system.paths import resolve_path, shorten_path
 from tfpolicies.system.regular_files import read_regular
-from tfpolicies.system.signals import SignalEnd, current, say
+from tfpolicies.system.signals import SignalInterrupt, get_active_handler, print_to_stderr
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
 
 logger = logging.getLogger("tfpolicies")
 
-_STEPS_WITH_TARGET = 1_000_000
-_ROUND = 10  # further train batches if the exported policy missed the target
+_DEFAULT_STEPS_WITH_TARGET = 1_000_000
+_EXTRA_BATCHES = 10  # further train batches if the exported policy missed the target
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-_LARGEST = 1 << 20  # bytes of a file of settings
-_NO_SETTINGS = ("command", "debug", "run")
+_MAX_CONFIG_BYTES = 1 << 20  # bytes of a file of settings
+_NON_SETTING_ARGUMENTS = ("command", "debug", "run")
 
 
-class Job(NamedTuple):
+class TrainingJob(NamedTuple):
     """A training with its run folder and console."""
 
     run: RunFolder
     settings: TrainSettings
-    training: TrainingRun
+    training: TrainingLoop
     console: Console
 
 
@@ -84,46 +91,48 @@ def train(args: argparse.Namespace) -> int:
 
     Errors of settings, environment and construction are raised before a run folder is made.
     """
-    given = {name: value for name, value in vars(args).items() if name not in _NO_SETTINGS}
-    require_one_value_each(given)
-    model_work_limit = given.pop("model_work_limit", 1.0)  # not stored in the run folder
+    arguments = {
+        name: value for name, value in vars(args).items() if name not in _NON_SETTING_ARGUMENTS
+    }
+    require_no_duplicate_settings(arguments)
+    model_work_limit = arguments.pop("model_work_limit", 1.0)  # not stored in the run folder
     console = CommandConsole()
-    with contextlib.ExitStack() as closing:
-        run, parent = None, resolve_path(given.get("run_dir", RUNS))
-        if "resume" in given:
-            named = given.pop("resume")
-            path = given.pop("run_dir", RUNS) if named is None else named
-            run = closing.enter_context(_run_to_resume(path).hold())
-            settings = _resumed(run, given)
-            if not given and _is_finished(run, console):
+    with contextlib.ExitStack() as exit_stack:
+        run, parent = None, resolve_path(arguments.get("run_dir", RUNS))
+        if "resume" in arguments:
+            resume_path = arguments.pop("resume")
+            path = arguments.pop("run_dir", RUNS) if resume_path is None else resume_path
+            run = exit_stack.enter_context(_find_run_to_resume(path).acquire())
+            settings = _make_resumed_settings(run, arguments)
+            if not arguments and _is_finished(run, console):
                 return DONE
         else:
-            settings = _started(given)
-            console.print(settings.told_tuned(), highlight=False, soft_wrap=True)
-        load(console)
+            settings = _make_new_settings(arguments)
+            console.print(settings.describe_tuned(), highlight=False, soft_wrap=True)
+        load_tensorflow_with_status(console)
         if run is not None:
-            _require_own_words(run, settings)
+            _require_no_stored_imports(run, settings)
         with console.status("building"):
             algorithm = restore_or_build(run, settings, model_work_limit)
-        closing.callback(_stop, algorithm)
-        algorithm.tells_of_unheld = False
-        _require_one_policy_to_ship(algorithm, settings)
-        _require_pictures(algorithm, settings)
+        exit_stack.callback(_stop, algorithm)
+        algorithm.warns_about_unserializable = False
+        _require_single_policy(algorithm, settings)
+        _require_rendering(algorithm, settings)
         if run is None:
             name = f"{settings.algo_name.lower()}-{settings.env}"
-            run = closing.enter_context(RunFolder.create(parent, name, _content(settings)))
-        elif given:
-            run.write_settings(_content(settings))
-        records = RunRecords(run, algorithm, settings.goals)
-        closing.callback(records.close)
-        training = TrainingRun(algorithm, settings.goals, records, console)
-        job = Job(run, settings, training, console)
+            run = exit_stack.enter_context(RunFolder.create(parent, name, _make_run_json(settings)))
+        elif arguments:
+            run.write_settings(_make_run_json(settings))
+        records = RunLogger(run, algorithm, settings.goals)
+        exit_stack.callback(records.close)
+        training = TrainingLoop(algorithm, settings.goals, records, console)
+        job = TrainingJob(run, settings, training, console)
         try:
-            folder = f"Run folder: {shown(run.path)}  (seed {settings.seed})"
+            folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
             console.print(folder, highlight=False)
-            return _train_and_ship(job)
+            return _train_and_export(job)
         except BaseException as error:
-            return _ended(job, error, debug=args.debug)
+            return _handle_early_end(job, error, debug=args.debug)
 
 
 def _stop(algorithm: Algorithm) -> None:
@@ -137,22 +146,22 @@ def _stop(algorithm: Algorithm) -> None:
 # -- settings ---------------------------------------------------------------------------------
 
 
-def _started(given: dict[str, Any]) -> TrainSettings:
-    from_file = _settings_in(given.pop("config", None))
+def _make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
+    from_file = _read_config_file(arguments.pop("config", None))
     for name in {"env", "seed"} & from_file.keys():  # the command line overrides these as well
-        given.setdefault(name, from_file.pop(name))
-    if "env" not in given:
+        arguments.setdefault(name, from_file.pop(name))
+    if "env" not in arguments:
         raise UsageError("train takes an environment: `tfpolicies train CartPole-v1`.")
-    check_source(given["env"])
-    given.pop("run_dir", None)
-    given.setdefault("seed", secrets.randbelow(10_000))
-    if "until" in given:
-        given.setdefault("steps", _STEPS_WITH_TARGET)
-    given["from_file"] = from_file
-    return TrainSettings(**{**given, "set": tuple(given.get("set", ()))})
+    check_env_name(arguments["env"])
+    arguments.pop("run_dir", None)
+    arguments.setdefault("seed", secrets.randbelow(10_000))
+    if "until" in arguments:
+        arguments.setdefault("steps", _DEFAULT_STEPS_WITH_TARGET)
+    arguments["from_file"] = from_file
+    return TrainSettings(**{**arguments, "set": tuple(arguments.get("set", ()))})
 
 
-def _settings_in(path: str | None) -> dict[str, Any]:
+def _read_config_file(path: str | None) -> dict[str, Any]:
     """Returns the settings in a JSON file; none without a file.
 
     Raises:
@@ -161,20 +170,20 @@ def _settings_in(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        found = json.loads(read_regular(resolve_path(path), _LARGEST))
+        settings = json.loads(read_regular(resolve_path(path), _MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--config: {path!r} cannot be read as JSON: {error}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise UsageError(
             f'--config: {path!r} must hold an object of settings, such as {{"lr": 0.001}}, got '
-            f"{found!r:.60}."
+            f"{settings!r:.60}."
         )
-    if not isinstance(found.get("env", ""), str):
+    if not isinstance(settings.get("env", ""), str):
         raise UsageError(
             f'--config: {path!r}: env must be the name of an environment, such as "CartPole-v1", '
-            f"got {found['env']!r:.60}."
+            f"got {settings['env']!r:.60}."
         )
-    return found
+    return settings
 
 
 def restore_or_build(
@@ -193,96 +202,102 @@ def restore_or_build(
         CheckpointError: if the checkpoint is damaged.
     """
     if run is not None and run.has_checkpoint:
-        given = settings.imported()
-        return algorithm_of(settings.algo).from_checkpoint(
+        objects = settings.import_objects()
+        return get_algorithm_class(settings.algo).from_checkpoint(
             run.latest,
-            policy_mapping_fn=given.pop("policy_mapping_fn", None),
-            config={"env": settings.env, **given},
+            policy_mapping_fn=objects.pop("policy_mapping_fn", None),
+            config={"env": settings.env, **objects},
             allow_other_spaces=settings.allow_other_spaces,
-            allow_non_finite=settings.config().on_nan == "warn",
+            allow_non_finite=settings.make_config().on_nan == "warn",
             model_work_limit=model_work_limit,
         )
-    algorithm: Algorithm = settings.config().build()
+    algorithm: Algorithm = settings.make_config().build()
     return algorithm
 
 
-def _require_one_policy_to_ship(algorithm: Algorithm, settings: TrainSettings) -> None:
+def _require_single_policy(algorithm: Algorithm, settings: TrainSettings) -> None:
     """Refuses `--export` and `--play` if there are several policies."""
     ids = sorted(algorithm.worker.policy_map)
     if (settings.export or settings.play) and DEFAULT_POLICY_ID not in ids:
         raise UsageError(
             f"--export and --play need a run with one policy, but this one has {ids}. Train "
-            f"without them, and export a policy afterwards: {export_command('RUN', ids[0])}."
+            f"without them, and export a policy afterwards: {format_export_command('RUN', ids[0])}."
         )
 
 
-def _require_pictures(algorithm: Algorithm, settings: TrainSettings) -> None:
+def _require_rendering(algorithm: Algorithm, settings: TrainSettings) -> None:
     """Checks that the environment renders, if videos are to be recorded."""
     if settings.record_every:
-        from tfpolicies.algorithms.recording import Scene, require_pictures
+        from tfpolicies.algorithms.recording import PlaySetup, require_renderable
 
-        require_pictures(Scene(algorithm))
+        require_renderable(PlaySetup(algorithm))
 
 
 # -- resume -----------------------------------------------------------------------------------
 
 
-def _run_to_resume(path: str) -> RunFolder:
+def _find_run_to_resume(path: str) -> RunFolder:
     run = find_run(path)
     if run is not None:
         return run
-    without = [shown(run.path) for run in find_runs(path)]
-    hint = f" {without[0]} has no checkpoint yet; name it to restart it." if without else ""
+    unsaved_runs = [shorten_path(run.path) for run in find_runs(path)]
+    hint = (
+        f" {unsaved_runs[0]} has no checkpoint yet; name it to restart it." if unsaved_runs else ""
+    )
     raise CheckpointError(
         f"--resume needs a run folder, or a folder of runs, but {path!r} has no run with a "
         f"checkpoint.{hint}"
     )
 
 
-def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
+def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSettings:
     content = run.settings
     if "learn" in content:
         raise UsageError(
-            f"{shown(run.path)} was trained by a script. Resume it there: "
+            f"{shorten_path(run.path)} was trained by a script. Resume it there: "
             f"algorithm.learn(..., run_dir={str(run.path)!r})."
         )
     settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
-    again = _named_again(settings)
-    if missing := [text for name, text in again.items() if name not in given]:
+    import_texts = _get_import_texts(settings)
+    if missing := [text for name, text in import_texts.items() if name not in arguments]:
         raise UsageError(
-            f"{shown(run.path)} uses {' and '.join(missing)}, but your code is only imported if "
-            f"you name it. Name it again: `{shlex.join(_resume_words(run))}`."
+            f"{shorten_path(run.path)} uses {' and '.join(missing)}, but your code is only imported if "
+            f"you name it. Name it again: `{shlex.join(_make_resume_command(run))}`."
         )
-    given_again = [name for name in ("env", "algo", *IMPORTED) if name in given]
-    for name in given_again:
-        if given[name] == getattr(settings, name):
-            del given[name]
-    goals = [name for name, word in WORDS.items() if word.goal]
-    fixed = [name for name in given if name not in goals]
-    if fixed:
+    repeated = [name for name in ("env", "algo", *IMPORT_OPTIONS) if name in arguments]
+    for name in repeated:
+        if arguments[name] == getattr(settings, name):
+            del arguments[name]
+    changeable = [name for name, word in OPTIONS.items() if word.may_change_on_resume]
+    unchangeable = [name for name in arguments if name not in changeable]
+    if unchangeable:
         raise UsageError(
-            f"{', '.join(map(flag, fixed))} cannot be given with --resume: {shown(run.path)} has "
-            f"fixed settings. These may be changed: {', '.join(map(flag, goals))}."
+            f"{', '.join(map(get_flag, unchangeable))} cannot be given with --resume: {shorten_path(run.path)} has "
+            f"fixed settings. These may be changed: {', '.join(map(get_flag, changeable))}."
         )
-    return dataclasses.replace(settings, **given)
+    return dataclasses.replace(settings, **arguments)
 
 
-def _named_again(settings: TrainSettings) -> dict[str, str]:
+def _get_import_texts(settings: TrainSettings) -> dict[str, str]:
     """Returns the imports that the user must name again on resuming, by setting."""
-    found = {name: getattr(settings, name) for name in IMPORTED}
-    found["algo"] = settings.algo if is_own(settings.algo) else None
-    env = settings.env if isinstance(environment_of_file(settings.env), Missing) else None
-    return {name: text for name, text in {"env": env, **found}.items() if text is not None}
+    imports = {name: getattr(settings, name) for name in IMPORT_OPTIONS}
+    imports["algo"] = settings.algo if is_custom_algorithm(settings.algo) else None
+    env = (
+        settings.env if isinstance(check_environment_name(settings.env), UnresolvedObject) else None
+    )
+    return {name: text for name, text in {"env": env, **imports}.items() if text is not None}
 
 
-def _require_own_words(run: RunFolder, settings: TrainSettings) -> None:
+def _require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
     """Refuses settings in run.json that would import something that the user did not name again."""
-    known = {settings.env: settings.env}
-    foreign = find_missing(admitted(settings.config().to_dict(), ALGORITHM_SETTINGS, known=known))
-    if foreign:
-        names = ", ".join(found.name for found in foreign.values())
+    allowed = {settings.env: settings.env}
+    missing = find_unresolved(
+        resolve_allowed(settings.make_config().to_dict(), ALGORITHM_SETTINGS, objects=allowed)
+    )
+    if missing:
+        names = ", ".join(missing_object.name for missing_object in missing.values())
         raise UsageError(
-            f"{shown(run.run_json)} sets {names}, but your code is only imported if you name "
+            f"{shorten_path(run.run_json)} sets {names}, but your code is only imported if you name "
             "it. Start a new run with the same settings, or write a script."
         )
 
@@ -292,100 +307,113 @@ def _is_finished(run: RunFolder, console: Console) -> bool:
     finished = run.settings.get("finished")
     if finished is None:
         return False
-    console.print(f"{shown(run.path)} is finished: {_REASONS[finished]}.", highlight=False)
-    _print_hint(console, "To train longer, use:", [*_resume_words(run), "--steps", "..."])
+    console.print(f"{shorten_path(run.path)} is finished: {_REASONS[finished]}.", highlight=False)
+    _print_hint(console, "To train longer, use:", [*_make_resume_command(run), "--steps", "..."])
     return True
 
 
-def _content(settings: TrainSettings, finished: str | None = None) -> dict[str, Any]:
+def _make_run_json(settings: TrainSettings, finished: str | None = None) -> dict[str, Any]:
     return {"train": settings.as_json(), "finished": finished}
 
 
-_REASONS = {TARGET: "the target was reached", STEPS: "all steps were used"}
+_REASONS = {ENDED_BY_TARGET: "the target was reached", ENDED_BY_STEPS: "all steps were used"}
 
 
-def _resume_words(run: RunFolder) -> list[str]:
+def _make_resume_command(run: RunFolder) -> list[str]:
     """Returns the command that resumes a run; it names again what a file may not import."""
-    train = run.settings.get("train", {})
-    again = _named_again(TrainSettings.from_json(train, str(run.run_json)))
-    env = [again.pop("env")] if "env" in again else []
-    options = [word for name, text in again.items() for word in (flag(name), text)]
-    return [*_program(), "train", *env, "--resume", shown(run.path), *options]
+    train_settings = run.settings.get("train", {})
+    import_texts = _get_import_texts(TrainSettings.from_json(train_settings, str(run.run_json)))
+    env = [import_texts.pop("env")] if "env" in import_texts else []
+    options = [word for name, text in import_texts.items() for word in (get_flag(name), text)]
+    return [*_get_program(), "train", *env, "--resume", shorten_path(run.path), *options]
 
 
-def _program() -> list[str]:
+def _get_program() -> list[str]:
     """Returns how this program was called, as it can be typed again."""
     name = Path(sys.argv[0])
     if name.name == "__main__.py":
-        return [_typed(sys.executable), "-m", "tfpolicies"]
-    return [_typed(sys.argv[0])] if name.name == "tfpolicies" else ["tfpolicies"]
+        return [_shorten_program(sys.executable), "-m", "tfpolicies"]
+    return [_shorten_program(sys.argv[0])] if name.name == "tfpolicies" else ["tfpolicies"]
 
 
-def _typed(program: str) -> str:
+def _shorten_program(program: str) -> str:
     name = Path(program).name
-    return name if shutil.which(name) == program else shown(Path(program))
+    return name if shutil.which(name) == program else shorten_path(Path(program))
 
 
 # -- training and exporting -------------------------------------------------------------------
 
 
-def _train_and_ship(job: Job) -> int:
+def _train_and_export(job: TrainingJob) -> int:
     """Trains until the exported policy also reaches the target, or the steps are used up."""
     settings, training, console, run = job.settings, job.training, job.console, job.run
-    further = 0
+    extra_steps = 0
     while True:
-        reason = training.train(lambda what: _rescue(job, what), at_least_steps=further)
-        shipped = _ship(job, reason)
-        played = shipped.mean_return
-        if reason == STEPS or played is None or settings.until is None or played >= settings.until:
+        reason = training.train(
+            lambda what: _save_after_error(job, what), min_new_steps=extra_steps
+        )
+        exported = _export_and_play(job, reason)
+        mean_return = exported.mean_return
+        if (
+            reason == ENDED_BY_STEPS
+            or mean_return is None
+            or settings.until is None
+            or mean_return >= settings.until
+        ):
             break
         console.print(
-            f"The exported policy played {played:.1f}, short of {settings.until:g}: training "
+            f"The exported policy played {mean_return:.1f}, short of {settings.until:g}: training "
             "continues.",
             highlight=False,
         )
-        further = _ROUND * training.algorithm.config.train_batch_size
-    run.write_settings(_content(settings, reason))
-    _print_summary(job, reason, shipped)
+        extra_steps = _EXTRA_BATCHES * training.algorithm.config.train_batch_size
+    run.write_settings(_make_run_json(settings, reason))
+    _print_summary(job, reason, exported)
     if settings.until is None:
         return DONE
-    reached = reason == TARGET if played is None else played >= settings.until
-    return DONE if reached else FELL_SHORT
+    reached = reason == ENDED_BY_TARGET if mean_return is None else mean_return >= settings.until
+    return DONE if reached else TARGET_MISSED
 
 
-def _ship(job: Job, reason: str) -> Shipped:
+def _export_and_play(job: TrainingJob, reason: str) -> ExportedPolicy:
     """Exports the policy and plays with it, as requested.
 
     It exports the policy that reached the target; otherwise the best one, if it was kept.
     """
     settings, run, algorithm = job.settings, job.run, job.training.algorithm
     if not (settings.export or settings.play):
-        return Shipped({}, {})
+        return ExportedPolicy({}, {})
     policy = algorithm.get_policy()
-    if reason != TARGET and settings.keep_best and run.best.exists():
+    if reason != ENDED_BY_TARGET and settings.keep_best and run.best.exists():
         policy = load_policy(run.best, job.console, settings)
-    shipped = export_policy(policy, run.export, job.console, {"onnx": True, "saved_model": True})
+    exported = export_policy(policy, run.export, job.console, {"onnx": True, "saved_model": True})
     if not settings.play:
-        return shipped
-    with job.console.status(f"playing {counted(settings.play, 'episode')} through ONNX Runtime"):
+        return exported
+    with job.console.status(
+        f"playing {format_count(settings.play, 'episode')} through ONNX Runtime"
+    ):
         config = algorithm.config.env_config
-        played = play_in_own_process(run.export, settings.env, settings.play, _PLAY_SEED, config)
-    mean, std = float(played["mean_return"]), played["std_return"]
-    over = counted(settings.play, "greedy episode")
-    figure = f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over {over}, {loaded(played)}"
-    return Shipped(shipped.files, {**shipped.figures, "ONNX played": figure}, mean)
+        report = play_in_subprocess(run.export, settings.env, settings.play, _PLAY_SEED, config)
+    mean, std = float(report["mean_return"]), report["std_return"]
+    episodes = format_count(settings.play, "greedy episode")
+    figure = (
+        f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over {episodes}, {describe_loaded_packages(report)}"
+    )
+    return ExportedPolicy(exported.files, {**exported.figures, "ONNX played": figure}, mean)
 
 
 def _describe_returns(row: Mapping[str, float]) -> str:
     """Describes mean and standard deviation of the recent returns in a row of progress."""
-    mean, std, episodes = (row.get(RECENT + name, math.nan) for name in ("mean", "std", "episodes"))
+    mean, std, episodes = (
+        row.get(RECENT_PREFIX + name, math.nan) for name in ("mean", "std", "episodes")
+    )
     if math.isnan(mean):
         return "none, since no episode has ended. Give the environment a time limit"
-    over = counted(int(episodes), "training episode")
+    over = format_count(int(episodes), "training episode")
     return f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over the last {over}"
 
 
-def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
+def _print_summary(job: TrainingJob, reason: str, exported: ExportedPolicy) -> None:
     run, settings = job.run, job.settings
     last = read_progress(run.progress_csv)[-1]
     figures: dict[str, Any] = {
@@ -395,7 +423,7 @@ def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
         "mean return": _describe_returns(last),
     }
     files = {
-        **shipped.files,
+        **exported.files,
         "learning curve": run.learning_curve,
         "progress CSV": run.progress_csv,
         "TensorBoard": run.events,
@@ -405,63 +433,65 @@ def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
     }
     job.console.print()
     title = f"{settings.title}: {_REASONS[reason]}"
-    job.console.print(summary_table(title, {**figures, **shipped.figures}))
+    job.console.print(make_summary_table(title, {**figures, **exported.figures}))
     job.console.print()
     print_files(job.console, files)
-    if _named_again(settings):
+    if _get_import_texts(settings):
         text = "To train longer, name your code again:"
-        _print_hint(job.console, text, [*_resume_words(run), "--steps", "..."])
+        _print_hint(job.console, text, [*_make_resume_command(run), "--steps", "..."])
 
 
-def _print_hint(console: Console, text: str, words: list[str]) -> None:
+def _print_hint(console: Console, text: str, command: list[str]) -> None:
     console.print(text)
-    console.print(f"  {shlex.join(words)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"  {shlex.join(command)}", markup=False, highlight=False, soft_wrap=True)
 
 
 # -- early ends -------------------------------------------------------------------------------
 
 
-def _ended(job: Job, error: BaseException, *, debug: bool) -> int:
+def _handle_early_end(job: TrainingJob, error: BaseException, *, debug: bool) -> int:
     """Saves the state of an interrupted training, prints how to resume; returns the exit status."""
-    signals = current()
-    signals.caught()
-    if signals.requested is not None and not isinstance(error, SignalEnd):
-        error = SignalEnd(signals.requested)  # environments' processes may get it as well
-    status, what = status_of(error, begun=True), described(error)
+    signals = get_active_handler()
+    signals.acknowledge()
+    if signals.requested is not None and not isinstance(error, SignalInterrupt):
+        error = SignalInterrupt(signals.requested)  # environments' processes may get it as well
+    status, message = get_exit_status(error, work_started=True), describe_error(error)
     if isinstance(error, KeyboardInterrupt):
-        what = what.capitalize()
+        message = message.capitalize()
     else:
-        what = f"tfpolicies: error: {what}"
-    if status == BROKE:
+        message = f"tfpolicies: error: {message}"
+    if status == FAILED:
         trace = "".join(traceback.format_exception(error))
         if debug:
-            say(trace)
+            print_to_stderr(trace)
         with contextlib.suppress(OSError):
-            place_file(job.run.error_txt, trace.encode(errors="replace"))
-            what = f"{what}.\nThe traceback is in {shown(job.run.error_txt)}"
+            write_atomically(job.run.error_txt, trace.encode(errors="replace"))
+            message = f"{message}.\nThe traceback is in {shorten_path(job.run.error_txt)}"
     if status == NOT_FINITE:  # the state is not worth saving
-        say(f"{what}. Nothing was saved.")
-        _say_how_to_go_on(job.run)
+        print_to_stderr(f"{message}. Nothing was saved.")
+        _print_resume_command(job.run)
         return status
-    with signals.unhurried():
-        _rescue(job, what)
+    with signals.allow_unlimited_time():
+        _save_after_error(job, message)
     return status
 
 
-def _rescue(job: Job, what: str) -> None:
+def _save_after_error(job: TrainingJob, message: str) -> None:
     """Saves unsaved progress, and prints what happened and how to resume."""
     run = job.run
     try:
-        job.training.records.rescue()
+        job.training.run_logger.emergency_save()
     except CheckpointError as error:
-        say(f"{what}. Unsaved progress is lost: {error}")
+        print_to_stderr(f"{message}. Unsaved progress is lost: {error}")
     else:
-        saved = (
-            f"Saved in {shown(run.latest)}." if run.has_checkpoint else "Nothing was trained yet."
+        outcome = (
+            f"Saved in {shorten_path(run.latest)}."
+            if run.has_checkpoint
+            else "Nothing was trained yet."
         )
-        say(f"{what}. {saved}")
-    _say_how_to_go_on(run)
+        print_to_stderr(f"{message}. {outcome}")
+    _print_resume_command(run)
 
 
-def _say_how_to_go_on(run: RunFolder) -> None:
-    say(f"Resume with:\n  {shlex.join(_resume_words(run))}")
+def _print_resume_command(run: RunFolder) -> None:
+    print_to_stderr(f"Resume with:\n  {shlex.join(_make_resume_command(run))}")

@@ -8,16 +8,16 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any
 
-from tfpolicies.errors import near_matches
-from tfpolicies.ways import OPSETS
+from tfpolicies.errors import suggest_similar_names
+from tfpolicies.ways import ONNX_OPSETS
 
 _LAST_PORT = 65_535
 
 
-def _whole(text: str) -> int:
+def _parse_integer(text: str) -> int:
     """Parses an integer, also if it is written as 100_000 or 1e5.
 
-    >>> _whole("1e5"), _whole("100_000")
+    >>> _parse_integer("1e5"), _parse_integer("100_000")
     (100000, 100000)
     """
     try:
@@ -29,21 +29,21 @@ def _whole(text: str) -> int:
         return int(number)
 
 
-def not_among(value: object, choices: Collection[str]) -> str:
+def describe_invalid_choice(value: object, choices: Collection[str]) -> str:
     """Describes an invalid choice, for messages.
 
-    >>> not_among("onxx", ["onnx", "tf"])
+    >>> describe_invalid_choice("onxx", ["onnx", "tf"])
     "there is no 'onxx'. Did you mean 'onnx'? Choose one of onnx, tf."
     """
-    near = near_matches(str(value), choices)
-    return f"there is no {value!r}.{near} Choose one of {', '.join(choices)}."
+    hint = suggest_similar_names(str(value), choices)
+    return f"there is no {value!r}.{hint} Choose one of {', '.join(choices)}."
 
 
-def _make_integer(low: int, high: float, rule: str) -> Callable[[str], int]:
+def _make_integer_type(low: int, high: float, rule: str) -> Callable[[str], int]:
     """Returns a type for integers from `low` to `high`."""
 
     def parse(text: str) -> int:
-        number = _whole(text)
+        number = _parse_integer(text)
         if not low <= number <= high:
             raise argparse.ArgumentTypeError(f"must be {rule}, got {text}")
         return number
@@ -52,20 +52,22 @@ def _make_integer(low: int, high: float, rule: str) -> Callable[[str], int]:
     return parse
 
 
-count = _make_integer(0, math.inf, "0 or more")
-positive = _make_integer(1, math.inf, "1 or more")
-opset = _make_integer(OPSETS[0], OPSETS[-1], f"from {OPSETS[0]} to {OPSETS[-1]}")
+non_negative_int = _make_integer_type(0, math.inf, "0 or more")
+positive_int = _make_integer_type(1, math.inf, "1 or more")
+onnx_opset = _make_integer_type(
+    ONNX_OPSETS[0], ONNX_OPSETS[-1], f"from {ONNX_OPSETS[0]} to {ONNX_OPSETS[-1]}"
+)
 
 
-def port(text: str) -> int:
+def port_number(text: str) -> int:
     """Parses a port number; 0 is any free one."""
-    number = count(text)
+    number = non_negative_int(text)
     if number > _LAST_PORT:
         raise argparse.ArgumentTypeError(f"must be from 0 to {_LAST_PORT}, got {text}")
     return number
 
 
-def above_zero(text: str) -> float:
+def positive_float(text: str) -> float:
     """Parses a finite number > 0."""
     number = float(text)
     if not 0 < number < math.inf:
@@ -96,4 +98,7 @@ def column_names(text: str) -> list[str]:
     return names
 
 
-above_zero.__name__, port.__name__ = "number", "integer"  # argparse shows them in its messages
+positive_float.__name__, port_number.__name__ = (
+    "number",
+    "integer",
+)  # argparse shows them in its messages

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfpolicies.algorithms.registry import registered_names
+from tfpolicies.algorithms.registry import get_registered_names
 from tfpolicies.extensions import register_extension
-from tfpolicies.lazy import lazily
+from tfpolicies.lazy import resolve_lazy_attribute
 
 _NAMES = {
     "tfpolicies.compat.action_dist": "ActionDistribution",
     "tfpolicies.compat.agents": (
         "build_trainer get_algorithm_class get_trainable_cls get_trainer_class "
-        + " ".join(f"{name}Trainer" for name in registered_names())
+        + " ".join(f"{name}Trainer" for name in get_registered_names())
     ),
     "tfpolicies.compat.annotations": (
         "AlgorithmConfigDict Deprecated EnvActionType EnvObsType EnvType ModelConfigDict "
@@ -41,7 +41,7 @@ _NAMES = {
         "compute_gae_for_sample_batch DynamicTFPolicyV2 EagerTFPolicyV2 EntropyCoeffSchedule "
         "KLCoeffMixin LearningRateSchedule ValueNetworkMixin"
     ),
-    "tfpolicies.compat.policies": "RandomPolicy",
+    "tfpolicies.compat.get_policies": "RandomPolicy",
     "tfpolicies.compat.policy_map_utils": "create_policy_for_framework validate_policy_id",
     "tfpolicies.compat.policy_template": "build_tf_policy",
     "tfpolicies.compat.preprocessors": (
@@ -88,21 +88,21 @@ _NAMES = {
 }
 """Exported names by the module that defines them."""
 
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULE_BY_NAME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [*_HOMES]
+__all__ = [*_MODULE_BY_NAME]
 
 
 register_extension(f"{__name__}.extension:RLlibExtension")
 
 
 def __getattr__(name: str) -> Any:
-    from tfpolicies.compat.rllib_names import INSTEAD
+    from tfpolicies.compat.rllib_names import ALTERNATIVES
 
-    if name in INSTEAD:  # `from ... import` would drop an AttributeError's text
-        raise ImportError(f"{__name__} has no {name}. {INSTEAD[name]} See docs/porting.md.")
-    return lazily(name, _HOMES, globals())
+    if name in ALTERNATIVES:  # `from ... import` would drop an AttributeError's text
+        raise ImportError(f"{__name__} has no {name}. {ALTERNATIVES[name]} See docs/porting.md.")
+    return resolve_lazy_attribute(name, _MODULE_BY_NAME, globals())
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULE_BY_NAME})

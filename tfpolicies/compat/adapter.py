@@ -15,20 +15,20 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.compat.keras_model import as_tf_model, is_ported_class
-from tfpolicies.compat.preprocessors import preprocessed_space
-from tfpolicies.compat.tf_model import InputDict, TFModelV2, parts_of
+from tfpolicies.compat.keras_model import get_tf_model_factory, is_rllib_keras_class
+from tfpolicies.compat.preprocessors import make_preprocessed_space
+from tfpolicies.compat.tf_model import InputDict, TFModelV2, find_parts
 from tfpolicies.errors import ModelError
-from tfpolicies.models.calling import call_with_zeros, zeros
-from tfpolicies.models.custom_model import ports_of
+from tfpolicies.models.calling import call_with_zeros, make_zero_inputs
+from tfpolicies.models.custom_model import get_input_ports
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, View
+from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, ViewInput
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.settings import has_memory
-from tfpolicies.models.spaces import Leaf, nest
-from tfpolicies.models.views import views_of
+from tfpolicies.models.spaces import Leaf, unflatten
+from tfpolicies.models.views import get_view_inputs
 
-_CHECKED: weakref.WeakSet[type] = weakref.WeakSet()
+_CHECKED_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes of models that were checked to make separate layers."""
 
 
@@ -60,39 +60,39 @@ class TFModelFactory:
         Raises:
             ModelError: if it cannot be made, or has a form that is not supported.
         """
-        kind, make = self.model_class, as_tf_model(self.model_class)
-        obs_space = preprocessed_space(observation_space)
-        remembered = has_memory(model_config)  # by an LSTM or attention around it
-        width = None if remembered else num_outputs
-        arguments = (obs_space, action_space, width, dict(model_config), kind.__name__)
-        extra = custom_model_config if _takes(make, arguments, custom_model_config) else {}
+        kind, make = self.model_class, get_tf_model_factory(self.model_class)
+        obs_space = make_preprocessed_space(observation_space)
+        adds_memory = has_memory(model_config)  # by an LSTM or attention around it
+        output_size = None if adds_memory else num_outputs
+        arguments = (obs_space, action_space, output_size, dict(model_config), kind.__name__)
+        extra = custom_model_config if _accepts(make, arguments, custom_model_config) else {}
         _require_no_reuse(kind)
         try:
             inner = make(*arguments, **extra)
         except Exception as error:
             raise ModelError(
-                f"{kind.__name__} could not be constructed: {error}{_hint(error)}"
+                f"{kind.__name__} could not be constructed: {error}{_find_hint(error)}"
             ) from error
-        if kind not in _CHECKED:
-            _require_own_layers(kind, inner, make(*arguments, **extra))
-            _CHECKED.add(kind)
-        return adapted(inner, observation_space, action_space, with_value=not remembered)
+        if kind not in _CHECKED_CLASSES:
+            _require_separate_layers(kind, inner, make(*arguments, **extra))
+            _CHECKED_CLASSES.add(kind)
+        return make_adapter(inner, observation_space, action_space, with_value=not adds_memory)
 
 
 def make_model_factory(custom_model: Any) -> Any:
     """Returns a model factory for an RLlib model class; other arguments are returned unchanged."""
     is_tf_model = isinstance(custom_model, type) and issubclass(custom_model, TFModelV2)
-    is_ported = is_tf_model or is_ported_class(custom_model)
+    is_ported = is_tf_model or is_rllib_keras_class(custom_model)
     return TFModelFactory(custom_model) if is_ported else custom_model
 
 
 def wrap_model(model: Any, observation_space: gym.Space, action_space: gym.Space) -> Any:
     """Returns the Keras model that runs a `TFModelV2`; other arguments are returned unchanged."""
     is_ported = isinstance(model, TFModelV2)
-    return adapted(model, observation_space, action_space) if is_ported else model
+    return make_adapter(model, observation_space, action_space) if is_ported else model
 
 
-def adapted(
+def make_adapter(
     inner: TFModelV2,
     observation_space: gym.Space,
     action_space: gym.Space,
@@ -111,13 +111,13 @@ def adapted(
         ModelError: if it has a form that is not supported.
     """
     model = TFModelAdapter(inner, InputPorts(observation_space), with_value=with_value)
-    model.views = views_of(model, observation_space, action_space)
+    model.views = get_view_inputs(model, observation_space, action_space)
     _build(model, observation_space, action_space)
     return model
 
 
 class TFModelAdapter(keras.Model):
-    """An `AdaptedModel`: calls a `TFModelV2` with named rows, and returns the core's outputs.
+    """An `WrappedModel`: calls a `TFModelV2` with named rows, and returns the core's outputs.
 
     Args:
         inner: the model.
@@ -125,24 +125,23 @@ class TFModelAdapter(keras.Model):
         with_value: whether values are computed, if it has a `value_function`.
 
     Attributes:
-        state_shapes: the shapes of the recurrent state.
-        view_requirements: those of the inner model.
-        views: its inputs besides the observation and the recurrent state.
-        trims_padding: whether sequences are trimmed to the longest length in the batch before the model
+        state_shapes: the shapes of the recurrent state. view_requirements: those of the inner
+        model. views: its inputs besides the observation and the recurrent state. trims_padding:
+        whether sequences are trimmed to the longest length in the batch before the model
             reads them, because its mask is that long.
     """
 
     def __init__(self, inner: TFModelV2, ports: InputPorts, *, with_value: bool) -> None:
         super().__init__(name=inner.class_name)
         self.inner = inner
-        self.state_shapes = _state_shapes(inner)
+        self.state_shapes = _get_state_shapes(inner)
         self.view_requirements = dict(inner.view_requirements)
-        self.views: tuple[View, ...] = ()
-        self.is_cut = False
+        self.views: tuple[ViewInput, ...] = ()
+        self.trims_padding = False
         self._ports = ports
         self._with_value = with_value
 
-    def hand_to(self, policy: Any) -> None:
+    def bind_policy(self, policy: Any) -> None:
         """Sets the policy whose weights are used by methods that are looked up from now on."""
         object.__setattr__(self, "_owner", weakref.ref(policy))
 
@@ -151,19 +150,23 @@ class TFModelAdapter(keras.Model):
         inner = None if name.startswith("_") else vars(self).get("inner")
         if inner is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        found = getattr(inner, name)
+        attribute = getattr(inner, name)
         owner = vars(self).get("_owner")
         policy = None if owner is None else owner()
-        return found if policy is None or not inspect.ismethod(found) else _Method(policy, name)
+        return (
+            attribute
+            if policy is None or not inspect.ismethod(attribute)
+            else _PolicyMethod(policy, name)
+        )
 
-    def __call__(self, inputs: Any, *memory: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the inner model with a policy's arguments, or with those of RLlib's users.
 
         The latter are `model(input_dict, state, seq_lens)`, or a dict with only `obs`, and return
         `(outputs, state)`.
         """
-        if memory or (isinstance(inputs, Mapping) and [*inputs] == [OBS]):
-            return self.inner(inputs, *memory)
+        if args or (isinstance(inputs, Mapping) and [*inputs] == [OBS]):
+            return self.inner(inputs, *args)
         return super().__call__(inputs, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
@@ -177,68 +180,70 @@ class TFModelAdapter(keras.Model):
         Raises:
             ModelError: for a `tf.Variable`, to which a policy's weights cannot be assigned.
         """
-        found = parts_of(self.inner)
-        for part in found:
+        parts = find_parts(self.inner)
+        for part in parts:
             if isinstance(part, tf.Variable):
                 raise ModelError(
                     f"{self.name} holds the tf.Variable {part.name!r}, to which a policy's "
                     "weights cannot be assigned. Make it a keras.Variable(initial_value, name=...)."
                 )
-        self.parts = found
+        self.parts = parts
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Returns outputs, with values if the model has them; a dict if it is recurrent."""
-        given = dict(inputs) if isinstance(inputs, Mapping) else {self._only_input(): inputs}
+        columns = dict(inputs) if isinstance(inputs, Mapping) else {self._get_only_input(): inputs}
         if not self.state_shapes:
-            outputs, _ = self.inner(self._input_dict(given, training))
-            return (outputs, self._values([-1, 1])) if self._gives_value else outputs
-        state = [given.pop(f"state_in_{i}") for i in range(len(self.state_shapes))]
-        seq_lens = given.pop(SEQ_LENS)
-        whole = lead = tf.shape(next(iter(given.values())))[:2]
-        if self.is_cut:
-            lead = tf.stack([whole[0], tf.reduce_max(seq_lens)])
-            given = {name: x[:, : lead[1]] for name, x in given.items()}
-        rows = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in given.items()}
-        input_dict = self._input_dict(rows, training)
+            outputs, _ = self.inner(self._make_input_dict(columns, training))
+            return (outputs, self._compute_values([-1, 1])) if self._has_value else outputs
+        state = [columns.pop(f"state_in_{i}") for i in range(len(self.state_shapes))]
+        seq_lens = columns.pop(SEQ_LENS)
+        full_shape = leading_shape = tf.shape(next(iter(columns.values())))[:2]
+        if self.trims_padding:
+            leading_shape = tf.stack([full_shape[0], tf.reduce_max(seq_lens)])
+            columns = {name: x[:, : leading_shape[1]] for name, x in columns.items()}
+        rows = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in columns.items()}
+        input_dict = self._make_input_dict(rows, training)
         input_dict |= {f"state_in_{i}": x for i, x in enumerate(state)} | {SEQ_LENS: seq_lens}
-        outputs, after = self.inner(input_dict, state, seq_lens)
+        outputs, next_state = self.inner(input_dict, state, seq_lens)
         width = tf.constant([outputs.shape[-1]])
-        found = {"action_dist_inputs": tf.reshape(outputs, tf.concat([lead, width], 0))}
-        if self._gives_value:
-            found["vf_preds"] = self._values(tf.concat([lead, [1]], 0))
-        if self.is_cut:
-            missing = [[0, 0], [0, whole[1] - lead[1]], [0, 0]]
-            found = {name: tf.pad(x, missing) for name, x in found.items()}
-        return found | {f"state_out_{i}": x for i, x in enumerate(after)}
+        result = {"action_dist_inputs": tf.reshape(outputs, tf.concat([leading_shape, width], 0))}
+        if self._has_value:
+            result["vf_preds"] = self._compute_values(tf.concat([leading_shape, [1]], 0))
+        if self.trims_padding:
+            missing = [[0, 0], [0, full_shape[1] - leading_shape[1]], [0, 0]]
+            result = {name: tf.pad(x, missing) for name, x in result.items()}
+        return result | {f"state_out_{i}": x for i, x in enumerate(next_state)}
 
     @property
     def custom_loss(self) -> Callable[[list[tf.Tensor], Mapping[str, Any]], Any] | None:
         """The inner model's `custom_loss` for encoded observations, or None if not overridden."""
-        return self._custom_loss if self.inner.changes_losses else None
+        return self._custom_loss if self.inner.has_custom_loss else None
 
     def _custom_loss(self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]) -> Any:
-        return self.inner.custom_loss(policy_loss, _LossInputs(loss_inputs, self._seen))
+        return self.inner.custom_loss(
+            policy_loss, _LossInputs(loss_inputs, self._encode_observations)
+        )
 
     def custom_metrics(self) -> dict[str, Any]:
         """Returns the metrics of the inner model."""
         return dict(self.inner.metrics())
 
-    def _seen(self, obs: Any) -> Any:
-        rows = dict(obs) if isinstance(obs, Mapping) else {self._only_input(): obs}
-        return self._nested(rows)
+    def _encode_observations(self, obs: Any) -> Any:
+        rows = dict(obs) if isinstance(obs, Mapping) else {self._get_only_input(): obs}
+        return self._nest_observations(rows)
 
-    def _only_input(self) -> str:
+    def _get_only_input(self) -> str:
         pairs = zip(self._ports.obs, self._ports.is_mask, strict=True)
         return next(port.name for port, mask in pairs if not mask)
 
     @property
-    def _gives_value(self) -> bool:
-        return self._with_value and self.inner.gives_value
+    def _has_value(self) -> bool:
+        return self._with_value and self.inner.has_value_function
 
-    def _values(self, shape: Any) -> tf.Tensor:
+    def _compute_values(self, shape: Any) -> tf.Tensor:
         return tf.reshape(self.inner.value_function(), shape)
 
-    def _nested(self, rows: Mapping[str, tf.Tensor]) -> Any:
+    def _nest_observations(self, rows: Mapping[str, tf.Tensor]) -> Any:
         """Nests the named rows like the observation space, with ones in place of action masks."""
         ports = self._ports
         count = tf.shape(next(iter(rows.values())))[0]
@@ -250,19 +255,21 @@ class TFModelAdapter(keras.Model):
             else:
                 x = rows[port.name]
                 parts.append(x * 255.0 if is_image(leaf.space) else x)
-        return nest(ports.space, parts)
+        return unflatten(ports.space, parts)
 
-    def _input_dict(self, rows: Mapping[str, tf.Tensor], training: bool) -> InputDict:
-        found = InputDict({"obs": self._nested(rows)}, is_training=training)
+    def _make_input_dict(self, rows: Mapping[str, tf.Tensor], training: bool) -> InputDict:
+        result = InputDict({"obs": self._nest_observations(rows)}, is_training=training)
         for view in self.views:
             encoded = [rows[port.name] for port in view.ports]
             pairs = zip(view.source_leaves, view.leaves, encoded, strict=True)
-            found[view.name] = view.nested([_decoded(view, *each) for each in pairs])
-        return found
+            result[view.name] = view.unflatten(
+                [_decode_view(view, *arguments) for arguments in pairs]
+            )
+        return result
 
 
 @dataclass(frozen=True)
-class _Method:
+class _PolicyMethod:
     """A method of a policy's `TFModelV2`; each call uses that policy's weights."""
 
     policy: Any
@@ -275,13 +282,13 @@ class _Method:
 class _LossInputs(Mapping[str, Any]):
     """The columns of a train batch, with observations in the form that `forward` gets."""
 
-    def __init__(self, columns: Mapping[str, Any], seen: Callable[[Any], Any]) -> None:
+    def __init__(self, columns: Mapping[str, Any], encode: Callable[[Any], Any]) -> None:
         self._columns = columns
-        self._seen = seen
+        self._encode = encode
 
     def __getitem__(self, key: str) -> Any:
         value = self._columns[key]
-        return self._seen(value) if key in ("obs", "new_obs") else value
+        return self._encode(value) if key in ("obs", "new_obs") else value
 
     def __contains__(self, key: object) -> bool:
         return key in self._columns
@@ -293,13 +300,13 @@ class _LossInputs(Mapping[str, Any]):
         return len(self._columns)
 
 
-def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModelV2) -> None:
+def _require_separate_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModelV2) -> None:
     """Raises a `ModelError` if two models of a class share a layer."""
-    held = [
-        {id(x): x for part in parts_of(m) for x in getattr(part, "_flatten_layers", list)()}
+    layers = [
+        {id(x): x for part in find_parts(m) for x in getattr(part, "_flatten_layers", list)()}
         for m in (first, second)
     ]
-    common = [layer.name for key, layer in held[0].items() if key in held[1]]
+    common = [layer.name for key, layer in layers[0].items() if key in layers[1]]
     if common:
         raise ModelError(
             f"Each {kind.__name__} must make separate layers, but all objects share {common}. "
@@ -315,7 +322,7 @@ def _require_no_reuse(kind: type[TFModelV2]) -> None:
     """
     for owner in kind.__mro__:
         code = getattr(vars(owner).get("__init__"), "__code__", None)
-        names = set() if code is None else {*code.co_names, *_keywords(code)}
+        names = set() if code is None else {*code.co_names, *_get_keywords(code)}
         if "variable_scope" in names and names & {"AUTO_REUSE", "reuse"}:
             raise ModelError(
                 f"{owner.__name__} makes layers in a variable_scope with reuse, which Keras 3 "
@@ -325,13 +332,13 @@ def _require_no_reuse(kind: type[TFModelV2]) -> None:
             )
 
 
-def _keywords(code: CodeType) -> set[str]:
+def _get_keywords(code: CodeType) -> set[str]:
     """Returns the names of keyword arguments in the calls of a function."""
     groups = [x for x in code.co_consts if isinstance(x, tuple)]
     return {name for group in groups for name in group if isinstance(name, str)}
 
 
-def _takes(make: Any, arguments: Sequence[Any], extra: Mapping[str, Any]) -> bool:
+def _accepts(make: Any, arguments: Sequence[Any], extra: Mapping[str, Any]) -> bool:
     try:
         inspect.signature(make).bind(*arguments, **extra)
     except TypeError:
@@ -339,7 +346,7 @@ def _takes(make: Any, arguments: Sequence[Any], extra: Mapping[str, Any]) -> boo
     return True
 
 
-def _hint(error: Exception) -> str:
+def _find_hint(error: Exception) -> str:
     return next((hint for sign, hint in _HINTS.items() if sign in str(error)), "")
 
 
@@ -356,11 +363,11 @@ _HINTS = {
 """Advice about errors of Keras 3, by a part of their message."""
 
 
-def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
+def _get_state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
     start = list(inner.get_initial_state())
     for i, part in enumerate(start):
-        known = part if isinstance(part, np.ndarray | list | float) else None
-        if known is not None and np.any(known):
+        constant = part if isinstance(part, np.ndarray | list | float) else None
+        if constant is not None and np.any(constant):
             raise ModelError(
                 f"{type(inner).__name__}.get_initial_state()[{i}] must be zeros: recurrent "
                 "states start at zero. Add their initial values in `forward`."
@@ -368,7 +375,7 @@ def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
     return [tuple(int(n) for n in np.shape(part)) for part in start]
 
 
-def _decoded(view: View, step: Leaf, row: Leaf, x: tf.Tensor) -> tf.Tensor:
+def _decode_view(view: ViewInput, step: Leaf, row: Leaf, x: tf.Tensor) -> tf.Tensor:
     """Returns a leaf of a view in the form that `forward` gets.
 
     Actions are integers instead of one-hot, rewards have no feature axis, and images are not
@@ -391,19 +398,19 @@ def _decoded(view: View, step: Leaf, row: Leaf, x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [-1, *row.shape])
 
 
-def _masks_by_the_longest(model: TFModelAdapter, seen: Mapping[str, tf.Tensor]) -> bool:
+def _uses_longest_length(model: TFModelAdapter, example_inputs: Mapping[str, tf.Tensor]) -> bool:
     """Returns whether a model computes the longest length, as `tf.sequence_mask(seq_lens)` does.
 
     Its mask is only that long, because RLlib pads to the longest sequence of a batch.
     """
-    specs = {name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in seen.items()}
+    specs = {name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in example_inputs.items()}
     graph = tf.function(model.call, autograph=False).get_concrete_function(specs).graph
-    taken = [x for x in graph.inputs if x.op.name == SEQ_LENS]
-    while taken:
-        readers = taken.pop().consumers()
+    pending = [x for x in graph.inputs if x.op.name == SEQ_LENS]
+    while pending:
+        readers = pending.pop().consumers()
         if any(op.type == "Max" for op in readers):
             return True
-        taken += [op.outputs[0] for op in readers if op.type in ("Cast", "Identity", "Reshape")]
+        pending += [op.outputs[0] for op in readers if op.type in ("Cast", "Identity", "Reshape")]
     return False
 
 
@@ -415,21 +422,21 @@ def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gy
     Raises:
         ModelError: if it makes variables again, or cannot be called.
     """
-    ports = ports_of(model, observation_space, ActionDistribution.of(action_space))
-    seen = {name: tf.convert_to_tensor(x) for name, x in zeros(ports).items()}
+    ports = get_input_ports(model, observation_space, ActionDistribution.for_space(action_space))
+    example_inputs = {name: tf.convert_to_tensor(x) for name, x in make_zero_inputs(ports).items()}
     try:
-        model.call(seen)
+        model.call(example_inputs)
         if model.state_shapes:
-            model.is_cut = _masks_by_the_longest(model, seen)
+            model.trims_padding = _uses_longest_length(model, example_inputs)
     except Exception as error:
-        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in seen.items())
-        what = f"{model.name} could not be called with {shapes}: {error}{_hint(error)}"
-        raise ModelError(what) from error
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in example_inputs.items())
+        message = f"{model.name} could not be called with {shapes}: {error}{_find_hint(error)}"
+        raise ModelError(message) from error
     model.collect_parts()
 
-    def refuse(next_creator: Any, **given: Any) -> Any:
+    def refuse(next_creator: Any, **kwargs: Any) -> Any:
         raise ModelError(
-            f"{model.name}.forward makes a variable in each call ({given.get('name')!r}), which "
+            f"{model.name}.forward makes a variable in each call ({kwargs.get('name')!r}), which "
             "would never be trained. Make layers in the constructor and keep them as attributes."
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.algorithms.algorithm import Algorithm
-from tfpolicies.algorithms.registry import find_algorithm, registered_names
+from tfpolicies.algorithms.registry import find_algorithm, get_registered_names
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
 
@@ -34,12 +34,12 @@ class _Trainer(Algorithm):
     ) -> None:
         if logger_creator is not None:
             raise ConfigError("logger_creator must be None; log the results of `train()` instead.")
-        made = (
+        algorithm_config = (
             config.copy(copy_frozen=False)
             if isinstance(config, AlgorithmConfig)
             else self.config_class.from_dict(config or {})
         )
-        super().__init__(made, env)
+        super().__init__(algorithm_config, env)
 
     @classmethod
     def get_default_config(cls) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def build_trainer(
     config_class: Any = getattr(default_policy, "config_class", Algorithm.config_class)
 
     def get_default_policy_class(cls: Any, config: Any) -> Any:
-        return default_policy or super(made, cls).get_default_policy_class(config)
+        return default_policy or super(algorithm_class, cls).get_default_policy_class(config)
 
     def get_default_config(cls: Any) -> Any:
         return config_class().update_from_dict({} if default_config is None else default_config)
@@ -72,14 +72,14 @@ def build_trainer(
         "get_default_config": classmethod(get_default_config),
         "__doc__": f"{name}, made by `build_trainer`.",
     }
-    made: Any = type(name, (Algorithm,), members)
-    return made
+    algorithm_class: Any = type(name, (Algorithm,), members)
+    return algorithm_class
 
 
 def __getattr__(name: str) -> Any:
     """Returns `<algorithm>Trainer`, made from a registered algorithm on first use."""
     algorithm = name.removesuffix("Trainer")
-    if algorithm == name or algorithm not in registered_names():
+    if algorithm == name or algorithm not in get_registered_names():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     text = f"{algorithm}; see `_Trainer` for the arguments."
     members = {"__module__": __name__, "__doc__": text}

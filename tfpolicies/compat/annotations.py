@@ -20,7 +20,7 @@ TensorType = Any
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
-def Deprecated(*given: Any, **named: Any) -> Callable[[Marked], Marked]:
+def Deprecated(*args: Any, **kwargs: Any) -> Callable[[Marked], Marked]:
     """Returns a decorator that leaves a function or class unchanged; the arguments are ignored.
 
     >>> @Deprecated(old="f", new="g", error=False)
@@ -29,5 +29,5 @@ def Deprecated(*given: Any, **named: Any) -> Callable[[Marked], Marked]:
     >>> f()
     1
     """
-    del given, named
+    del args, kwargs
     return lambda marked: marked

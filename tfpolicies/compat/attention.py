@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.compat.preprocessors import flat_space
-from tfpolicies.compat.tf_model import Memory, Outputs, RecurrentNetwork
-from tfpolicies.models.catalog.attention import attention_core
-from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.inspection import memory_of
-from tfpolicies.models.catalog.layers import action_outputs, value_output
-from tfpolicies.models.settings import model_settings
+from tfpolicies.compat.preprocessors import make_flat_space
+from tfpolicies.compat.tf_model import ForwardOutputs, RecurrentNetwork, StateTensors
+from tfpolicies.models.catalog.attention import build_attention_core
+from tfpolicies.models.catalog.initializers import KernelInitializers
+from tfpolicies.models.catalog.inspection import get_state_shapes
+from tfpolicies.models.catalog.layers import apply_action_outputs, apply_value_output
+from tfpolicies.models.settings import complete_model_config
 
 
 class GTrXLNet(RecurrentNetwork):
@@ -74,44 +74,52 @@ class GTrXLNet(RecurrentNetwork):
             "position_wise_mlp_dim": position_wise_mlp_dim,
             "init_gru_gate_bias": init_gru_gate_bias,
         }
-        settings = model_settings({f"attention_{key}": value for key, value in units.items()})
-        self.trxl_model = _attention_model(flat_space(observation_space), num_outputs, settings)
+        settings = complete_model_config(
+            {f"attention_{key}": value for key, value in units.items()}
+        )
+        self.trxl_model = _make_attention_model(
+            make_flat_space(observation_space), num_outputs, settings
+        )
         self.num_outputs = attention_dim if num_outputs is None else num_outputs
         self._values: Any = None
 
-    def forward_rnn(self, inputs: tf.Tensor, state: Memory, seq_lens: tf.Tensor) -> Outputs:
-        named = {f"state_in_{i}": part for i, part in enumerate(state)}
-        found = self.trxl_model({"obs": inputs, "seq_lens": seq_lens, **named})
-        self._values = found.get("values")
-        return found["outputs"], [found[f"state_out_{i}"] for i in range(len(state))]
+    def forward_rnn(
+        self, inputs: tf.Tensor, state: StateTensors, seq_lens: tf.Tensor
+    ) -> ForwardOutputs:
+        states = {f"state_in_{i}": part for i, part in enumerate(state)}
+        outputs = self.trxl_model({"obs": inputs, "seq_lens": seq_lens, **states})
+        self._values = outputs.get("values")
+        return outputs["outputs"], [outputs[f"state_out_{i}"] for i in range(len(state))]
 
     def get_initial_state(self) -> list[np.ndarray]:
-        return [np.zeros(shape, np.float32) for shape in memory_of(self.trxl_model)]
+        return [np.zeros(shape, np.float32) for shape in get_state_shapes(self.trxl_model)]
 
     def value_function(self) -> tf.Tensor:
         return tf.reshape(self._values, [-1])
 
 
-def _attention_model(
+def _make_attention_model(
     space: gym.spaces.Box, num_outputs: int | None, settings: Mapping[str, Any]
 ) -> keras.Model:
     """Returns a model of sequences; without `num_outputs` it returns features and no values."""
-    kernels = Kernels(ortho_init=False, seed=0)
+    kernels = KernelInitializers(ortho_init=False, seed=0)
     inputs = {
         "obs": keras.Input((None, *space.shape), name="obs"),
         "seq_lens": keras.Input((), name="seq_lens", dtype="int32"),
     }
-    x, states_in, states_out = attention_core(inputs["obs"], inputs["seq_lens"], settings, kernels)
+    x, states_in, states_out = build_attention_core(
+        inputs["obs"], inputs["seq_lens"], settings, kernels
+    )
     outputs = {"outputs": x}
     if num_outputs is not None:
-        outputs["outputs"] = action_outputs(kernels, x, num_outputs, settings)
-        outputs["values"] = value_output(kernels, x)
+        outputs["outputs"] = apply_action_outputs(kernels, x, num_outputs, settings)
+        outputs["values"] = apply_value_output(kernels, x)
     outputs |= {f"state_out_{i}": part for i, part in enumerate(states_out)}
     inputs |= {f"state_in_{i}": part for i, part in enumerate(states_in)}
     return keras.Model(inputs, outputs, name="trxl")
 
 
-def complete_memory(
+def add_step_count(
     policy: Any, states: Sequence[np.ndarray]
 ) -> tuple[list[np.ndarray], Callable[..., Any]]:
     """Adds the missing step count to an attention state.
@@ -134,7 +142,7 @@ def complete_memory(
     windows = [np.asarray(part, np.float32) for part in states]
     if not (units and is_windows and [part.shape[1:] for part in windows] == units):
         raise LookupError("attention")
-    told = np.any([(part != 0).any(axis=2) for part in windows], axis=0)  # [B, steps]
-    first = np.where(told.any(axis=1), told.argmax(axis=1), told.shape[1])
-    counts = (told.shape[1] - first).astype(np.float32)[:, None]
+    is_filled = np.any([(part != 0).any(axis=2) for part in windows], axis=0)  # [B, steps]
+    first_step = np.where(is_filled.any(axis=1), is_filled.argmax(axis=1), is_filled.shape[1])
+    counts = (is_filled.shape[1] - first_step).astype(np.float32)[:, None]
     return [*windows, counts], lambda after: [part[:, -1] for part in after[:-1]]

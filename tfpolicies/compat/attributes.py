@@ -16,7 +16,7 @@ from tfpolicies.errors import UsageError
 from tfpolicies.storage.spaces_json import encode_space
 
 
-def as_method(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+def make_method_getter(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
     """Returns a getter for a function as a method: the object becomes its first argument."""
     return partial(partial, function)
 
@@ -27,7 +27,7 @@ NOT_SERIALIZABLE = "__not_serializable__"
 
 def get_rollout_fragment_length(config: Any, worker_index: int = 0) -> int:
     """Returns a worker's steps per environment and sample; index 0 gives the common number."""
-    return int(config.fragment_length(worker_index=worker_index))
+    return int(config.get_fragment_length(worker_index=worker_index))
 
 
 def is_atari(config: Any) -> bool:
@@ -40,7 +40,11 @@ def is_atari(config: Any) -> bool:
 
 def multiagent(config: Any) -> dict[str, Any]:
     """Returns the multi-agent settings, as old dict configs have them."""
-    return {name: config[name] for name, home in config._homes.items() if home == "multi_agent"}
+    return {
+        name: config[name]
+        for name, section in config._section_by_setting.items()
+        if section == "multi_agent"
+    }
 
 
 def serialize(config: Any) -> dict[str, Any]:
@@ -49,16 +53,16 @@ def serialize(config: Any) -> dict[str, Any]:
     Functions and objects without a JSON form become `NOT_SERIALIZABLE`. The result is for reading
     and comparing; checkpoints hold a config that can be loaded again.
     """
-    return dict(_plain(config.to_dict()))
+    return dict(_to_json(config.to_dict()))
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _to_json(each) for key, each in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted(map(_plain, value), key=str)
+        return sorted(map(_to_json, value), key=str)
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, gym.Space):
@@ -70,11 +74,11 @@ def _plain(value: Any) -> Any:
 
 
 CONFIG_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
-    "get_rollout_fragment_length": as_method(get_rollout_fragment_length),
+    "get_rollout_fragment_length": make_method_getter(get_rollout_fragment_length),
     "is_atari": is_atari,
     "multiagent": multiagent,
     "pop": lambda config: config.get,
-    "serialize": as_method(serialize),
+    "serialize": make_method_getter(serialize),
     "total_train_batch_size": lambda config: config.train_batch_size,
 }
 """Getters of the attributes of configs, by name."""
@@ -101,9 +105,9 @@ def logdir(algorithm: Any) -> str:
 ALGORITHM_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "_counters": lambda algorithm: algorithm.counters,
     "get_config": lambda algorithm: lambda: algorithm.config,
-    "load_checkpoint": as_method(load_checkpoint),
+    "load_checkpoint": make_method_getter(load_checkpoint),
     "logdir": logdir,
-    "save_checkpoint": as_method(save_checkpoint),
+    "save_checkpoint": make_method_getter(save_checkpoint),
     "step": lambda algorithm: algorithm.train,
 }
 """Getters of the attributes of algorithms, by name."""
@@ -123,7 +127,7 @@ def foreach_worker_async(
     """
     del healthy_only  # failed workers are never called
     remotes = workers._remotes
-    workers._complete_weights()
+    workers._send_full_weights()
     return 0 if remotes is None else int(remotes.request(func, remote_worker_ids))
 
 
@@ -136,7 +140,7 @@ def fetch_ready_async_reqs(
     """
     del mark_healthy  # workers that answer are healthy
     remotes = workers._remotes
-    return [] if remotes is None else list(remotes.take_answers(timeout_seconds))
+    return [] if remotes is None else list(remotes.take_requested_results(timeout_seconds))
 
 
 def add_workers(workers: Any, num_workers: int, validate: bool = False) -> None:
@@ -157,15 +161,15 @@ def add_workers(workers: Any, num_workers: int, validate: bool = False) -> None:
 
 def is_policy_to_train(workers: Any, policy_id: str, batch: Any = None) -> bool:
     """Returns whether a policy is trained on a batch."""
-    return bool(workers.local_worker().policies.trains(policy_id, batch))
+    return bool(workers.local_worker().policies.is_trained(policy_id, batch))
 
 
 def env_creator(worker: Any, context: EnvContext) -> Any:
     """Returns a new environment like the worker's, for a context."""
-    given = worker.creation_args()["env_creator"]
-    source = worker.config.env if given is None else given
-    made: Any = make_any_environments(source, 1, context)
-    return made.get_sub_environments()[0]
+    creator = worker.creation_args()["env_creator"]
+    source = worker.config.env if creator is None else creator
+    environments: Any = make_any_environments(source, 1, context)
+    return environments.get_sub_environments()[0]
 
 
 def assert_healthy(worker: Any) -> None:
@@ -174,17 +178,17 @@ def assert_healthy(worker: Any) -> None:
 
 
 WORKER_SET_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
-    "add_workers": as_method(add_workers),
-    "fetch_ready_async_reqs": as_method(fetch_ready_async_reqs),
-    "foreach_worker_async": as_method(foreach_worker_async),
-    "is_policy_to_train": as_method(is_policy_to_train),
+    "add_workers": make_method_getter(add_workers),
+    "fetch_ready_async_reqs": make_method_getter(fetch_ready_async_reqs),
+    "foreach_worker_async": make_method_getter(foreach_worker_async),
+    "is_policy_to_train": make_method_getter(is_policy_to_train),
 }
 """Getters of the attributes of worker sets, by name."""
 
 WORKER_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
-    "assert_healthy": as_method(assert_healthy),
+    "assert_healthy": make_method_getter(assert_healthy),
     "env_context": lambda worker: worker._context(),
-    "env_creator": as_method(env_creator),
+    "env_creator": make_method_getter(env_creator),
     "last_batch": lambda worker: worker._first_batch,
 }
 """Getters of the attributes of workers, by name."""

@@ -10,8 +10,8 @@ import gymnasium as gym
 import keras
 import tensorflow as tf
 
-from tfpolicies.compat.preprocessors import Preprocessor, get_preprocessor, preprocessed_space
-from tfpolicies.compat.tf_action_dist import class_for
+from tfpolicies.compat.preprocessors import Preprocessor, get_preprocessor, make_preprocessed_space
+from tfpolicies.compat.tf_action_dist import find_distribution_class
 from tfpolicies.compat.tf_model import FullyConnectedNetwork, TFModelV2, VisionNetwork
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, ModelError
@@ -19,9 +19,9 @@ from tfpolicies.models.catalog.encoders import is_convolved
 from tfpolicies.models.catalog.initializers import NormalizedColumns
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.base import register_box_distribution
-from tfpolicies.models.model_source import model_source
+from tfpolicies.models.model_source import make_model_source
 from tfpolicies.models.registry import register_model
-from tfpolicies.models.settings import has_memory, model_settings
+from tfpolicies.models.settings import complete_model_config, has_memory
 from tfpolicies.models.spaces import action_leaves, is_float_box, leaves
 
 
@@ -77,7 +77,7 @@ class ModelCatalog:
         >>> ModelCatalog.get_action_dist(gym.spaces.Discrete(3), {})
         (<class 'tfpolicies.compat.tf_action_dist.Categorical'>, 3)
         """
-        return class_for(action_space, config or {}, dist_type)
+        return find_distribution_class(action_space, config or {}, dist_type)
 
     @staticmethod
     def get_model_v2(
@@ -110,19 +110,19 @@ class ModelCatalog:
             ModelError: if `num_outputs` is another number.
         """
         del framework
-        settings = model_settings(model_config)
+        settings = complete_model_config(model_config)
         space = getattr(obs_space, "original_space", obs_space)
         images = [is_convolved(leaf, settings) for leaf in leaves(space)]
         kind = VisionNetwork if any(images) else FullyConnectedNetwork
         if model_interface is not None:
-            joint = f"{model_interface.__name__}_as_{kind.__name__}"
+            class_name = f"{model_interface.__name__}_as_{kind.__name__}"
             width = (
                 None if num_outputs is None else int(num_outputs)
             )  # Keras accepts only Python's int
-            own = type(joint, (model_interface, kind), {})
-            return own(obs_space, action_space, width, settings, name)
+            model_class = type(class_name, (model_interface, kind), {})
+            return model_class(obs_space, action_space, width, settings, name)
         custom = settings["custom_action_dist"]
-        dist_class = ActionDistribution.of(action_space, custom, settings)
+        dist_class = ActionDistribution.for_space(action_space, custom, settings)
         width = dist_class.num_inputs
         if num_outputs != width:
             raise ModelError(
@@ -131,8 +131,8 @@ class ModelCatalog:
             )
         is_plain = settings["custom_model"] is None and not has_memory(settings)
         if is_plain and (images == [True] or not any(images)):
-            return kind(preprocessed_space(space), action_space, num_outputs, settings, name)
-        return model_source(space, dist_class, settings, with_value=True).make()
+            return kind(make_preprocessed_space(space), action_space, num_outputs, settings, name)
+        return make_model_source(space, dist_class, settings, with_value=True).make()
 
     @staticmethod
     def get_preprocessor(
@@ -185,15 +185,15 @@ class ModelCatalog:
         (tf.float32, (None, 2))
         """
         del framework
-        found = action_leaves(action_space)
+        space_leaves = action_leaves(action_space)
         if isinstance(action_space, gym.spaces.Dict | gym.spaces.Tuple):
-            whole = all(isinstance(leaf.space, gym.spaces.Discrete) for leaf in found)
-            width = sum(math.prod(leaf.shape) for leaf in found)
-            return tf.int32 if whole else tf.float32, (None, width)
+            all_discrete = all(isinstance(leaf.space, gym.spaces.Discrete) for leaf in space_leaves)
+            width = sum(math.prod(leaf.shape) for leaf in space_leaves)
+            return tf.int32 if all_discrete else tf.float32, (None, width)
         dtype: Any = action_space.dtype
         if isinstance(action_space, gym.spaces.Box):
             dtype = tf.float32 if is_float_box(action_space) else tf.int32
-        return dtype, (None, *found[0].shape)
+        return dtype, (None, *space_leaves[0].shape)
 
     @staticmethod
     def register_custom_preprocessor(preprocessor_name: str, preprocessor_class: Any) -> None:
@@ -216,12 +216,12 @@ def with_common_config(extra_config: Mapping[str, Any]) -> dict[str, Any]:
     Settings that `AlgorithmConfig` does not have are kept: `build_tf_policy` makes them settings of
     the class.
 
-    >>> config = with_common_config({"lr": 0.5, "my_weight": 2.0})
-    >>> config["lr"], config["gamma"], config["my_weight"]
+    >>> make_config = with_common_config({"lr": 0.5, "my_weight": 2.0})
+    >>> make_config["lr"], make_config["gamma"], make_config["my_weight"]
     (0.5, 0.99, 2.0)
     """
-    known = AlgorithmConfig()
-    names = [key for key in extra_config if key not in known and key != "multiagent"]
-    own = {key: extra_config[key] for key in names}
-    common = {key: value for key, value in extra_config.items() if key not in own}
-    return {**known.update_from_dict(common).to_dict(), **own}
+    defaults = AlgorithmConfig()
+    names = [key for key in extra_config if key not in defaults and key != "multiagent"]
+    extra_settings = {key: extra_config[key] for key in names}
+    common = {key: value for key, value in extra_config.items() if key not in extra_settings}
+    return {**defaults.update_from_dict(common).to_dict(), **extra_settings}

@@ -21,7 +21,7 @@ _TINY = np.finfo(np.float32).tiny
 _CANDIDATES = 8  # each is accepted with a probability of at least 0.95
 
 
-class _Noise:
+class _NoiseColumns:
     """The noise of one call: unused columns, and seeds for further random numbers.
 
     Args:
@@ -31,33 +31,33 @@ class _Noise:
 
     def __init__(self, noise: tf.Tensor, blocks: NoiseBlocks) -> None:
         self._noise = noise
-        self._count = itertools.count()
-        self._left: dict[str, tf.Tensor] = {}
+        self._seed_counter = itertools.count()
+        self._unused: dict[str, tf.Tensor] = {}
         start = 0
         for kind, size in blocks:
             part, start = noise[:, start : start + size], start + size
-            before = self._left.get(kind)
-            self._left[kind] = part if before is None else tf.concat([before, part], axis=-1)
+            earlier = self._unused.get(kind)
+            self._unused[kind] = part if earlier is None else tf.concat([earlier, part], axis=-1)
 
     def take(self, kind: str, size: int) -> tf.Tensor | None:
         """Returns the next columns of a kind, `[B, size]`; None if fewer are left."""
-        left = self._left.get(kind)
-        if left is None or left.shape[-1] < size:
+        unused = self._unused.get(kind)
+        if unused is None or unused.shape[-1] < size:
             return None
-        self._left[kind] = left[:, size:]
-        return left[:, :size]
+        self._unused[kind] = unused[:, size:]
+        return unused[:, :size]
 
-    def seed(self) -> tf.Tensor:
+    def make_seed(self) -> tf.Tensor:
         """Returns a new seed, int32 `[2]`; equal noise gives equal seeds."""
         ends = tf.stack([self._noise[0, 0], self._noise[0, -1]])
-        return tf.bitcast(ends, tf.int32) + tf.constant([next(self._count), 0])
+        return tf.bitcast(ends, tf.int32) + tf.constant([next(self._seed_counter), 0])
 
 
-_PRESENT: ContextVar[_Noise | None] = ContextVar("noise", default=None)
+_CURRENT_NOISE: ContextVar[_NoiseColumns | None] = ContextVar("noise", default=None)
 
 
 @contextmanager
-def drawing_from(noise: tf.Tensor | None, blocks: NoiseBlocks = ()) -> Iterator[None]:
+def use_noise(noise: tf.Tensor | None, blocks: NoiseBlocks = ()) -> Iterator[None]:
     """Makes distributions of this thread use `noise` as their random numbers; None changes nothing.
 
     Args:
@@ -67,40 +67,40 @@ def drawing_from(noise: tf.Tensor | None, blocks: NoiseBlocks = ()) -> Iterator[
     if noise is None:
         yield
         return
-    token = _PRESENT.set(_Noise(noise, blocks))
+    token = _CURRENT_NOISE.set(_NoiseColumns(noise, blocks))
     try:
         yield
     finally:
-        _PRESENT.reset(token)
+        _CURRENT_NOISE.reset(token)
 
 
-def _seed() -> tf.Tensor:
-    present = _PRESENT.get()
-    if present is not None:
-        return present.seed()
+def _make_seed() -> tf.Tensor:
+    noise_columns = _CURRENT_NOISE.get()
+    if noise_columns is not None:
+        return noise_columns.make_seed()
     return tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32)
 
 
-def _uniform(shape: Any) -> tf.Tensor:
-    return tf.random.stateless_uniform(shape, _seed(), minval=_TINY)
+def _draw_uniform(shape: Any) -> tf.Tensor:
+    return tf.random.stateless_uniform(shape, _make_seed(), minval=_TINY)
 
 
-_DRAWS: dict[str, Callable[[Any], tf.Tensor]] = {
-    "gumbel": lambda shape: -tf.math.log(-tf.math.log(_uniform(shape))),
-    "normal": lambda shape: tf.random.stateless_normal(shape, _seed()),
-    "logistic": lambda shape: -tf.math.log(1.0 / _uniform(shape) - 1.0),
+_SAMPLERS: dict[str, Callable[[Any], tf.Tensor]] = {
+    "gumbel": lambda shape: -tf.math.log(-tf.math.log(_draw_uniform(shape))),
+    "normal": lambda shape: tf.random.stateless_normal(shape, _make_seed()),
+    "logistic": lambda shape: -tf.math.log(1.0 / _draw_uniform(shape) - 1.0),
 }
 """Functions that draw a tensor of a shape, by the kinds of `NOISE_KINDS`."""
 
 
-def noise_like(inputs: tf.Tensor, kind: str, size: int) -> tf.Tensor:
+def sample_noise(inputs: tf.Tensor, kind: str, size: int) -> tf.Tensor:
     """Returns noise of a kind for the rows of `inputs`, float32 `[B, size]`."""
-    present = _PRESENT.get()
-    taken = None if present is None else present.take(kind, size)
-    return _DRAWS[kind]([tf.shape(inputs)[0], size]) if taken is None else taken
+    noise_columns = _CURRENT_NOISE.get()
+    columns = None if noise_columns is None else noise_columns.take(kind, size)
+    return _SAMPLERS[kind]([tf.shape(inputs)[0], size]) if columns is None else columns
 
 
-def gamma(alpha: tf.Tensor) -> tf.Tensor:
+def sample_gamma(alpha: tf.Tensor) -> tf.Tensor:
     """Samples gamma distributions of rate 1; differentiable in `alpha`.
 
     Marsaglia and Tsang 2000 (doi:10.1145/358407.358414): takes the first accepted of eight
@@ -111,9 +111,9 @@ def gamma(alpha: tf.Tensor) -> tf.Tensor:
     """
     d = alpha[..., None] + 2.0 / 3.0
     shape = tf.concat([tf.shape(alpha), [_CANDIDATES]], 0)
-    x = _DRAWS["normal"](shape)
+    x = _SAMPLERS["normal"](shape)
     v = tf.maximum(1.0 + x / tf.sqrt(9.0 * d), 1e-6) ** 3
-    fits = tf.math.log(_uniform(shape)) < 0.5 * x * x + d * (1.0 - v + tf.math.log(v))
-    first = tf.one_hot(tf.argmax(tf.cast(fits, tf.int32), axis=-1), _CANDIDATES)
-    boost = tf.exp(tf.math.log(_uniform(tf.shape(alpha))) / alpha)
-    return tf.reduce_sum(d * v * first, axis=-1) * boost
+    is_accepted = tf.math.log(_draw_uniform(shape)) < 0.5 * x * x + d * (1.0 - v + tf.math.log(v))
+    first_accepted = tf.one_hot(tf.argmax(tf.cast(is_accepted, tf.int32), axis=-1), _CANDIDATES)
+    boost = tf.exp(tf.math.log(_draw_uniform(tf.shape(alpha))) / alpha)
+    return tf.reduce_sum(d * v * first_accepted, axis=-1) * boost

@@ -7,17 +7,17 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.compat.utils import unset
+from tfpolicies.compat.utils import make_missing_method_error
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 from tfpolicies.envs.pettingzoo import pettingzoo_env
 from tfpolicies.envs.registry import register_environment
-from tfpolicies.envs.vector import Environments
+from tfpolicies.envs.vector import VectorEnvAdapter
 from tfpolicies.rollout.episode import Episode
 
 ENV_STATE = "state"
 """The key of the global state in observations of cooperating agents."""
 
-BaseEnv = Environments
+BaseEnv = VectorEnvAdapter
 EpisodeV2 = Episode
 TaskType = Any
 MultiAgentCartPole: type[MultiAgentEnv] = make_multi_agent("CartPole-v1")
@@ -42,15 +42,15 @@ class TaskSettableEnv(gym.Env):
 
     def sample_tasks(self, n_tasks: int) -> list[Any]:
         """Returns tasks drawn at random."""
-        raise unset(self, "sample_tasks(self, n_tasks)")
+        raise make_missing_method_error(self, "sample_tasks(self, n_tasks)")
 
     def set_task(self, task: Any) -> None:
         """Sets the task, from the next episode on."""
-        raise unset(self, "set_task(self, task)")
+        raise make_missing_method_error(self, "set_task(self, task)")
 
     def get_task(self) -> Any:
         """Returns the current task."""
-        raise unset(self, "get_task(self)")
+        raise make_missing_method_error(self, "get_task(self)")
 
 
 def PettingZooEnv(env: Any) -> MultiAgentEnv:
@@ -60,8 +60,8 @@ def PettingZooEnv(env: Any) -> MultiAgentEnv:
     ...}`, and a custom model reads the mask. `config.environment` also accepts PettingZoo
     environments directly; then every policy masks its actions.
     """
-    made: Any = pettingzoo_env(env)
-    return type(made)(made.env, renames=False)
+    wrapped: Any = pettingzoo_env(env)
+    return type(wrapped)(wrapped.env, renames=False)
 
 
 ParallelPettingZooEnv = PettingZooEnv

@@ -9,29 +9,29 @@ import numpy as np
 
 from tfpolicies.envs.multi_agent_env import ALL
 from tfpolicies.errors import UsageError
-from tfpolicies.policy.recurrent_state import flatten_memory
+from tfpolicies.policy.recurrent_state import flatten_states
 from tfpolicies.rollout.episode import SINGLE_AGENT, Episode
 
 
 def prev_action_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> Any:
     """Returns an agent's action before the last one, in the environment's units; None if none."""
-    return _followed(episode)._prev_actions.get(agent_id)
+    return _require_records(episode)._prev_actions.get(agent_id)
 
 
 def prev_reward_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> float:
     """Returns an agent's reward before its last one; 0 if there is none."""
-    return float(_followed(episode)._prev_rewards.get(agent_id, 0.0))
+    return float(_require_records(episode)._prev_rewards.get(agent_id, 0.0))
 
 
 def last_terminated_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> bool:
     """Returns whether the environment terminated an agent, or the episode for all."""
-    ends = _followed(episode)._terminateds
+    ends = _require_records(episode)._terminateds
     return bool(ends.get(agent_id) or ends.get(ALL))
 
 
 def last_truncated_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> bool:
     """Returns whether the environment truncated an agent, or the episode for all."""
-    ends = _followed(episode)._truncateds
+    ends = _require_records(episode)._truncateds
     return bool(ends.get(agent_id) or ends.get(ALL))
 
 
@@ -40,8 +40,8 @@ def rnn_state_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> list[np.nda
 
     Before its first action it is the initial state; `[]` if the policy has none.
     """
-    if agent_id not in _followed(episode)._acted:
-        return flatten_memory(_policy(episode, agent_id).get_initial_state())
+    if agent_id not in _require_records(episode)._acted:
+        return flatten_states(_get_policy(episode, agent_id).get_initial_state())
     columns, row = episode._acted[agent_id]
     return [x[row] for name, x in columns.items() if name.startswith("state_out_")]
 
@@ -50,19 +50,26 @@ def last_extra_action_outs_for(
     episode: Episode, agent_id: Any = SINGLE_AGENT
 ) -> dict[str, np.ndarray]:
     """Returns further outputs of an agent's last action, such as `action_logp`; `{}` before it."""
-    if agent_id not in _followed(episode)._acted:
+    if agent_id not in _require_records(episode)._acted:
         return {}
     columns, row = episode._acted[agent_id]
-    given = _policy(episode, agent_id).driver.acting.input_views
-    views = [each for view in given for each in (view, view.following) if each is not None]
+    input_views = _get_policy(episode, agent_id).driver.acting.input_views
+    views = [
+        candidate
+        for view in input_views
+        for candidate in (view, view.next_step_view)
+        if candidate is not None
+    ]
     inputs = {port.name for view in views for port in view.ports}
-    found = {
+    outputs = {
         name: column[row]
         for name, column in columns.items()
         if name not in inputs and not name.startswith(("actions", "state_"))
     }
     return (
-        {"action_prob": np.exp(found["action_logp"]), **found} if "action_logp" in found else found
+        {"action_prob": np.exp(outputs["action_logp"]), **outputs}
+        if "action_logp" in outputs
+        else outputs
     )
 
 
@@ -76,11 +83,11 @@ EPISODE_METHODS: dict[str, Callable[..., Any]] = {
 """Methods of episodes for ported code, by name."""
 
 
-def _policy(episode: Episode, agent_id: Any) -> Any:
+def _get_policy(episode: Episode, agent_id: Any) -> Any:
     return episode.worker.policy_map[episode.policy_for(agent_id)]
 
 
-def _followed(episode: Episode) -> Episode:
+def _require_records(episode: Episode) -> Episode:
     """Returns an episode whose agents' steps were recorded.
 
     Raises:

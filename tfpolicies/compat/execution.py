@@ -84,8 +84,8 @@ def train_one_step(
                 f"train_batch has rows of a policy {policy_id!r}, but there are "
                 f"{sorted(worker.policy_map)}. Add the policy, or take its rows out of the batch."
             )
-        trained = worker.policies.trains(policy_id, train_batch)
-        if trained if policies_to_train is None else policy_id in policies_to_train:
+        is_trained = worker.policies.is_trained(policy_id, train_batch)
+        if is_trained if policies_to_train is None else policy_id in policies_to_train:
             epochs, size = (policy.config.get(x) for x in ("num_sgd_iter", "sgd_minibatch_size"))
             if epochs and size:
                 results[policy_id] = policy.driver.learning.train(batch, epochs, size)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.compat.utils import unset
+from tfpolicies.compat.utils import make_missing_method_error
 from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.models.running_stat import RunningStat
 
@@ -22,26 +22,26 @@ class Filter:
 
     def copy(self) -> Any:
         """Returns an independent copy."""
-        raise unset(self, "copy(self)")
+        raise make_missing_method_error(self, "copy(self)")
 
     def sync(self, other: Any) -> None:
         """Copies the whole state of another filter."""
-        raise unset(self, "sync(self, other)")
+        raise make_missing_method_error(self, "sync(self, other)")
 
     def apply_changes(self, other: Any, *args: Any, **kwargs: Any) -> None:
         """Adds the observations of another filter since its `reset_buffer`."""
-        raise unset(self, "apply_changes(self, other, with_buffer=False)")
+        raise make_missing_method_error(self, "apply_changes(self, other, with_buffer=False)")
 
     def reset_buffer(self) -> None:
         """Clears the observations that `apply_changes` would add to another filter."""
-        raise unset(self, "reset_buffer(self)")
+        raise make_missing_method_error(self, "reset_buffer(self)")
 
     def as_serializable(self) -> Any:
         """Returns a copy."""
         return self.copy()
 
 
-class Statistics(NamedTuple):
+class FilterStatistics(NamedTuple):
     """Statistics of a filter's observations."""
 
     n: int
@@ -51,7 +51,7 @@ class Statistics(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, stat: RunningStat) -> Statistics:
+    def from_stat(cls, stat: RunningStat) -> FilterStatistics:
         return cls(int(stat.count), stat.mean, stat.var, stat.std, stat.shape)
 
 
@@ -67,10 +67,10 @@ class MeanStdFilter(Filter):
         destd: whether to divide by the standard deviation.
         clip: the largest magnitude of a result; None for no limit.
 
-    >>> scaled = MeanStdFilter((1,))
-    >>> [round(float(scaled(np.array([x]))[0]), 4) for x in (0.0, 1.0, 2.0)]
+    >>> normalize_leaves = MeanStdFilter((1,))
+    >>> [round(float(normalize_leaves(np.array([x]))[0]), 4) for x in (0.0, 1.0, 2.0)]
     [0.0, 0.7071, 1.0]
-    >>> scaled.copy().running_stats.n
+    >>> normalize_leaves.copy().running_stats.n
     3
     """
 
@@ -79,17 +79,17 @@ class MeanStdFilter(Filter):
     ) -> None:
         self.shape = tuple(int(n) for n in shape)
         self.demean, self.destd, self.clip = demean, destd, clip
-        self._seen, self._recent = RunningStat(self.shape), RunningStat(self.shape)
+        self._total, self._recent = RunningStat(self.shape), RunningStat(self.shape)
 
     @property
-    def running_stats(self) -> Statistics:
+    def running_stats(self) -> FilterStatistics:
         """The statistics of all observations."""
-        return Statistics.of(self._seen)
+        return FilterStatistics.from_stat(self._total)
 
     @property
-    def buffer(self) -> Statistics:
+    def buffer(self) -> FilterStatistics:
         """The statistics of the observations since `reset_buffer`."""
-        return Statistics.of(self._recent)
+        return FilterStatistics.from_stat(self._recent)
 
     def __call__(self, x: Any, update: bool = True) -> np.ndarray:
         """Returns a normalized observation, or a batch, as float32.
@@ -99,23 +99,23 @@ class MeanStdFilter(Filter):
         """
         x = np.asarray(x, np.float32)
         if update:
-            for stat in (self._seen, self._recent):
+            for stat in (self._total, self._recent):
                 stat.push_batch(x[None] if x.ndim == len(self.shape) else x)
-        found = x - self._seen.mean * self.demean
-        found = found / (self._seen.std + 1e-8) if self.destd else found
-        found = found if self.clip is None else np.clip(found, -self.clip, self.clip)
-        return np.asarray(found, np.float32)
+        result = x - self._total.mean * self.demean
+        result = result / (self._total.std + 1e-8) if self.destd else result
+        result = result if self.clip is None else np.clip(result, -self.clip, self.clip)
+        return np.asarray(result, np.float32)
 
     def copy(self) -> MeanStdFilter:
         return copy.deepcopy(self)
 
     def sync(self, other: MeanStdFilter) -> None:
-        self._seen, self._recent = other._seen.copy(), other._recent.copy()
+        self._total, self._recent = other._total.copy(), other._recent.copy()
 
     def apply_changes(
         self, other: MeanStdFilter, with_buffer: bool = False, *args: Any, **kwargs: Any
     ) -> None:
-        self._seen.merge(other._recent)
+        self._total.merge(other._recent)
         if with_buffer:
             self._recent = other._recent.copy()
 
@@ -126,24 +126,24 @@ class MeanStdFilter(Filter):
 # -- RLlib's attributes of the policies' filters --------------------------------------------------
 
 
-def _all_seen(held: RunningFilter) -> list[RunningStat]:
+def _merge_pending(running_filter: RunningFilter) -> list[RunningStat]:
     """Returns the statistics of a filter, including pending ones."""
-    seen = list(held.statistics)
-    for stat, change in zip(seen, held._pending, strict=True):
+    merged = list(running_filter.statistics)
+    for stat, change in zip(merged, running_filter._pending, strict=True):
         stat.merge(change)
-    return seen
+    return merged
 
 
-def _told(stats: Any) -> Any:
+def _convert_statistics(stats: Any) -> Any:
     """Returns the statistics of a filter's only quantity, or a list if there are several."""
-    found = [Statistics.of(stat) for stat in stats]
-    return found[0] if len(found) == 1 else found
+    result = [FilterStatistics.from_stat(stat) for stat in stats]
+    return result[0] if len(result) == 1 else result
 
 
 FILTER_ATTRIBUTES: dict[str, Callable[[RunningFilter], Any]] = {
     "as_serializable": lambda held: held.snapshot,
-    "buffer": lambda held: _told(held._pending),
+    "buffer": lambda held: _convert_statistics(held._pending),
     "copy": lambda held: held.snapshot,
     "reset_buffer": lambda held: held.forget_pending,
-    "running_stats": lambda held: _told(_all_seen(held)),
+    "running_stats": lambda held: _convert_statistics(_merge_pending(held)),
 }

@@ -12,11 +12,11 @@ import numpy as np
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.compat.preprocessors import DictFlatteningPreprocessor
 from tfpolicies.errors import ObservationError
-from tfpolicies.models.preprocessed import turned_back
-from tfpolicies.models.spaces import leaves, nest
+from tfpolicies.models.preprocessed import decode_flat_observations
+from tfpolicies.models.spaces import leaves, unflatten
 
 
-class RowDict(dict[str, Any]):
+class DictWithFlatRows(dict[str, Any]):
     """Observations `[T, ...]` of a Dict; keys that are not strings index their flat rows `[T, F]`.
 
     Values written into rows must be preprocessed: choices are one-hot.
@@ -25,11 +25,10 @@ class RowDict(dict[str, Any]):
         space: the Dict.
         obs: observations, nested like the space.
 
-    >>> space = gym.spaces.Dict(at=gym.spaces.Discrete(2), speed=gym.spaces.Box(-9, 9, (1,)))
-    >>> obs = RowDict(space, {"at": np.array([1, 0]), "speed": np.array([[3.0], [4.0]])})
-    >>> obs[:, :2] = [[1, 0], [0, 1]]
-    >>> obs["at"], obs[0]
-    (array([0, 1]), array([1., 0., 3.], dtype=float32))
+    >>> get_space = gym.spaces.Dict(at=gym.spaces.Discrete(2), speed=gym.spaces.Box(-9, 9, (1,)))
+    >>> obs = DictWithFlatRows(get_space, {"at": np.array([1, 0]), "speed": np.array([[3.0],
+    [4.0]])}) >>> obs[:, :2] = [[1, 0], [0, 1]] >>> obs["at"], obs[0] (array([0, 1]), array([1., 0.,
+    3.], dtype=float32))
     """
 
     def __init__(self, space: gym.spaces.Dict, obs: Mapping[str, Any]) -> None:
@@ -50,21 +49,21 @@ class RowDict(dict[str, Any]):
             return
         rows = self._rows()
         rows[key] = value
-        self.update(nested(self._space, rows))
+        self.update(unflatten_rows(self._space, rows))
 
     def _rows(self) -> np.ndarray:
         return DictFlatteningPreprocessor(self._space).transform_batch(dict(self))
 
 
-def nested(space: gym.Space, rows: np.ndarray) -> Any:
+def unflatten_rows(space: gym.Space, rows: np.ndarray) -> Any:
     """Returns flat rows `[T, F]`, nested like the space.
 
     Raises:
         ObservationError: if they have another width, or a choice is not one-hot.
     """
     shape = list(np.shape(rows))
-    refused = ObservationError(f"`obs` has the shape {shape}, which does not fit {space}.")
-    return nest(space, turned_back(leaves(space), rows, refused))
+    error = ObservationError(f"`obs` has the shape {shape}, which does not fit {space}.")
+    return unflatten(space, decode_flat_observations(leaves(space), rows, error))
 
 
 @contextlib.contextmanager
@@ -73,10 +72,12 @@ def flat_observation_view(batch: SampleBatch, space: gym.Space) -> Iterator[None
     if not isinstance(space, gym.spaces.Dict) or not all(isinstance(key, str) for key in space):
         yield
         return
-    own = {x: batch[x] for x in ("obs", "new_obs") if isinstance(batch.get(x), Mapping)}
-    for name, obs in own.items():
-        dict.__setitem__(batch, name, RowDict(space, obs))
+    originals = {x: batch[x] for x in ("obs", "new_obs") if isinstance(batch.get(x), Mapping)}
+    for name, obs in originals.items():
+        dict.__setitem__(batch, name, DictWithFlatRows(space, obs))
     yield
-    for name in own:
-        found = batch[name]
-        batch[name] = dict(found) if isinstance(found, Mapping) else nested(space, found)
+    for name in originals:
+        obs_after = batch[name]
+        batch[name] = (
+            dict(obs_after) if isinstance(obs_after, Mapping) else unflatten_rows(space, obs_after)
+        )

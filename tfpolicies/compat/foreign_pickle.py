@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import CheckpointError
-from tfpolicies.system.regular_files import open_regular, read_regular, size_of
+from tfpolicies.system.regular_files import get_size, open_regular, read_regular
 
-_READER = Path(__file__).with_name("pickle_reader.py")  # run as a program, not imported
-_SECONDS = 10
-_MEGABYTES = 400  # plus, for each megabyte of the file:
-_TIMES = 8
-_LARGEST = 1 << 30  # bytes of a file
+_READER_SCRIPT = Path(__file__).with_name("pickle_reader.py")  # run as a program, not imported
+_MAX_SECONDS = 10
+_BASE_MEGABYTES = 400  # plus, for each megabyte of the file:
+_MEMORY_FACTOR = 8
+_MAX_FILE_BYTES = 1 << 30  # bytes of a file
 _REFUSED = 3
-_ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_SINGLE_THREAD_ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Named(NamedTuple):
+class ObjectRecord(NamedTuple):
     """Record of an object whose class or function is unknown; nothing was imported or called.
 
     Attributes:
@@ -54,45 +54,47 @@ def read_pickle(path: str | os.PathLike[str]) -> Any:
     with tempfile.TemporaryDirectory(prefix="tfpolicies-") as folder:
         try:
             with open_regular(path) as file:
-                if size_of(file) > _LARGEST:
-                    raise _refusal(path, f"it has {size_of(file)} bytes, more than {_LARGEST}")
+                if get_size(file) > _MAX_FILE_BYTES:
+                    raise _make_error(
+                        path, f"it has {get_size(file)} bytes, more than {_MAX_FILE_BYTES}"
+                    )
                 _run(path, file, folder)
-            return _read_answer(folder)
+            return _load_result(folder)
         except OSError as error:
-            raise _refusal(path, str(error)) from error
+            raise _make_error(path, str(error)) from error
 
 
 def _run(path: Any, file: Any, folder: str) -> None:
-    megabytes = _MEGABYTES + _TIMES * (size_of(file) >> 20)
-    command = [sys.executable, "-I", str(_READER), folder, str(_SECONDS), str(megabytes)]
-    env = {**os.environ, **_ALONE}
+    megabytes = _BASE_MEGABYTES + _MEMORY_FACTOR * (get_size(file) >> 20)
+    command = [sys.executable, "-I", str(_READER_SCRIPT), folder, str(_MAX_SECONDS), str(megabytes)]
+    env = {**os.environ, **_SINGLE_THREAD_ENV}
     try:
-        done = subprocess.run(
-            command, stdin=file, capture_output=True, env=env, timeout=6 * _SECONDS
+        process = subprocess.run(
+            command, stdin=file, capture_output=True, env=env, timeout=6 * _MAX_SECONDS
         )
     except subprocess.TimeoutExpired as error:
-        raise _refusal(path, f"reading it takes more than {6 * _SECONDS} s") from error
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise _refusal(path, f"reading it takes more than {_SECONDS} s")
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise _refusal(path, "".join(said) or f"its reader ended with {done.returncode}")
+        raise _make_error(path, f"reading it takes more than {6 * _MAX_SECONDS} s") from error
+    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise _make_error(path, f"reading it takes more than {_MAX_SECONDS} s")
+    if process.returncode:
+        last_line = process.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise _make_error(path, "".join(last_line) or f"its reader ended with {process.returncode}")
 
 
-def _refusal(path: Any, why: str) -> CheckpointError:
+def _make_error(path: Any, problem: str) -> CheckpointError:
     return CheckpointError(
-        f"The file {str(path)!r} was refused: {why}. Nothing in it was executed. Give an "
+        f"The file {str(path)!r} was refused: {problem}. Nothing in it was executed. Give an "
         "unchanged checkpoint of RLlib."
     )
 
 
-def _read_answer(folder: str) -> Any:
+def _load_result(folder: str) -> Any:
     with np.load(Path(folder, "arrays.npz"), allow_pickle=False) as loaded:
         arrays: dict[str, np.ndarray] = dict(loaded)
 
     def decode(record: Any) -> Any:
         if isinstance(record, list):
-            return [decode(each) for each in record]
+            return [decode(item) for item in record]
         if not isinstance(record, dict):
             return record
         ((kind, content),) = record.items()
@@ -103,7 +105,7 @@ def _read_answer(folder: str) -> Any:
         if kind == "dict":
             return {decode(key): decode(value) for key, value in content}
         if kind == "named":
-            return Named(content[0], *map(decode, content[1:]))
+            return ObjectRecord(content[0], *map(decode, content[1:]))
         return tuple(map(decode, content))
 
     return decode(json.loads(read_regular(Path(folder, "data.json"))))

@@ -12,20 +12,26 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.batch.layout import STATE_IN
-from tfpolicies.batch.view_defaults import with_memory
+from tfpolicies.batch.view_defaults import add_state_views
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.compat.tf_model import Columns, Memory, Outputs, TFModelV2, acting
+from tfpolicies.compat.tf_model import (
+    Columns,
+    ForwardOutputs,
+    StateTensors,
+    TFModelV2,
+    select_acting_views,
+)
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.models.actor_critic import value_of
-from tfpolicies.models.adapted import AdaptedModel
+from tfpolicies.models.actor_critic import get_value
+from tfpolicies.models.adapted import WrappedModel
 from tfpolicies.models.ports import SEQ_LENS
-from tfpolicies.models.views import ViewsRead, declared
+from tfpolicies.models.views import DerivedViewRequirements, get_view_requirements
 
 
-def is_ported_class(given: Any) -> bool:
+def is_rllib_keras_class(model_class: Any) -> bool:
     """Returns whether a class is a Keras model made from `input_space` and `action_space`."""
-    is_class = isinstance(given, type) and issubclass(given, keras.Model)
-    return is_class and "input_space" in inspect.signature(given.__init__).parameters
+    is_class = isinstance(model_class, type) and issubclass(model_class, keras.Model)
+    return is_class and "input_space" in inspect.signature(model_class.__init__).parameters
 
 
 class KerasAsTFModel(TFModelV2):
@@ -53,7 +59,7 @@ class KerasAsTFModel(TFModelV2):
             name=self.name,
             **custom_model_config,
         )
-        self.view_requirements.update(declared(self.base_model))
+        self.view_requirements.update(get_view_requirements(self.base_model))
         self._values: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -68,38 +74,40 @@ class KerasAsTFModel(TFModelV2):
         return type(self.base_model).__name__
 
     @property
-    def gives_value(self) -> bool:
+    def has_value_function(self) -> bool:
         """Whether the last call returned values."""
         return self._values is not None
 
-    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
-        given = {name: x for name, x in input_dict.items() if name != "is_training"}
-        given |= {f"{STATE_IN}{i}": x for i, x in enumerate(state)}
+    def forward(
+        self, input_dict: Columns, state: StateTensors, seq_lens: tf.Tensor | None
+    ) -> ForwardOutputs:
+        columns = {name: x for name, x in input_dict.items() if name != "is_training"}
+        columns |= {f"{STATE_IN}{i}": x for i, x in enumerate(state)}
         if seq_lens is not None:
-            given[SEQ_LENS] = seq_lens
-        found = self.base_model(given, **self._training(input_dict))
-        if not isinstance(found, tuple | list) or len(found) not in (2, 3):
+            columns[SEQ_LENS] = seq_lens
+        result = self.base_model(columns, **self._get_training_argument(input_dict))
+        if not isinstance(result, tuple | list) or len(result) not in (2, 3):
             raise ModelError(
                 f"{self.name}.call must return (outputs [N, num_outputs], state, extras), got "
-                f"{type(found).__name__}. Write `return outputs, [], {{'vf_preds': values}}`."
+                f"{type(result).__name__}. Write `return outputs, [], {{'vf_preds': values}}`."
             )
-        outputs, after, *extras = found
+        outputs, next_state, *extras = result
         self._values = extras[0].get("vf_preds") if extras else None
-        return outputs, list(after)
+        return outputs, list(next_state)
 
-    def _training(self, input_dict: Mapping[str, Any]) -> dict[str, bool]:
-        takes = "training" in inspect.signature(self.base_model.call).parameters
-        return {"training": input_dict["is_training"]} if takes else {}
+    def _get_training_argument(self, input_dict: Mapping[str, Any]) -> dict[str, bool]:
+        accepts_training = "training" in inspect.signature(self.base_model.call).parameters
+        return {"training": input_dict["is_training"]} if accepts_training else {}
 
     def value_function(self) -> tf.Tensor:
         return tf.reshape(self._values, [-1])
 
     def get_initial_state(self) -> list[np.ndarray]:
-        begin = getattr(type(self.base_model), "get_initial_state", None)
-        return [] if begin is None else list(begin(self.base_model))
+        method = getattr(type(self.base_model), "get_initial_state", None)
+        return [] if method is None else list(method(self.base_model))
 
 
-def as_tf_model(kind: type) -> Callable[..., TFModelV2]:
+def get_tf_model_factory(kind: type) -> Callable[..., TFModelV2]:
     """Returns a callable that makes a `TFModelV2` of a ported class, with the same arguments."""
     return kind if issubclass(kind, TFModelV2) else functools.partial(KerasAsTFModel, kind)
 
@@ -114,32 +122,35 @@ def prepare_model(policy: Any, model: keras.Model) -> None:
     and `value_function()`: the values `[N]` of the last call that was not traced. Its attributes
     are not part of the model: they are neither stored nor copied with it.
     """
-    if isinstance(model, AdaptedModel) or "is_time_major" in vars(model):
+    if isinstance(model, WrappedModel) or "is_time_major" in vars(model):
         return
-    views = ViewsRead(_views_read(policy, model))
-    last = _LastCall(model)
-    read = {
+    views = DerivedViewRequirements(_collect_views(policy, model))
+    recorder = _CallRecorder(model)
+    attributes = {
         "base_model": model,
         "view_requirements": views,
-        "inference_view_requirements": acting(views),
+        "inference_view_requirements": select_acting_views(views),
         "is_time_major": lambda: False,
-        "value_function": last.values,
+        "value_function": recorder.get_values,
     }
-    object.__setattr__(model, "call", last.call)  # Keras would keep track of attributes
-    for name in (name for name in read if not hasattr(model, name)):
-        object.__setattr__(model, name, read[name])
+    object.__setattr__(model, "call", recorder.call)  # Keras would keep track of attributes
+    for name in (name for name in attributes if not hasattr(model, name)):
+        object.__setattr__(model, name, attributes[name])
 
 
-def _views_read(policy: Any, model: keras.Model) -> dict[str, ViewRequirement]:
-    found = {"obs": ViewRequirement(space=policy.observation_space), **declared(model)}
+def _collect_views(policy: Any, model: keras.Model) -> dict[str, ViewRequirement]:
+    result = {
+        "obs": ViewRequirement(space=policy.observation_space),
+        **get_view_requirements(model),
+    }
     for view in policy.driver.acting.views:
         shift = view.shifts if view.is_window else view.shifts[0]
-        found.setdefault(view.name, ViewRequirement(view.source, shift=shift))
+        result.setdefault(view.name, ViewRequirement(view.source, shift=shift))
     length = policy.config["model"]["max_seq_len"]
-    return with_memory(found, policy.get_initial_state(), max_seq_len=length)
+    return add_state_views(result, policy.get_initial_state(), max_seq_len=length)
 
 
-class _LastCall:
+class _CallRecorder:
     """Records the outputs of the last eager call of a Keras model.
 
     Args:
@@ -155,23 +166,23 @@ class _LastCall:
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; `{"obs": rows}` is accepted in place of the rows."""
         is_row_dict = isinstance(inputs, Mapping) and [*inputs] == ["obs"]
-        given = inputs["obs"] if is_row_dict and not self._takes_dict else inputs
-        outputs = self._call(given, *args, **kwargs)
+        model_input = inputs["obs"] if is_row_dict and not self._takes_dict else inputs
+        outputs = self._call(model_input, *args, **kwargs)
         if tf.executing_eagerly():
             self._outputs = outputs
         return outputs
 
-    def values(self) -> tf.Tensor:
+    def get_values(self) -> tf.Tensor:
         """Returns the values `[N]` of the last call.
 
         Raises:
             ConfigError: if there was none, or the model gives no values.
         """
-        values = value_of(self._outputs)
+        values = get_value(self._outputs)
         if values is None:
-            what = "was not called yet" if self._outputs is None else "has no value output"
+            problem = "was not called yet" if self._outputs is None else "has no value output"
             raise ConfigError(
-                f"policy.model.value_function(): the model {self._name!r} {what}. Call "
+                f"policy.model.value_function(): the model {self._name!r} {problem}. Call "
                 "policy.model({'obs': rows}) of a policy with values first."
             )
         return tf.reshape(values, [-1])

@@ -16,9 +16,9 @@ from tfpolicies.rollout import metrics
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
-_LEFT_OUT = ("config", "hist_stats")
+_OMITTED_KEYS = ("config", "hist_stats")
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_/]([\w ./-]*[\w/-])?")
-_HAS_A_MEANING = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}  # in YAML
+_YAML_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}  # in YAML
 
 
 def collect_episodes(
@@ -37,13 +37,13 @@ def collect_episodes(
     Raises:
         Exception: an error raised in a remote worker.
     """
-    later = workers.foreach_worker(
+    remote_metrics = workers.foreach_worker(
         operator.methodcaller("get_metrics"),
         local_worker=False,
         remote_worker_ids=remote_worker_ids,
         timeout_seconds=timeout_seconds,
     )
-    return sum(later, workers.get_metrics())
+    return sum(remote_metrics, workers.get_metrics())
 
 
 def collect_metrics(
@@ -98,45 +98,49 @@ def pretty_print(result: Mapping[str, Any]) -> str:
     info:
       lr: 0.5
     """
-    shown = {name: value for name, value in result.items() if value is not None}
-    return "\n".join(_lines(shown, ""))
+    entries = {name: value for name, value in result.items() if value is not None}
+    return "\n".join(_format_block(entries, ""))
 
 
-def _lines(values: Mapping[Any, Any], indent: str) -> list[str]:
+def _format_block(values: Mapping[Any, Any], indent: str) -> list[str]:
     lines = []
     for name, value in sorted(values.items(), key=lambda item: str(item[0])):
-        if name in _LEFT_OUT:
+        if name in _OMITTED_KEYS:
             continue
-        inner = _lines(value, f"{indent}  ") if isinstance(value, Mapping) else []
+        inner = _format_block(value, f"{indent}  ") if isinstance(value, Mapping) else []
         if inner:
-            lines += [f"{indent}{_text(str(name))}:", *inner]
+            lines += [f"{indent}{_format_text(str(name))}:", *inner]
         else:
-            lines.append(f"{indent}{_text(str(name))}: {_inline(value)}")
+            lines.append(f"{indent}{_format_text(str(name))}: {_format_inline(value)}")
     return lines
 
 
-def _inline(value: Any) -> str:
+def _format_inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        shown = (f"{_text(str(k))}: {_inline(x)}" for k, x in value.items() if k not in _LEFT_OUT)
-        return "{" + ", ".join(shown) + "}"
+        entries = (
+            f"{_format_text(str(k))}: {_format_inline(x)}"
+            for k, x in value.items()
+            if k not in _OMITTED_KEYS
+        )
+        return "{" + ", ".join(entries) + "}"
     if isinstance(value, list | tuple | set | frozenset):
-        return "[" + ", ".join(map(_inline, value)) + "]"
+        return "[" + ", ".join(map(_format_inline, value)) + "]"
     if hasattr(value, "numpy") or isinstance(value, np.ndarray | np.generic):
-        return _inline(np.asarray(value).tolist())
+        return _format_inline(np.asarray(value).tolist())
     if value is None or isinstance(value, bool | int):
         return json.dumps(value)
-    return _number(value) if isinstance(value, float) else _text(str(value))
+    return _format_number(value) if isinstance(value, float) else _format_text(str(value))
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if math.isnan(value):
         return ".nan"
     if math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
-    shown = repr(value)
-    return shown if "." in shown else shown.replace("e", ".0e")  # otherwise YAML reads it as text
+    text = repr(value)
+    return text if "." in text else text.replace("e", ".0e")  # otherwise YAML reads it as text
 
 
-def _text(value: str) -> str:
-    plain = _NEEDS_NO_QUOTES.fullmatch(value) and value.lower() not in _HAS_A_MEANING
-    return value if plain else json.dumps(value)
+def _format_text(value: str) -> str:
+    needs_no_quotes = _NEEDS_NO_QUOTES.fullmatch(value) and value.lower() not in _YAML_WORDS
+    return value if needs_no_quotes else json.dumps(value)

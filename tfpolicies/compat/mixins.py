@@ -37,7 +37,7 @@ class DynamicTFPolicyV2(EagerTFPolicyV2):
     runtime = "session"
 
 
-def _do_nothing(mixin: object, *arguments: Any, **named: Any) -> None:
+def _do_nothing(mixin: object, *arguments: Any, **kwargs: Any) -> None:
     """Replaces the constructors of mixins."""
 
 
@@ -55,7 +55,7 @@ class EntropyCoeffSchedule:
     @property
     def entropy_coeff(self: Any) -> Any:
         """The current coefficient; a tensor in traced code."""
-        return self._in_force("entropy_coeff")
+        return self._get_current_hyperparameter("entropy_coeff")
 
 
 class KLCoeffMixin:
@@ -66,7 +66,7 @@ class KLCoeffMixin:
     @property
     def kl_coeff(self: Any) -> Any:
         """The current coefficient; a tensor in traced code."""
-        return self._in_force("kl_coeff")
+        return self._get_current_hyperparameter("kl_coeff")
 
 
 class ValueNetworkMixin:
@@ -100,13 +100,13 @@ def compute_gae_for_sample_batch(
     config = policy.config
     last_r = 0.0
     if config.get("use_critic", True):
-        following = Fragments.of_trajectory(policy, sample_batch).next_values()[0]
-        sample_batch[SampleBatch.VALUES_BOOTSTRAPPED] = following.astype(np.float32)
-        last_r = float(following[-1])
+        next_values = Fragments.from_trajectory(policy, sample_batch).get_next_values()[0]
+        sample_batch[SampleBatch.VALUES_BOOTSTRAPPED] = next_values.astype(np.float32)
+        last_r = float(next_values[-1])
     return compute_advantages(
         sample_batch,
         last_r,
-        policy.hyper("gamma"),
+        policy.get_hyperparameter("gamma"),
         config.get("lambda", 1.0),
         use_gae=config.get("use_gae", True),
         use_critic=config.get("use_critic", True),

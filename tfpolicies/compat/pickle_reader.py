@@ -4,11 +4,11 @@ Run as a program in a separate process, it needs only Python and NumPy::
 
     python -I pickle_reader.py OUT SECONDS MEGABYTES < FILE
 
-It writes `OUT/data.json` and `OUT/arrays.npz`, or fails with a one-line message that names the
-refused content. It does not use `pickle.Unpickler`, which calls the objects that `find_class`
-returns. It interprets the opcodes one by one, and records each call instead of running it. It
-understands the names of NumPy and of containers in `KNOWN`, and builds arrays from their bytes;
-each other name becomes a `Named` with its arguments and state, which does nothing.
+It writes `OUT/data.encode` and `OUT/arrays.npz`, or fails with a one-line message that names the
+refused content. It does not use `pickle.Unpickler`, which calls the objects that
+`find_policy_class` returns. It interprets the opcodes one by one, and records each call instead of
+running it. It understands the names of NumPy and of containers in `KNOWN`, and builds arrays from
+their bytes; each other name becomes a `Named` with its arguments and state, which does nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-MOST_OPCODES = 400_000
-MOST_VALUES = 400_000  # in the result; shared values count each time
-MOST_COPIES = 1_000_000  # values that are copied from one container to another
-MOST_BYTES = 1 << 30  # of arrays and texts in the result; shared ones count each time
-MOST_PACKED = 32 << 20  # of one unpacked array
-DEEPEST = 100
-MOST_DIGITS = 64  # bytes of an integer
+MAX_OPCODES = 400_000
+MAX_VALUES = 400_000  # in the result; shared values count each time
+MAX_COPIES = 1_000_000  # values that are copied from one container to another
+MAX_BYTES = 1 << 30  # of arrays and texts in the result; shared ones count each time
+MAX_UNPACKED_BYTES = 32 << 20  # of one unpacked array
+MAX_DEPTH = 100
+MAX_INTEGER_BYTES = 64  # bytes of an integer
 
 _CORE = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
 _NP_NAMES = {"scalar": "scalar", "_reconstruct": "array"}
-KNOWN = {
+KNOWN_NAMES = {
     **{(module, name): kind for module in _CORE for name, kind in _NP_NAMES.items()},
     **{(module, "_frombuffer"): "buffer" for module in _NUMERIC},
     ("numpy", "ndarray"): "class",
@@ -56,11 +56,11 @@ KNOWN = {
 """Kinds of the supported names; old protocols write bytes as calls of `_codecs.encode`."""
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Raised for content that is not supported."""
 
 
-class Named:
+class ObjectRecord:
     """A record of an object that a pickle makes by name.
 
     Attributes:
@@ -77,23 +77,25 @@ class Named:
         self.items: list[Any] = []
 
 
-class _Dtype:
+class _DtypeRecord:
     """A NumPy dtype under construction."""
 
     def __init__(self, code: str) -> None:
         self.code = code
         self.order = "="
 
-    def made(self) -> np.dtype:
+    def to_dtype(self) -> np.dtype:
         if self.code[:1] not in "biuf" or not self.code[1:].isdigit():
-            raise Refused(f"an array of the dtype {self.code!r:.40}, which is not a plain number")
+            raise RefusedError(
+                f"an array of the dtype {self.code!r:.40}, which is not a plain number"
+            )
         try:
             return np.dtype(self.code).newbyteorder(">" if self.order == ">" else "<")
         except (TypeError, ValueError) as error:
-            raise Refused(f"an array of the dtype {self.code!r:.40}") from error
+            raise RefusedError(f"an array of the dtype {self.code!r:.40}") from error
 
 
-class _Array:
+class _ArrayRecord:
     """A NumPy array under construction."""
 
     def __init__(self) -> None:
@@ -103,7 +105,7 @@ class _Array:
 _MARK = object()
 
 
-class Machine:
+class PickleInterpreter:
     """Interprets the opcodes of one pickle.
 
     Args:
@@ -117,61 +119,61 @@ class Machine:
         self._content = content
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
-        self._copies = MOST_COPIES
+        self._remaining_copies = MAX_COPIES
 
     def run(self) -> Any:
         """Returns the content of the pickle: plain values, arrays and `Named`s."""
         for number, (name, argument) in enumerate(self._opcodes()):
-            if number >= MOST_OPCODES:
-                raise Refused(f"more than {MOST_OPCODES} opcodes")
+            if number >= MAX_OPCODES:
+                raise RefusedError(f"more than {MAX_OPCODES} opcodes")
             if name == "STOP":
                 return self._pop()
-            step = _STEPS.get(name)
-            if step is None:
-                raise Refused(f"the opcode {name}, which is not supported")
-            step(self, argument)
-        raise Refused("no end")
+            handler = _HANDLERS.get(name)
+            if handler is None:
+                raise RefusedError(f"the opcode {name}, which is not supported")
+            handler(self, argument)
+        raise RefusedError("no end")
 
     def _opcodes(self) -> Iterator[tuple[str, Any]]:
         try:
             for opcode, argument, _ in pickletools.genops(self._content):
                 yield opcode.name, argument
         except (ValueError, UnicodeError, OverflowError, MemoryError) as error:
-            raise Refused(f"an incomplete pickle: {error}") from error
+            raise RefusedError(f"an incomplete pickle: {error}") from error
 
     # -- the stack -----------------------------------------------------------------------------
 
     def _pop(self) -> Any:
         if not self._stack or self._stack[-1] is _MARK:
-            raise Refused("an opcode without its operands")
+            raise RefusedError("an opcode without its operands")
         return self._stack.pop()
 
-    def _top(self) -> Any:
+    def _peek(self) -> Any:
         value = self._pop()
         self._stack.append(value)
         return value
 
-    def _marked(self) -> list[Any]:
-        found: list[Any] = []
+    def _pop_to_mark(self) -> list[Any]:
+        values: list[Any] = []
         while self._stack and self._stack[-1] is not _MARK:
-            found.append(self._stack.pop())
+            values.append(self._stack.pop())
         if not self._stack:
-            raise Refused("an opcode without its mark")
+            raise RefusedError("an opcode without its mark")
         self._stack.pop()
-        return found[::-1]
+        return values[::-1]
 
     def push(self, value: Any) -> None:
-        if isinstance(value, int) and value.bit_length() > 8 * MOST_DIGITS:
-            raise Refused(f"an integer of {value.bit_length()} bits")
+        if isinstance(value, int) and value.bit_length() > 8 * MAX_INTEGER_BYTES:
+            raise RefusedError(f"an integer of {value.bit_length()} bits")
         self._stack.append(value)
 
     def memoize(self, index: int | None) -> None:
         """Stores the top of the stack in the memo, by default under the next number."""
-        self._memo[len(self._memo) if index is None else index] = self._top()
+        self._memo[len(self._memo) if index is None else index] = self._peek()
 
-    def get(self, index: int) -> None:
+    def push_from_memo(self, index: int) -> None:
         if index not in self._memo:
-            raise Refused(f"a reference to {index}, which does not exist")
+            raise RefusedError(f"a reference to {index}, which does not exist")
         self.push(self._memo[index])
 
     def pop(self, _: Any) -> None:
@@ -179,16 +181,16 @@ class Machine:
 
     def pop_mark(self, _: Any) -> None:
         """Drops all values above the mark, and the mark."""
-        self._marked()
+        self._pop_to_mark()
 
-    def mark(self, _: Any) -> None:
+    def push_mark(self, _: Any) -> None:
         self._stack.append(_MARK)
 
     # -- containers ----------------------------------------------------------------------------
 
-    def tuple_of(self, count: int | None) -> None:
+    def push_tuple(self, count: int | None) -> None:
         """Makes a tuple of the last `count` values; None for all above the mark."""
-        values = self._marked() if count is None else [self._pop() for _ in range(count)][::-1]
+        values = self._pop_to_mark() if count is None else [self._pop() for _ in range(count)][::-1]
         self.push(tuple(values))
 
     def append(self, _: Any) -> None:
@@ -197,18 +199,18 @@ class Machine:
 
     def appends(self, _: Any) -> None:
         """Adds values to a list or set."""
-        self._extend(self._marked())
+        self._extend(self._pop_to_mark())
 
     def _extend(self, values: list[Any]) -> None:
-        target = self._top()
-        if isinstance(target, Named):
+        target = self._peek()
+        if isinstance(target, ObjectRecord):
             target.items += values
         elif isinstance(target, list):
             target += values
         elif isinstance(target, set):
-            target.update(map(_key, values))
+            target.update(map(_make_key, values))
         else:
-            raise Refused(f"values put into a {type(target).__name__}")
+            raise RefusedError(f"values put into a {type(target).__name__}")
 
     def set_item(self, _: Any) -> None:
         value, key = self._pop(), self._pop()
@@ -216,143 +218,149 @@ class Machine:
 
     def set_items(self, _: Any) -> None:
         """Adds entries to a dict."""
-        self._update(self._marked())
+        self._update(self._pop_to_mark())
 
     def _update(self, pairs: list[Any]) -> None:
-        target = self._top()
-        if len(pairs) % 2 or not isinstance(target, dict | Named):
-            raise Refused(f"entries put into a {type(target).__name__}")
+        target = self._peek()
+        if len(pairs) % 2 or not isinstance(target, dict | ObjectRecord):
+            raise RefusedError(f"entries put into a {type(target).__name__}")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if isinstance(target, Named):
+            if isinstance(target, ObjectRecord):
                 target.items.append((key, value))
             else:
-                target[_key(key)] = value
+                target[_make_key(key)] = value
 
-    def frozen(self, _: Any) -> None:
+    def push_set(self, _: Any) -> None:
         """Makes a set of the values above the mark."""
-        self.push({_key(value) for value in self._marked()})
+        self.push({_make_key(value) for value in self._pop_to_mark()})
 
     # -- names and calls -----------------------------------------------------------------------
 
-    def named(self, argument: Any) -> None:
+    def push_global(self, argument: Any) -> None:
         """Pushes a record of the name in `module name`."""
         module, _, name = str(argument).partition(" ")
-        self.push(Named(f"{module}:{name}"))
+        self.push(ObjectRecord(f"{module}:{name}"))
 
-    def stack_named(self, _: Any) -> None:
+    def push_stack_global(self, _: Any) -> None:
         """Pushes a record of the name that the last two strings form."""
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise Refused("a name that is not a text")
-        self.push(Named(f"{module}:{name}"))
+            raise RefusedError("a name that is not a text")
+        self.push(ObjectRecord(f"{module}:{name}"))
 
     def reduce(self, _: Any) -> None:
         """Records a call, or makes an array or container if the name is known."""
         args, function = self._pop(), self._pop()
         if not isinstance(args, tuple):
-            raise Refused("a call without a tuple of arguments")
-        self.push(self._called(function, args))
+            raise RefusedError("a call without a tuple of arguments")
+        self.push(self._record_call(function, args))
 
     def reduce_keywords(self, _: Any) -> None:
         """Records a call with keyword arguments."""
         keywords, args, function = self._pop(), self._pop(), self._pop()
         if keywords:
             args = (args, keywords)
-        self.push(self._called(function, args if isinstance(args, tuple) else (args,)))
+        self.push(self._record_call(function, args if isinstance(args, tuple) else (args,)))
 
-    def _called(self, function: Any, args: tuple[Any, ...]) -> Any:
-        if not isinstance(function, Named):
-            raise Refused(f"a call of a {type(function).__name__}")
+    def _record_call(self, function: Any, args: tuple[Any, ...]) -> Any:
+        if not isinstance(function, ObjectRecord):
+            raise RefusedError(f"a call of a {type(function).__name__}")
         module, _, name = function.name.partition(":")
-        kind = KNOWN.get((module, name)) if function.args is None else None
+        kind = KNOWN_NAMES.get((module, name)) if function.args is None else None
         if kind is None:
-            return Named(function.name, args)
-        self._copies -= sum(len(x) for x in args if isinstance(x, list | tuple | set | dict | str))
-        if self._copies < 0:
-            raise Refused(f"more than {MOST_COPIES} values that are copied")
+            return ObjectRecord(function.name, args)
+        self._remaining_copies -= sum(
+            len(x) for x in args if isinstance(x, list | tuple | set | dict | str)
+        )
+        if self._remaining_copies < 0:
+            raise RefusedError(f"more than {MAX_COPIES} values that are copied")
         try:
             return _MAKERS[kind](self, *args)
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-            raise Refused(f"an invalid call of {function.name}: {error}") from error
+            raise RefusedError(f"an invalid call of {function.name}: {error}") from error
 
     def build(self, _: Any) -> None:
         """Sets the state of a record, array or dtype."""
-        state, target = self._pop(), self._top()
-        if isinstance(target, _Array):
-            target.value = self._array(state)
-        elif isinstance(target, _Dtype):
+        state, target = self._pop(), self._peek()
+        if isinstance(target, _ArrayRecord):
+            target.value = self._make_array(state)
+        elif isinstance(target, _DtypeRecord):
             target.order = str(state[1]) if isinstance(state, tuple) and len(state) > 1 else "?"
-        elif isinstance(target, Named):
+        elif isinstance(target, ObjectRecord):
             target.state = state
         elif not isinstance(target, dict):  # attributes of an OrderedDict are dropped
-            raise Refused(f"a state for a {type(target).__name__}")
+            raise RefusedError(f"a state for a {type(target).__name__}")
 
     # -- arrays --------------------------------------------------------------------------------
 
-    def _array(self, state: Any) -> np.ndarray:
+    def _make_array(self, state: Any) -> np.ndarray:
         if not isinstance(state, tuple) or len(state) != 5:
-            raise Refused("an array without its five parts")
+            raise RefusedError("an array without its five parts")
         _, shape, dtype, is_fortran, content = state
-        return self.from_bytes(content, dtype, shape, "F" if is_fortran is True else "C")
+        return self.make_array_from_bytes(content, dtype, shape, "F" if is_fortran is True else "C")
 
-    def from_bytes(self, content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    def make_array_from_bytes(self, content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
         """Returns an array from its bytes."""
-        if not isinstance(dtype, _Dtype):
-            raise Refused("an array without a dtype")
-        made, sizes = dtype.made(), _shape(shape)
+        if not isinstance(dtype, _DtypeRecord):
+            raise RefusedError("an array without a dtype")
+        element_type, sizes = dtype.to_dtype(), _require_shape(shape)
         if not isinstance(content, bytes):
-            raise Refused(f"an array of {type(content).__name__} instead of bytes")
-        if len(content) != math.prod(sizes) * made.itemsize:
-            raise Refused(f"an array of {sizes} {made} made of {len(content)} bytes")
-        return np.frombuffer(content, made).reshape(sizes, order="F" if order == "F" else "C")
+            raise RefusedError(f"an array of {type(content).__name__} instead of bytes")
+        if len(content) != math.prod(sizes) * element_type.itemsize:
+            raise RefusedError(f"an array of {sizes} {element_type} made of {len(content)} bytes")
+        return np.frombuffer(content, element_type).reshape(
+            sizes, order="F" if order == "F" else "C"
+        )
 
-    def scalar(self, dtype: Any, content: Any) -> Any:
+    def make_scalar(self, dtype: Any, content: Any) -> Any:
         """Returns a NumPy scalar as a number."""
-        return self.from_bytes(content, dtype, (), "C")[()].item()
+        return self.make_array_from_bytes(content, dtype, (), "C")[()].item()
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def _require_shape(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, tuple) or len(shape) > 32:
-        raise Refused("an array without a shape")
+        raise RefusedError("an array without a shape")
     if any(type(size) is not int or size < 0 for size in shape):
-        raise Refused(f"an array of the shape {shape!r:.80}")
+        raise RefusedError(f"an array of the shape {shape!r:.80}")
     return shape
 
 
-def _key(value: Any) -> Any:
+def _make_key(value: Any) -> Any:
     """Returns a key of a dict; a record is replaced by its name in angle brackets."""
     if isinstance(value, tuple) and len(value) < 16:
-        return tuple(map(_plain_key, value))
-    return _plain_key(value)
+        return tuple(map(_make_plain_key, value))
+    return _make_plain_key(value)
 
 
-def _plain_key(value: Any) -> Any:
+def _make_plain_key(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bytes):
         return value
-    if isinstance(value, Named):
+    if isinstance(value, ObjectRecord):
         return f"<{value.name}>"
-    raise Refused(f"a {type(value).__name__} as the key of a dict")
+    raise RefusedError(f"a {type(value).__name__} as the key of a dict")
 
 
-def _bytes(machine: Machine, text: Any = "", *_: Any) -> bytes:
+def _make_bytes(machine: PickleInterpreter, text: Any = "", *_: Any) -> bytes:
     return text if isinstance(text, bytes) else text.encode("latin-1")
 
 
-def _pairs(machine: Machine, pairs: Any = ()) -> dict[Any, Any]:
-    return {_key(key): value for key, value in (pairs.items() if type(pairs) is dict else pairs)}
+def _make_dict(machine: PickleInterpreter, pairs: Any = ()) -> dict[Any, Any]:
+    return {
+        _make_key(key): value for key, value in (pairs.items() if type(pairs) is dict else pairs)
+    }
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {
-    "array": lambda machine, *_: _Array(),
-    "buffer": Machine.from_bytes,
-    "scalar": Machine.scalar,
-    "class": lambda machine, *args: Named("numpy:ndarray", args),
-    "dtype": lambda machine, code, *_: _Dtype(str(code)),
-    "dict": _pairs,
+    "array": lambda machine, *_: _ArrayRecord(),
+    "buffer": PickleInterpreter.make_array_from_bytes,
+    "scalar": PickleInterpreter.make_scalar,
+    "class": lambda machine, *args: ObjectRecord("numpy:ndarray", args),
+    "dtype": lambda machine, code, *_: _DtypeRecord(str(code)),
+    "dict": _make_dict,
     "list": lambda machine, values=(): [*values],
     "tuple": lambda machine, values=(): (*values,),
-    "set": lambda machine, values=(): {_key(value) for value in values},
-    "bytes": _bytes,
+    "set": lambda machine, values=(): {_make_key(value) for value in values},
+    "bytes": _make_bytes,
 }
 """Functions that make the values of supported names, by kind."""
 
@@ -360,8 +368,8 @@ _VALUES = (
     "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT SHORT_BINUNICODE BINUNICODE BINUNICODE8 "
     "SHORT_BINBYTES BINBYTES BINBYTES8"
 )
-_STEPS: dict[str, Callable[[Machine, Any], None]] = {
-    **dict.fromkeys(_VALUES.split(), Machine.push),
+_HANDLERS: dict[str, Callable[[PickleInterpreter, Any], None]] = {
+    **dict.fromkeys(_VALUES.split(), PickleInterpreter.push),
     "BYTEARRAY8": lambda machine, value: machine.push(bytes(value)),
     "PROTO": lambda machine, _: None,
     "FRAME": lambda machine, _: None,
@@ -372,35 +380,35 @@ _STEPS: dict[str, Callable[[Machine, Any], None]] = {
     "EMPTY_DICT": lambda machine, _: machine.push({}),
     "EMPTY_SET": lambda machine, _: machine.push(set()),
     "EMPTY_TUPLE": lambda machine, _: machine.push(()),
-    "TUPLE1": lambda machine, _: machine.tuple_of(1),
-    "TUPLE2": lambda machine, _: machine.tuple_of(2),
-    "TUPLE3": lambda machine, _: machine.tuple_of(3),
-    "TUPLE": lambda machine, _: machine.tuple_of(None),
-    "MARK": Machine.mark,
-    "POP": Machine.pop,
-    "POP_MARK": Machine.pop_mark,
-    "MEMOIZE": Machine.memoize,
-    "BINPUT": Machine.memoize,
-    "LONG_BINPUT": Machine.memoize,
-    "BINGET": Machine.get,
-    "LONG_BINGET": Machine.get,
-    "APPEND": Machine.append,
-    "APPENDS": Machine.appends,
-    "ADDITEMS": Machine.appends,
-    "SETITEM": Machine.set_item,
-    "SETITEMS": Machine.set_items,
-    "FROZENSET": Machine.frozen,
-    "GLOBAL": Machine.named,
-    "STACK_GLOBAL": Machine.stack_named,
-    "REDUCE": Machine.reduce,
-    "NEWOBJ": Machine.reduce,
-    "NEWOBJ_EX": Machine.reduce_keywords,
-    "BUILD": Machine.build,
+    "TUPLE1": lambda machine, _: machine.push_tuple(1),
+    "TUPLE2": lambda machine, _: machine.push_tuple(2),
+    "TUPLE3": lambda machine, _: machine.push_tuple(3),
+    "TUPLE": lambda machine, _: machine.push_tuple(None),
+    "MARK": PickleInterpreter.push_mark,
+    "POP": PickleInterpreter.pop,
+    "POP_MARK": PickleInterpreter.pop_mark,
+    "MEMOIZE": PickleInterpreter.memoize,
+    "BINPUT": PickleInterpreter.memoize,
+    "LONG_BINPUT": PickleInterpreter.memoize,
+    "BINGET": PickleInterpreter.push_from_memo,
+    "LONG_BINGET": PickleInterpreter.push_from_memo,
+    "APPEND": PickleInterpreter.append,
+    "APPENDS": PickleInterpreter.appends,
+    "ADDITEMS": PickleInterpreter.appends,
+    "SETITEM": PickleInterpreter.set_item,
+    "SETITEMS": PickleInterpreter.set_items,
+    "FROZENSET": PickleInterpreter.push_set,
+    "GLOBAL": PickleInterpreter.push_global,
+    "STACK_GLOBAL": PickleInterpreter.push_stack_global,
+    "REDUCE": PickleInterpreter.reduce,
+    "NEWOBJ": PickleInterpreter.reduce,
+    "NEWOBJ_EX": PickleInterpreter.reduce_keywords,
+    "BUILD": PickleInterpreter.build,
 }
 """Handlers by opcode. EXT1, PERSID, INST, OBJ, NEXT_BUFFER and protocol 0 are not supported."""
 
 
-class Writer:
+class JsonEncoder:
     """Encodes values as JSON, and arrays separately.
 
     Values that JSON does not have become a dict of one key: `{"tuple": [...]}`,
@@ -413,112 +421,114 @@ class Writer:
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
-        self._left = MOST_VALUES
-        self._room = MOST_BYTES
+        self._remaining_values = MAX_VALUES
+        self._remaining_bytes = MAX_BYTES
 
-    def json(self, value: Any, depth: int = 0) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise Refused(f"more than {MOST_VALUES} values")
-        if depth > DEEPEST:
-            raise Refused(f"values nested more than {DEEPEST} deep, or in a cycle")
+    def encode(self, value: Any, depth: int = 0) -> Any:
+        self._remaining_values -= 1
+        if self._remaining_values < 0:
+            raise RefusedError(f"more than {MAX_VALUES} values")
+        if depth > MAX_DEPTH:
+            raise RefusedError(f"values nested more than {MAX_DEPTH} deep, or in a cycle")
         if isinstance(value, str):
-            self._spend(len(value))
+            self._use_bytes(len(value))
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, list):
-            return [self.json(each, depth + 1) for each in value]
-        return self._tagged(value, depth + 1)
+            return [self.encode(item, depth + 1) for item in value]
+        return self._encode_tagged(value, depth + 1)
 
-    def _spend(self, size: int) -> None:
-        self._room -= size
-        if self._room < 0:
-            raise Refused(f"arrays and texts of more than {MOST_BYTES} bytes")
+    def _use_bytes(self, size: int) -> None:
+        self._remaining_bytes -= size
+        if self._remaining_bytes < 0:
+            raise RefusedError(f"arrays and texts of more than {MAX_BYTES} bytes")
 
-    def _tagged(self, value: Any, depth: int) -> dict[str, Any]:
+    def _encode_tagged(self, value: Any, depth: int) -> dict[str, Any]:
         if isinstance(value, tuple | set):
-            found = value if isinstance(value, tuple) else sorted(value, key=repr)
+            items = value if isinstance(value, tuple) else sorted(value, key=repr)
             kind = "tuple" if isinstance(value, tuple) else "set"
-            return {kind: [self.json(each, depth) for each in found]}
+            return {kind: [self.encode(item, depth) for item in items]}
         if isinstance(value, dict):
-            pairs = [[self.json(k, depth), self.json(v, depth)] for k, v in _opened(value)]
+            pairs = [
+                [self.encode(k, depth), self.encode(v, depth)] for k, v in _unpack_entries(value)
+            ]
             return {"dict": pairs}
         if isinstance(value, bytes):
             return {"bytes": len(value)}
-        if isinstance(value, Named):
+        if isinstance(value, ObjectRecord):
             parts = (value.args, value.state, value.items)
-            return {"named": [value.name, *(self.json(part, depth) for part in parts)]}
-        return self._array(value)
+            return {"named": [value.name, *(self.encode(part, depth) for part in parts)]}
+        return self._encode_array(value)
 
-    def _array(self, value: Any) -> dict[str, Any]:
-        if isinstance(value, _Dtype):
-            return {"named": ["numpy:dtype", value.made().str, None, []]}
-        found = value.value if isinstance(value, _Array) else value
-        if not isinstance(found, np.ndarray):
-            raise Refused("an array without a state")
-        self._spend(found.nbytes)
+    def _encode_array(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, _DtypeRecord):
+            return {"named": ["numpy:dtype", value.to_dtype().str, None, []]}
+        array = value.value if isinstance(value, _ArrayRecord) else value
+        if not isinstance(array, np.ndarray):
+            raise RefusedError("an array without a state")
+        self._use_bytes(array.nbytes)
         name = f"a{len(self.arrays)}"
-        self.arrays[name] = found
+        self.arrays[name] = array
         return {"array": name}
 
 
-_PACKED = {"space": ("low", "high", "nvec"), "num_pushes": ("mean_array", "std_array")}
+_PACKED_KEYS = {"space": ("low", "high", "nvec"), "num_pushes": ("mean_array", "std_array")}
 """Entries that are packed arrays, by an entry that identifies such records of RLlib."""
 
 
-def _opened(record: dict[Any, Any]) -> list[tuple[Any, Any]]:
+def _unpack_entries(record: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Returns the entries of a dict; packed arrays of RLlib's records are unpacked."""
-    packed = {key for kind, keys in _PACKED.items() if kind in record for key in keys}
+    packed = {key for kind, keys in _PACKED_KEYS.items() if kind in record for key in keys}
     return [
-        (key, _unpacked(value) if key in packed and isinstance(value, str) else value)
+        (key, _unpack_array(value) if key in packed and isinstance(value, str) else value)
         for key, value in record.items()
     ]
 
 
-def _unpacked(text: str) -> np.ndarray:
+def _unpack_array(text: str) -> np.ndarray:
     """Returns the array from base64 of zlib of NumPy's file format."""
     try:
-        inflating = zlib.decompressobj()
-        content = inflating.decompress(base64.b64decode(text, validate=True), MOST_PACKED)
-        if inflating.unconsumed_tail:
-            raise Refused(f"a packed array of more than {MOST_PACKED} bytes")
-        found = np.load(io.BytesIO(content), allow_pickle=False)
+        decompressor = zlib.decompressobj()
+        content = decompressor.decompress(base64.b64decode(text, validate=True), MAX_UNPACKED_BYTES)
+        if decompressor.unconsumed_tail:
+            raise RefusedError(f"a packed array of more than {MAX_UNPACKED_BYTES} bytes")
+        array = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError, zlib.error, MemoryError) as error:
-        raise Refused(f"an invalid packed array: {error}") from error
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
-        raise Refused("a packed array without plain numbers")
-    return found
+        raise RefusedError(f"an invalid packed array: {error}") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        raise RefusedError("a packed array without plain numbers")
+    return array
 
 
-def limit(seconds: int, megabytes: int) -> None:
+def limit_resources(seconds: int, megabytes: int) -> None:
     """Limits the time, memory, files and processes of this process."""
     import resource
 
-    for name, most in (
+    for name, maximum in (
         ("RLIMIT_CPU", seconds),
         ("RLIMIT_AS", megabytes << 20),
-        ("RLIMIT_FSIZE", 2 * MOST_BYTES),
+        ("RLIMIT_FSIZE", 2 * MAX_BYTES),
         ("RLIMIT_NPROC", 0),
         ("RLIMIT_CORE", 0),
     ):
-        resource.setrlimit(getattr(resource, name), (most, most))
+        resource.setrlimit(getattr(resource, name), (maximum, maximum))
 
 
-def convert(content: bytes, folder: str) -> None:
+def convert_pickle(content: bytes, folder: str) -> None:
     """Writes the content of a pickle into a folder."""
-    writer = Writer()
-    found = writer.json(Machine(content).run())
-    np.savez(os.path.join(folder, "arrays.npz"), **writer.arrays)  # type: ignore[arg-type]
-    Path(folder, "data.json").write_text(json.dumps(found), encoding="utf-8")
+    encoder = JsonEncoder()
+    encoded = encoder.encode(PickleInterpreter(content).run())
+    np.savez(os.path.join(folder, "arrays.npz"), **encoder.arrays)  # type: ignore[arg-type]
+    Path(folder, "data.json").write_text(json.dumps(encoded), encoding="utf-8")
 
 
 def main() -> NoReturn:
     """Runs the command line; the exit status is 3 for refused content."""
     folder, seconds, megabytes = sys.argv[1:]
-    limit(int(seconds), int(megabytes))
+    limit_resources(int(seconds), int(megabytes))
     try:
-        convert(sys.stdin.buffer.read(), folder)
-    except Refused as refused:
+        convert_pickle(sys.stdin.buffer.read(), folder)
+    except RefusedError as refused:
         print(f"it holds {refused}", file=sys.stderr)
     except MemoryError:
         print(f"reading it takes more than {megabytes} MB", file=sys.stderr)

@@ -39,8 +39,8 @@ def create_policy_for_framework(
         ConfigError: for an invalid id, or wrong settings.
     """
     validate_policy_id(policy_id, error=True)
-    in_tensorflow = issubclass(policy_class, TFPolicy)
-    if isinstance(merged_config, AlgorithmConfig) and in_tensorflow:
+    is_tf_policy = issubclass(policy_class, TFPolicy)
+    if isinstance(merged_config, AlgorithmConfig) and is_tf_policy:
         config = merged_config.settings_for(policy_class.config_class)  # type: ignore[attr-defined]
         config.pop("framework", None)  # the class determines it
     else:
@@ -48,6 +48,6 @@ def create_policy_for_framework(
     if config.get("seed") is None and seed is not None:
         config["seed"] = seed
     config |= {"__policy_id": policy_id, "worker_index": worker_index}
-    if in_tensorflow:
+    if is_tf_policy:
         config["__session_creator"] = session_creator
     return policy_class(observation_space, action_space, config)

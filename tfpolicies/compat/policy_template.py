@@ -9,9 +9,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.compat.preprocessors import preprocessed_space
+from tfpolicies.compat.preprocessors import make_preprocessed_space
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.sections import Training
+from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.identity import complete_config
 from tfpolicies.policy.tf_policy import TFPolicy
@@ -70,42 +70,42 @@ def build_tf_policy(
         after_init: the same arguments, called last.
         make_model: `(policy, observation_space, action_space, config)`: a new Keras model or
             `TFModelV2`. The observation space is the one that a `TFModelV2` gets.
-        action_sampler_fn: `(policy, model, **inputs)`, see `PolicyKind.action_sampler_fn`.
+        action_sampler_fn: `(policy, model, **inputs)`, see `TFPolicyHooks.action_sampler_fn`.
         action_distribution_fn: `(policy, model, **inputs)`, see
-            `PolicyKind.action_distribution_fn`.
+            `TFPolicyHooks.action_distribution_fn`.
         mixins: further base classes, before `TFPolicy`; their constructors are not called.
         get_batch_divisibility_req: `(policy)`: a number.
 
     Raises:
         ConfigError: if the default config is neither a dict nor an `AlgorithmConfig`.
     """
-    given = {key: value for key, value in locals().items() if key != "name"}
-    direct = {"loss": loss_fn, **{method: given[method] for method in _DIRECT}}
+    functions = {key: value for key, value in locals().items() if key != "name"}
+    methods = {"loss": loss_fn, **{method: functions[method] for method in _SAME_NAME_METHODS}}
     members: dict[str, Any] = {
-        method: _method(method, function)
-        for method, function in direct.items()
+        method: _make_method(method, function)
+        for method, function in methods.items()
         if function is not None
     }
     if postprocess_fn is not None:
-        members["postprocess_trajectory"] = _postprocessing(postprocess_fn)
+        members["postprocess_trajectory"] = _make_postprocess_trajectory(postprocess_fn)
     if optimizer_fn is not None:
         members["optimizer"] = lambda self: optimizer_fn(self, self.config)
     if make_model is not None:
-        members["make_model"] = _model_maker(make_model)
-    members["__init__"] = _constructor(before_init, before_loss_init, after_init)
+        members["make_model"] = _make_make_model(make_model)
+    members["__init__"] = _make_constructor(before_init, before_loss_init, after_init)
     members["wants_value"] = classmethod(lambda cls, static: True)
     members["with_updates"] = staticmethod(
-        lambda **changes: build_tf_policy(**{"name": name, **given, **changes})
+        lambda **changes: build_tf_policy(**{"name": name, **functions, **changes})
     )
     members["as_eager"] = classmethod(lambda cls: cls)
     members["__doc__"] = f"{name}, made of functions by `build_tf_policy`."
     members["__module__"] = sys._getframe(1).f_globals.get("__name__", __name__)
     if get_default_config is not None:
-        members |= _settings(name, get_default_config())
+        members |= _make_settings_members(name, get_default_config())
     return type(name, (*(mixins or ()), TFPolicy), members)
 
 
-_DIRECT = (
+_SAME_NAME_METHODS = (
     *("stats_fn", "grad_stats_fn", "compute_gradients_fn", "apply_gradients_fn"),
     *("extra_action_out_fn", "extra_learn_fetches_fn", "validate_spaces"),
     *("action_sampler_fn", "action_distribution_fn", "get_batch_divisibility_req"),
@@ -113,7 +113,7 @@ _DIRECT = (
 """Functions that become methods of the same name."""
 
 
-def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _make_method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
 
@@ -121,7 +121,7 @@ def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _postprocessing(function: Callable[..., Any]) -> Callable[..., Any]:
+def _make_postprocess_trajectory(function: Callable[..., Any]) -> Callable[..., Any]:
     def postprocess_trajectory(
         self: Any, sample_batch: Any, other_agent_batches: Any = None, episode: Any = None
     ) -> Any:
@@ -130,30 +130,32 @@ def _postprocessing(function: Callable[..., Any]) -> Callable[..., Any]:
     return postprocess_trajectory
 
 
-def _model_maker(function: Callable[..., Any]) -> Callable[..., Any]:
+def _make_make_model(function: Callable[..., Any]) -> Callable[..., Any]:
     def make_model(self: Any) -> Any:
-        space = preprocessed_space(self.observation_space)
+        space = make_preprocessed_space(self.observation_space)
         return function(self, space, self.action_space, self.config)
 
     return make_model
 
 
-def _constructor(before: Hook, before_loss: Hook, after: Hook) -> Callable[..., None]:
+def _make_constructor(
+    before_init: Hook, before_loss_init: Hook, after_init: Hook
+) -> Callable[..., None]:
     def __init__(
         self: Any, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
-        if before is not None:
+        if before_init is not None:
             complete, _ = complete_config(type(self), config)
-            before(self, observation_space, action_space, complete)
+            before_init(self, observation_space, action_space, complete)
         TFPolicy.__init__(self, observation_space, action_space, config)
-        for hook in (before_loss, after):
+        for hook in (before_loss_init, after_init):
             if hook is not None:
                 hook(self, observation_space, action_space, self.config)
 
     return __init__
 
 
-def _settings(name: str, default: Any) -> dict[str, Any]:
+def _make_settings_members(name: str, default: Any) -> dict[str, Any]:
     """Returns the members of a policy class that its default settings determine."""
     if isinstance(default, AlgorithmConfig):
         base: Any = type(default)
@@ -165,17 +167,17 @@ def _settings(name: str, default: Any) -> dict[str, Any]:
             f"get_default_config of {name} must return a dict or an AlgorithmConfig, got "
             f"{default!r}."
         )
-    known = base()
-    own = {key: value for key, value in default.items() if key not in known}
-    numbers = [key for key, value in own.items() if _is_number(value)]
+    base_config = base()
+    extra_settings = {key: value for key, value in default.items() if key not in base_config}
+    numbers = [key for key, value in extra_settings.items() if _is_number(value)]
     section = dataclasses.make_dataclass(
         "Training",
-        [(key, Any, _field(value)) for key, value in own.items()],
-        bases=(known.training_section,),
+        [(key, Any, _make_field(value)) for key, value in extra_settings.items()],
+        bases=(base_config.training_section,),
         frozen=True,
         kw_only=True,
     )
-    section.__module__ = Training.__module__
+    section.__module__ = TrainingSettings.__module__
 
     class Config(base):
         """The settings of a policy class that `build_tf_policy` made."""
@@ -190,7 +192,10 @@ def _settings(name: str, default: Any) -> dict[str, Any]:
     return {
         "config_class": Config,
         "hyperparameters": (*TFPolicy.hyperparameters, *numbers),
-        "static_keys": (*TFPolicy.static_keys, *[key for key in own if key not in numbers]),
+        "static_keys": (
+            *TFPolicy.static_keys,
+            *[key for key in extra_settings if key not in numbers],
+        ),
     }
 
 
@@ -198,5 +203,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _field(value: Any) -> Any:
+def _make_field(value: Any) -> Any:
     return dataclasses.field(default_factory=lambda: value)

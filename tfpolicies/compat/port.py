@@ -17,16 +17,22 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tfpolicies.compat.rllib_names import ATTRIBUTES, INSTEAD, MODULES, PLACES, section_for
+from tfpolicies.compat.rllib_names import (
+    ALTERNATIVES,
+    MODULES,
+    REPLACEMENTS,
+    RLLIB_ATTRIBUTES,
+    find_section,
+)
 from tfpolicies.errors import UsageError
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 SUMMARY = "change the imports of scripts that were written for RLlib"
-_HOOK = "tfpolicies.compat"
-_FOREIGN = ("ray.rllib", "ray.tune.registry")  # none of their names should remain
-_AIR = "ray.air"  # newer versions of Ray remove more and more of it
-_MENTIONED = re.compile(r"ray\.(rllib|tune\.registry)\.[\w.]+")
+_COMPAT_MODULE = "tfpolicies.compat"
+_RLLIB_MODULES = ("ray.rllib", "ray.tune.registry")  # none of their names should remain
+_AIR_MODULE = "ray.air"  # newer versions of Ray remove more and more of it
+_RLLIB_NAME = re.compile(r"ray\.(rllib|tune\.registry)\.[\w.]+")
 
 
 class Remark(NamedTuple):
@@ -37,7 +43,7 @@ class Remark(NamedTuple):
     advice: str
 
 
-class Ported(NamedTuple):
+class PortedScript(NamedTuple):
     """A script with replaced imports."""
 
     source: bytes
@@ -64,23 +70,23 @@ def run(args: argparse.Namespace) -> int:
     """
     paths = {name: resolve_path(name) for name in args.files}
     old = {name: read_regular(path) for name, path in paths.items()}
-    new = {name: port(source, name) for name, source in old.items()}
+    new = {name: port_script(source, name) for name, source in old.items()}
     changed = [name for name in new if new[name].source != old[name]]
     for name in changed:
         if args.diff:
-            print(_diff(name, old[name], new[name].source), end="")
+            print(_make_diff(name, old[name], new[name].source), end="")
         elif not args.check:
             paths[name].write_bytes(new[name].source)  # in place: keeps modes and links
     for name, (_, remarks) in new.items():
-        for line, what, advice in remarks:
-            print(f"{name}:{line}: {what} was not changed: {advice}")
+        for line, rllib_name, advice in remarks:
+            print(f"{name}:{line}: {rllib_name} was not changed: {advice}")
     verb = "would change" if args.check or args.diff else "changed"
     print(f"{verb.capitalize()}: {len(changed)} of {len(new)}.")
-    stay = [remark for _, remarks in new.values() for remark in remarks]
-    return int(args.check and bool(changed or stay))
+    all_remarks = [remark for _, remarks in new.values() for remark in remarks]
+    return int(args.check and bool(changed or all_remarks))
 
 
-def port(source: bytes, name: str = "the script") -> Ported:
+def port_script(source: bytes, name: str = "the script") -> PortedScript:
     """Returns a script that imports this package in place of RLlib.
 
     Args:
@@ -93,39 +99,39 @@ def port(source: bytes, name: str = "the script") -> Ported:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
         script = _Script(source.decode(encoding).encode())
-        new = script.ported()
+        new = script.replace_imports()
         script.require_same(_Script(new))
     except (SyntaxError, ValueError) as error:
         raise UsageError(
             f"{name} cannot be ported: {error}. Give a Python script; change an import of unusual "
             "form by hand."
         ) from error
-    return Ported(new.decode().encode(encoding), sorted(script.remarks()))
+    return PortedScript(new.decode().encode(encoding), sorted(script.make_remarks()))
 
 
-def _diff(name: str, old: bytes, new: bytes) -> str:
-    before, after = (text.decode(errors="replace").splitlines(True) for text in (old, new))
-    return "".join(difflib.unified_diff(before, after, name, name))
+def _make_diff(name: str, old: bytes, new: bytes) -> str:
+    old_lines, new_lines = (text.decode(errors="replace").splitlines(True) for text in (old, new))
+    return "".join(difflib.unified_diff(old_lines, new_lines, name, name))
 
 
-class _Import(NamedTuple):
+class _ImportedName(NamedTuple):
     module: str
     name: str  # "" for the module itself
-    bound: str  # its name in the script; "" for `import a.b`
+    bound_name: str  # its name in the script; "" for `import a.b`
 
     @property
-    def full(self) -> str:
+    def full_name(self) -> str:
         return f"{self.module}.{self.name}".removesuffix(".")
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> list[_Import]:
+def _list_imported_names(node: ast.Import | ast.ImportFrom) -> list[_ImportedName]:
     if isinstance(node, ast.Import):
-        return [_Import(alias.name, "", alias.asname or "") for alias in node.names]
+        return [_ImportedName(alias.name, "", alias.asname or "") for alias in node.names]
     module = "." * node.level + (node.module or "")
-    return [_Import(module, alias.name, alias.asname or alias.name) for alias in node.names]
+    return [_ImportedName(module, alias.name, alias.asname or alias.name) for alias in node.names]
 
 
-def _parsed(source: bytes) -> ast.Module:
+def _parse(source: bytes) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about the user's script do not matter here
         return ast.parse(source.decode())
@@ -140,115 +146,138 @@ class _Script:
 
     def __init__(self, source: bytes) -> None:
         self.source = source
-        self.tree = _parsed(source)
+        self.tree = _parse(source)
         self.nodes = [*ast.walk(self.tree)]
         self.imports = [n for n in self.nodes if isinstance(n, ast.Import | ast.ImportFrom)]
         self.attributes = [node for node in self.nodes if isinstance(node, ast.Attribute)]
-        self.lines = [0, *(found.end() for found in re.finditer(rb"\r\n?|\n", source))]
+        self.lines = [0, *(match.end() for match in re.finditer(rb"\r\n?|\n", source))]
         self.newline = b"\r\n" if b"\r\n" in source else b"\n"
 
     # -- replacements --------------------------------------------------------------------------
 
-    def place(self, old: _Import) -> _Import:
+    def find_replacement(self, old: _ImportedName) -> _ImportedName:
         """Returns the import that replaces another; the same one if there is none."""
         if not f"{old.module}.".startswith("ray."):
             return old
-        if found := PLACES.get((old.module, old.name)):
-            return _Import(*found, old.bound)
-        home = self.home(old.full, old.bound)
+        if replacement := REPLACEMENTS.get((old.module, old.name)):
+            return _ImportedName(*replacement, old.bound_name)
+        target = self.find_module(old.full_name, old.bound_name)
         if not old.name:
-            return _Import(home or old.module, "", old.bound)
-        package, _, name = home.rpartition(".")
-        return _Import(package, name, old.bound) if package else old
+            return _ImportedName(target or old.module, "", old.bound_name)
+        package, _, name = target.rpartition(".")
+        return _ImportedName(package, name, old.bound_name) if package else old
 
-    def home(self, module: str, bound: str) -> str:
+    def find_module(self, module: str, bound_name: str) -> str:
         """Returns the module that replaces one of RLlib's; "" if none has all of its used names."""
-        if module in MODULES and bound:
+        if module in MODULES and bound_name:
             return MODULES[module]
-        homes = {PLACES.get((module, name), ("",))[0] for name in self.used(bound)}
-        return homes.pop() if len(homes) == 1 else ""
+        modules = {
+            REPLACEMENTS.get((module, name), ("",))[0] for name in self.find_attributes(bound_name)
+        }
+        return modules.pop() if len(modules) == 1 else ""
 
-    def used(self, bound: str) -> set[str]:
+    def find_attributes(self, bound_name: str) -> set[str]:
         """Returns the attributes that are read from a name, with "" if it is used on its own."""
         attributes = {id(node.value): node.attr for node in self.attributes}
-        names = (node for node in self.nodes if isinstance(node, ast.Name) and node.id == bound)
+        names = (
+            node for node in self.nodes if isinstance(node, ast.Name) and node.id == bound_name
+        )
         return {attributes.get(id(node), "") for node in names}
 
     # -- the new text --------------------------------------------------------------------------
 
-    def ported(self) -> bytes:
+    def replace_imports(self) -> bytes:
         new = self.source
         for node in sorted(self.imports, key=self.span, reverse=True):
             start, end = self.span(node)
-            new = new[:start] + self.replaced(node) + new[end:]
-        return new if new == self.source else _Script(new).hooked()
+            new = new[:start] + self.rewrite_statement(node) + new[end:]
+        return new if new == self.source else _Script(new).add_compat_import()
 
-    def replaced(self, node: ast.Import | ast.ImportFrom) -> bytes:
+    def rewrite_statement(self, node: ast.Import | ast.ImportFrom) -> bytes:
         """Returns the statements that replace one: one for each module with some of its names."""
         start, end = self.span(node)
-        places = [self.place(old) for old in _imported(node)]
-        if places == _imported(node):
+        replacements = [self.find_replacement(old) for old in _list_imported_names(node)]
+        if replacements == _list_imported_names(node):
             return self.source[start:end]
         if isinstance(node, ast.Import):
-            return self.with_names(node, places, start, end)
-        before = self.source[:start].rpartition(b"\n")[2]  # the start of its line
-        joint = b"; " if before.strip() else self.newline + before
-        modules = dict.fromkeys(place.module for place in places)
-        return joint.join(self.part(node, places, module) for module in modules)
+            return self.rewrite_import(node, replacements, start, end)
+        line_start = self.source[:start].rpartition(b"\n")[2]  # the start of its line
+        separator = b"; " if line_start.strip() else self.newline + line_start
+        modules = dict.fromkeys(replacement.module for replacement in replacements)
+        return separator.join(
+            self.rewrite_from_import(node, replacements, module) for module in modules
+        )
 
-    def with_names(self, node: ast.Import, places: list[_Import], start: int, end: int) -> bytes:
+    def rewrite_import(
+        self, node: ast.Import, replacements: list[_ImportedName], start: int, end: int
+    ) -> bytes:
         """Returns an `import a as b, ...` of the new modules."""
         text = b""
-        for alias, place in zip(node.names, places, strict=True):
-            first, last = self.span(alias)
-            text += self.source[start:first] + self.written(alias, place)
-            start = last
+        for alias, replacement in zip(node.names, replacements, strict=True):
+            name_start, name_end = self.span(alias)
+            text += self.source[start:name_start] + self.format_name(alias, replacement)
+            start = name_end
         return text + self.source[start:end]
 
-    def part(self, node: ast.ImportFrom, places: list[_Import], module: str) -> bytes:
+    def rewrite_from_import(
+        self, node: ast.ImportFrom, replacements: list[_ImportedName], module: str
+    ) -> bytes:
         """Returns the import of the names that one module has, with the comments next to them."""
         start, end = self.span(node)
         firsts, lasts = zip(*map(self.span, node.names), strict=True)
         in_brackets = self.source[lasts[-1] : end].endswith(b")")
-        opened = self.source.index(b"(", start) + 1 if in_brackets else firsts[0]
-        gaps = zip((opened, *lasts), (*firsts, end - in_brackets), strict=True)
+        names_start = self.source.index(b"(", start) + 1 if in_brackets else firsts[0]
+        gaps = zip((names_start, *lasts), (*firsts, end - in_brackets), strict=True)
         cuts = [(in_brackets and self.source.find(b"\n", *gap) + 1) or gap[1] for gap in gaps]
         head = re.sub(rb"^(from\s+)[\w.]+", rb"\1" + module.encode(), self.source[start : cuts[0]])
         body = b"".join(
             self.source[cuts[i] : firsts[i]]
-            + self.written(node.names[i], place)
+            + self.format_name(node.names[i], replacement)
             + self.source[lasts[i] : cuts[i + 1]]
-            for i, place in enumerate(places)
-            if place.module == module
+            for i, replacement in enumerate(replacements)
+            if replacement.module == module
         )
-        if places[-1].module != module:  # remove the remaining comma
+        if replacements[-1].module != module:  # remove the remaining comma
             body = re.sub(rb",[ \t]*\Z" if in_brackets else rb",[\s\\]*\Z", b"", body)
         body = body if head.endswith(b"\n") else body.lstrip()
         return head + body + self.source[cuts[-1] : end]
 
-    def written(self, alias: ast.alias, place: _Import) -> bytes:
+    def format_name(self, alias: ast.alias, replacement: _ImportedName) -> bytes:
         """Returns the text of an imported name; the original text if it has not changed."""
         start, end = self.span(alias)
-        name = place.name or place.module
+        name = replacement.name or replacement.module
         if name == alias.name:
             return self.source[start:end]
-        return (name if name == place.bound else f"{name} as {place.bound}").encode()
+        return (
+            name if name == replacement.bound_name else f"{name} as {replacement.bound_name}"
+        ).encode()
 
-    def hooked(self) -> bytes:
+    def add_compat_import(self) -> bytes:
         """Returns the text, with an import of `compat` if its attributes need one."""
-        top = (old for node in self.imports if node in self.tree.body for old in _imported(node))
-        hidden = (node.attr in ATTRIBUTES or node.attr[:6] == "_mean_" for node in self.attributes)
-        if not any(hidden) or any(f"{old.full}.".startswith(f"{_HOOK}.") for old in top):
+        top = (
+            old
+            for node in self.imports
+            if node in self.tree.body
+            for old in _list_imported_names(node)
+        )
+        uses_rllib_attributes = (
+            node.attr in RLLIB_ATTRIBUTES or node.attr[:6] == "_mean_" for node in self.attributes
+        )
+        if not any(uses_rllib_attributes) or any(
+            f"{old.full_name}.".startswith(f"{_COMPAT_MODULE}.") for old in top
+        ):
             return self.source
-        first = next(node for node in self.tree.body if not _leads(node))
-        line = min(n.lineno for n in (first, *getattr(first, "decorator_list", ())))
-        place = self.lines[line - 1]
-        hook = f"import {_HOOK}".encode() + self.newline
-        return self.source[:place] + hook + self.source[place:]
+        first_statement = next(node for node in self.tree.body if not _must_come_first(node))
+        line = min(
+            n.lineno for n in (first_statement, *getattr(first_statement, "decorator_list", ()))
+        )
+        offset = self.lines[line - 1]
+        statement = f"import {_COMPAT_MODULE}".encode() + self.newline
+        return self.source[:offset] + statement + self.source[offset:]
 
     def span(self, node: ast.stmt | ast.alias) -> tuple[int, int]:
-        last, column = node.end_lineno or node.lineno, node.end_col_offset or 0
-        return self.lines[node.lineno - 1] + node.col_offset, self.lines[last - 1] + column
+        end_line, column = node.end_lineno or node.lineno, node.end_col_offset or 0
+        return self.lines[node.lineno - 1] + node.col_offset, self.lines[end_line - 1] + column
 
     def require_same(self, new: _Script) -> None:
         """Compares the script with its ported version.
@@ -256,44 +285,59 @@ class _Script:
         Raises:
             ValueError: if anything differs except the intended imports.
         """
-        meant = Counter(self.place(old) for node in self.imports for old in _imported(node))
-        found = Counter(old for node in new.imports for old in _imported(node))
-        added = {*(found - meant)} - {_Import(_HOOK, "", "")}
-        if meant - found or added or self.rest() != new.rest():
+        expected = Counter(
+            self.find_replacement(old)
+            for node in self.imports
+            for old in _list_imported_names(node)
+        )
+        imported = Counter(old for node in new.imports for old in _list_imported_names(node))
+        added = {*(imported - expected)} - {_ImportedName(_COMPAT_MODULE, "", "")}
+        if (
+            expected - imported
+            or added
+            or self.dump_without_imports() != new.dump_without_imports()
+        ):
             raise ValueError("its imports are written in a way that cannot be changed safely")
 
-    def rest(self) -> str:
-        return ast.dump(_NoImports().visit(_parsed(self.source)))
+    def dump_without_imports(self) -> str:
+        return ast.dump(_NoImports().visit(_parse(self.source)))
 
     # -- remarks -------------------------------------------------------------------------------
 
-    def remarks(self) -> Iterator[Remark]:
+    def make_remarks(self) -> Iterator[Remark]:
         """Yields the names of RLlib that are not replaced, in imports and elsewhere."""
         for node in self.imports:
-            for alias, old in zip(node.names, _imported(node), strict=True):
-                if old.full.startswith(_FOREIGN) or _AIR in (old.module, old.full):
-                    yield from (Remark(alias.lineno, *told) for told in self.left(old))
+            for alias, old in zip(node.names, _list_imported_names(node), strict=True):
+                if old.full_name.startswith(_RLLIB_MODULES) or _AIR_MODULE in (
+                    old.module,
+                    old.full_name,
+                ):
+                    yield from (Remark(alias.lineno, *remark) for remark in self.find_unported(old))
         inner = {id(node.value) for node in self.attributes}
-        for found in self.nodes:
-            if isinstance(found, ast.Attribute | ast.Constant) and id(found) not in inner:
-                text = found.value if isinstance(found, ast.Constant) else ast.unparse(found)
-                if isinstance(text, str) and _MENTIONED.fullmatch(text):
-                    yield Remark(found.lineno, text, _see(text))
+        for rllib_node in self.nodes:
+            if isinstance(rllib_node, ast.Attribute | ast.Constant) and id(rllib_node) not in inner:
+                text = (
+                    rllib_node.value
+                    if isinstance(rllib_node, ast.Constant)
+                    else ast.unparse(rllib_node)
+                )
+                if isinstance(text, str) and _RLLIB_NAME.fullmatch(text):
+                    yield Remark(rllib_node.lineno, text, _make_reference(text))
 
-    def left(self, old: _Import) -> Iterator[tuple[str, str]]:
+    def find_unported(self, old: _ImportedName) -> Iterator[tuple[str, str]]:
         """Yields the names of an import that are not replaced, with advice."""
-        if self.place(old) == old:
-            yield old.full, _advice(old)
-        elif old.full in MODULES:
-            for name in self.used(old.bound) - {""}:
-                if (old.full, name) not in PLACES:
-                    yield f"{old.full}.{name}", _see(old.full)
+        if self.find_replacement(old) == old:
+            yield old.full_name, _get_advice(old)
+        elif old.full_name in MODULES:
+            for name in self.find_attributes(old.bound_name) - {""}:
+                if (old.full_name, name) not in REPLACEMENTS:
+                    yield f"{old.full_name}.{name}", _make_reference(old.full_name)
 
 
-def _advice(old: _Import) -> str:
-    if old.name == "*" or not old.bound:
+def _get_advice(old: _ImportedName) -> str:
+    if old.name == "*" or not old.bound_name:
         return f"write `from {old.module} import NAME`, and port it again"
-    return f"{INSTEAD.get(old.name, '')} {_see(old.full)}".strip()
+    return f"{ALTERNATIVES.get(old.name, '')} {_make_reference(old.full_name)}".strip()
 
 
 class _NoImports(ast.NodeTransformer):
@@ -303,12 +347,12 @@ class _NoImports(ast.NodeTransformer):
     visit_ImportFrom = visit_Import
 
 
-def _leads(node: ast.stmt) -> bool:
+def _must_come_first(node: ast.stmt) -> bool:
     """Returns whether a statement must come first: a docstring, or an import from `__future__`."""
     if isinstance(node, ast.ImportFrom):
         return node.module == "__future__"
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _see(name: str) -> str:
-    return f'see "{section_for(name)}" in docs/porting.md'
+def _make_reference(name: str) -> str:
+    return f'see "{find_section(name)}" in docs/porting.md'

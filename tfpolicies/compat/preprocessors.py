@@ -14,10 +14,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies.batch.leaves import with_batch_axis
+from tfpolicies.batch.leaves import expand_batch_axis
 from tfpolicies.errors import SpaceError
-from tfpolicies.models.preprocessed import preprocess
-from tfpolicies.models.settings import model_settings
+from tfpolicies.models.preprocessed import flatten_observations
+from tfpolicies.models.settings import complete_model_config
 from tfpolicies.models.spaces import batch_leaves, flat_size, leaves
 
 
@@ -45,9 +45,9 @@ class Preprocessor:
                 f"obs_space must be a gymnasium.Space, got {obs_space!r:.200}. Give the "
                 "environment's."
             )
-        model_settings(options or {})
+        complete_model_config(options or {})
         self._leaves = leaves(obs_space)
-        self.observation_space = self._told(obs_space)
+        self.observation_space = self._make_space(obs_space)
         self.shape: tuple[int, ...] = self.observation_space.shape or ()
         self.size = math.prod(self.shape)
 
@@ -57,7 +57,7 @@ class Preprocessor:
         Raises:
             ObservationError: if it does not fit the space.
         """
-        return self.transform_batch(with_batch_axis(observation))[0]
+        return self.transform_batch(expand_batch_axis(observation))[0]
 
     def transform_batch(self, observations: Any) -> np.ndarray:
         """Returns observations `[N, ...]`, nested like the space, as `[N, *shape]`.
@@ -65,13 +65,13 @@ class Preprocessor:
         Raises:
             ObservationError: if they do not fit the space.
         """
-        return self._encoded(batch_leaves(self._leaves, observations, "observations"))
+        return self._encode(batch_leaves(self._leaves, observations, "observations"))
 
-    def _told(self, space: gym.Space) -> gym.Space:
+    def _make_space(self, space: gym.Space) -> gym.Space:
         """Returns the space of the results of `_encoded`."""
         return space
 
-    def _encoded(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    def _encode(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the leaves `[N, ...]` of observations as `[N, *shape]`."""
         return arrays[0]
 
@@ -91,21 +91,21 @@ class AtariRamPreprocessor(NoPreprocessor):
 class MultiBinaryPreprocessor(Preprocessor):
     """Converts bits to float32."""
 
-    def _told(self, space: gym.Space) -> gym.Space:
-        return _made_of(space, spaces.Box(0.0, 1.0, space.shape or (), np.float32))
+    def _make_space(self, space: gym.Space) -> gym.Space:
+        return _set_original_space(space, spaces.Box(0.0, 1.0, space.shape or (), np.float32))
 
-    def _encoded(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    def _encode(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         return arrays[0].astype(np.float32)
 
 
 class _FlatteningPreprocessor(Preprocessor):
     """Concatenates observations to float32 rows: choices are one-hot, pixels from 0 to 255."""
 
-    def _told(self, space: gym.Space) -> gym.Space:
-        return preprocessed_space(space)
+    def _make_space(self, space: gym.Space) -> gym.Space:
+        return make_preprocessed_space(space)
 
-    def _encoded(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        return preprocess(self._leaves, arrays)
+    def _encode(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return flatten_observations(self._leaves, arrays)
 
 
 class OneHotPreprocessor(_FlatteningPreprocessor):
@@ -124,13 +124,13 @@ class DictFlatteningPreprocessor(_FlatteningPreprocessor):
     """Concatenates the parts of a Dict, in its own order, in one row."""
 
 
-_KINDS: dict[type[gym.Space], type[Preprocessor]] = {
+_CLASSES_BY_SPACE: dict[type[gym.Space], type[Preprocessor]] = {
     spaces.Discrete: OneHotPreprocessor,
     spaces.MultiDiscrete: OneHotPreprocessor,
     spaces.Tuple: TupleFlatteningPreprocessor,
     spaces.Dict: DictFlatteningPreprocessor,
 }
-_ATARI = {(210, 160, 3): GenericPixelPreprocessor, (128,): AtariRamPreprocessor}
+_ATARI_BY_SHAPE = {(210, 160, 3): GenericPixelPreprocessor, (128,): AtariRamPreprocessor}
 
 
 def get_preprocessor(space: gym.Space, include_multi_binary: bool = False) -> type[Preprocessor]:
@@ -140,27 +140,37 @@ def get_preprocessor(space: gym.Space, include_multi_binary: bool = False) -> ty
         space: the environment's.
         include_multi_binary: whether a MultiBinary becomes a Box of floats.
     """
-    kinds = _KINDS | ({spaces.MultiBinary: MultiBinaryPreprocessor} if include_multi_binary else {})
-    found = (made for kind, made in kinds.items() if isinstance(space, kind))
-    return next(found, _ATARI.get(getattr(space, "shape", None) or (), NoPreprocessor))
+    classes = _CLASSES_BY_SPACE | (
+        {spaces.MultiBinary: MultiBinaryPreprocessor} if include_multi_binary else {}
+    )
+    matches = (
+        preprocessor_class
+        for space_class, preprocessor_class in classes.items()
+        if isinstance(space, space_class)
+    )
+    return next(matches, _ATARI_BY_SHAPE.get(getattr(space, "shape", None) or (), NoPreprocessor))
 
 
-def flat_space(space: gym.Space) -> gym.spaces.Box:
+def make_flat_space(space: gym.Space) -> gym.spaces.Box:
     """Returns the space of flattened observations."""
     return gym.spaces.Box(-np.inf, np.inf, (sum(map(flat_size, leaves(space))),), np.float32)
 
 
-def preprocessed_space(space: gym.Space) -> gym.Space:
+def make_preprocessed_space(space: gym.Space) -> gym.Space:
     """Returns the space that a `TFModelV2` gets: a Box itself, otherwise a flat one.
 
     The flat one has the original in its attribute `original_space`.
 
-    >>> preprocessed_space(spaces.Discrete(3)).shape
+    >>> make_preprocessed_space(spaces.Discrete(3)).shape
     (3,)
     """
-    return space if isinstance(space, spaces.Box) else _made_of(space, flat_space(space))
+    return (
+        space
+        if isinstance(space, spaces.Box)
+        else _set_original_space(space, make_flat_space(space))
+    )
 
 
-def _made_of(space: gym.Space, told: Any) -> gym.Space:
-    told.original_space = space
-    return told
+def _set_original_space(space: gym.Space, encoded_space: Any) -> gym.Space:
+    encoded_space.original_space = space
+    return encoded_space

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.layout import SEQ_LENS, by_axis
+from tfpolicies.batch.layout import SEQ_LENS, iterate_columns
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.errors import BatchError, CheckpointError, UnknownPolicyError, UsageError
@@ -25,14 +25,14 @@ from tfpolicies.replay.prioritized import (
     INDEXES,
     WEIGHTS,
     Priorities,
-    checked_indexes,
-    require_amount,
+    check_indexes,
+    check_non_negative,
 )
-from tfpolicies.rules import count
+from tfpolicies.rules import int_at_least
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 
 _ALL_POLICIES = "__all__"
-_COUNTERS = {
+_COUNTER_ATTRIBUTES = {
     "added_count": "_num_timesteps_added",
     "added_count_wrapped": "_num_timesteps_added_wrap",
     "eviction_started": "_eviction_started",
@@ -91,10 +91,10 @@ class ReplayBuffer:
         **ignored: Any,
     ) -> None:
         del ignored
-        if not count(1).holds(capacity):
-            raise UsageError(f"capacity must be {count(1).words}, got {capacity!r}.")
+        if not int_at_least(1).is_valid(capacity):
+            raise UsageError(f"capacity must be {int_at_least(1).description}, got {capacity!r}.")
         self.capacity = capacity
-        self.storage_unit = _member(StorageUnit, "storage_unit", storage_unit)
+        self.storage_unit = _parse_enum(StorageUnit, "storage_unit", storage_unit)
         self._rng = np.random.default_rng(seed)
         self._storage: list[Any] = []
         self._next_idx = 0
@@ -119,8 +119,8 @@ class ReplayBuffer:
         """
         del ignored
         if batch.count:
-            for item in self._items(batch.copy()):
-                self._put(item, weight)
+            for item in self._split_items(batch.copy()):
+                self._insert(item, weight)
 
     def sample(self, num_items: int, **ignored: Any) -> Any:
         """Returns items concatenated in one batch, sampled with replacement.
@@ -129,8 +129,8 @@ class ReplayBuffer:
             UsageError: if the buffer is empty, or `num_items` is not a count.
         """
         del ignored
-        self._require_items(num_items)
-        return self._joined(self._rng.integers(len(self), size=num_items))
+        self._require_can_sample(num_items)
+        return self._concat_items(self._rng.integers(len(self), size=num_items))
 
     def stats(self, debug: bool = False) -> dict[str, Any]:
         """Returns counters by name.
@@ -139,7 +139,9 @@ class ReplayBuffer:
             debug: accepted and unused.
         """
         del debug
-        counters = {name: getattr(self, attribute) for name, attribute in _COUNTERS.items()}
+        counters = {
+            name: getattr(self, attribute) for name, attribute in _COUNTER_ATTRIBUTES.items()
+        }
         return {**counters, "num_entries": len(self)}
 
     def get_state(self) -> dict[str, Any]:
@@ -157,48 +159,48 @@ class ReplayBuffer:
             raise CheckpointError(f"The state of a {type(self).__name__} lacks {missing}.")
         self._rng = decode_generator(state["rng"])
         self._storage, self._next_idx = [*state["_storage"]], state["_next_idx"]
-        for name, attribute in _COUNTERS.items():
+        for name, attribute in _COUNTER_ATTRIBUTES.items():
             setattr(self, attribute, state[name])
 
-    def _items(self, batch: Any) -> Sequence[Any]:
+    def _split_items(self, batch: Any) -> Sequence[Any]:
         if self.storage_unit is StorageUnit.FRAGMENTS:
             return [batch]
         if self.storage_unit is StorageUnit.TIMESTEPS:
             return batch.timeslices(1)
         if self.storage_unit is StorageUnit.SEQUENCES:
-            return _sequences(batch)
-        return [episode for episode in batch.split_by_episode() if _is_whole(episode)]
+            return _split_sequences(batch)
+        return [episode for episode in batch.split_by_episode() if _is_complete(episode)]
 
-    def _put(self, item: Any, weight: float | None) -> None:
+    def _insert(self, item: Any, weight: float | None) -> None:
         """Writes an item at the next index, over an older one if the buffer is full."""
         self._write(self._next_idx, item, weight)
-        self._count(item)
+        self._count_added(item)
         self._next_idx += 1
         if self._num_timesteps_added_wrap >= self.capacity:
             self._eviction_started = True
             self._num_timesteps_added_wrap = self._next_idx = 0
 
-    def _count(self, item: Any) -> None:
+    def _count_added(self, item: Any) -> None:
         self._num_timesteps_added += item.count
         self._num_timesteps_added_wrap += item.count
 
-    def _write(self, place: int, item: Any, weight: float | None) -> None:
+    def _write(self, index: int, item: Any, weight: float | None) -> None:
         del weight
-        if place == len(self):
+        if index == len(self):
             self._storage.append(item)
         else:
-            self._est_size_bytes -= self._storage[place].size_bytes()
-            self._storage[place] = item
+            self._est_size_bytes -= self._storage[index].size_bytes()
+            self._storage[index] = item
         self._est_size_bytes += item.size_bytes()
 
-    def _require_items(self, num_items: Any) -> None:
-        if not count(0).holds(num_items):
-            raise UsageError(f"num_items must be {count(0).words}, got {num_items!r}.")
+    def _require_can_sample(self, num_items: Any) -> None:
+        if not int_at_least(0).is_valid(num_items):
+            raise UsageError(f"num_items must be {int_at_least(0).description}, got {num_items!r}.")
         if not len(self):
             raise UsageError("An empty buffer has no items to sample. Call `add(batch)` first.")
 
-    def _joined(self, places: np.ndarray) -> Any:
-        items = [self._storage[place] for place in places]
+    def _concat_items(self, indices: np.ndarray) -> Any:
+        items = [self._storage[index] for index in indices]
         batch = items[0].copy() if len(items) == 1 else concat_samples(items)
         self._num_timesteps_sampled += batch.count
         return batch.decompress_if_needed()
@@ -237,14 +239,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             ConfigError: if `beta` is not a number from 0.
         """
         del ignored
-        self._require_items(num_items)
-        require_amount("beta", beta)
-        places = self._priorities.draw(num_items, self._rng)
-        batch = self._joined(places)
+        self._require_can_sample(num_items)
+        check_non_negative("beta", beta)
+        indices = self._priorities.draw(num_items, self._rng)
+        batch = self._concat_items(indices)
         if isinstance(batch, SampleBatch):
-            rows = [_rows(self._storage[place]) for place in places]
-            batch[WEIGHTS] = np.repeat(self._priorities.weights(places, beta), rows)
-            batch[INDEXES] = np.repeat(places, rows)
+            rows = [_count_entries(self._storage[index]) for index in indices]
+            batch[WEIGHTS] = np.repeat(self._priorities.compute_weights(indices, beta), rows)
+            batch[INDEXES] = np.repeat(indices, rows)
         return batch
 
     def update_priorities(self, idxes: Any, priorities: Any) -> None:
@@ -257,7 +259,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             UsageError: if an argument has another form. Then nothing is changed.
         """
-        self._priorities.update(*checked_indexes(idxes, priorities, len(self)))
+        self._priorities.update(*check_indexes(idxes, priorities, len(self)))
 
     def get_state(self) -> dict[str, Any]:
         """Returns items, which are shared and never change, priorities, counters, generator."""
@@ -269,14 +271,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             CheckpointError: if `state` is from another class or alpha. Then nothing is changed.
         """
-        filled = len(state.get("_storage", ()))
-        self._priorities.checked(state.get("priorities"), filled)
+        num_items = len(state.get("_storage", ()))
+        self._priorities.check_state(state.get("priorities"), num_items)
         super().set_state(state)
-        self._priorities.set_state(state["priorities"], filled)
+        self._priorities.set_state(state["priorities"], num_items)
 
-    def _write(self, place: int, item: Any, weight: float | None) -> None:
-        self._priorities.enter(np.array([place]), weight)
-        super()._write(place, item, weight)
+    def _write(self, index: int, item: Any, weight: float | None) -> None:
+        self._priorities.initialize(np.array([index]), weight)
+        super()._write(index, item, weight)
 
 
 class ReservoirReplayBuffer(ReplayBuffer):
@@ -290,26 +292,26 @@ class ReservoirReplayBuffer(ReplayBuffer):
 
     def stats(self, debug: bool = False) -> dict[str, Any]:
         """Returns counters by name; `num_evicted` counts replaced items."""
-        own = {"num_evicted": self._num_evicted, "num_add_calls": self._num_add_calls}
-        return {**super().stats(debug), **own}
+        counters = {"num_evicted": self._num_evicted, "num_add_calls": self._num_add_calls}
+        return {**super().stats(debug), **counters}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`; see `ReplayBuffer.set_state`."""
         super().set_state(state)
         self._num_evicted, self._num_add_calls = state["num_evicted"], state["num_add_calls"]
 
-    def _put(self, item: Any, weight: float | None) -> None:
+    def _insert(self, item: Any, weight: float | None) -> None:
         """Appends an item, or writes it over a random one, or drops it."""
-        self._count(item)
+        self._count_added(item)
         self._num_add_calls += 1
         if self._num_timesteps_added <= self.capacity:
             self._write(len(self), item, weight)
             return
         self._eviction_started = True
-        place = int(self._rng.integers(self._num_add_calls))
-        if place < len(self):
+        index = int(self._rng.integers(self._num_add_calls))
+        if index < len(self):
             self._num_evicted += 1
-            self._write(place, item, weight)
+            self._write(index, item, weight)
 
 
 class MultiAgentReplayBuffer(ReplayBuffer):
@@ -359,24 +361,24 @@ class MultiAgentReplayBuffer(ReplayBuffer):
             raise UsageError(f"num_shards must be 1, got {num_shards!r}; make several buffers.")
         if replay_burn_in != 0:
             raise UsageError(f"replay_burn_in must be 0, got {replay_burn_in!r}: see R2D2.")
-        self.replay_mode = _member(ReplayMode, "replay_mode", replay_mode)
+        self.replay_mode = _parse_enum(ReplayMode, "replay_mode", replay_mode)
         is_cut = self.storage_unit in (StorageUnit.SEQUENCES, StorageUnit.EPISODES)
         if self.replay_mode is ReplayMode.LOCKSTEP and is_cut:
             raise UsageError(
                 f"replay_mode='lockstep' keeps steps of all policies, not {storage_unit}. Use "
                 "storage_unit='timesteps' or 'fragments', or replay_mode='independent'."
             )
-        self._longest = replay_sequence_length if replay_sequence_override else None
-        self._zero_memory = replay_zero_init_states
-        self._underlying = dict(underlying_buffer_config or {"type": ReplayBuffer})
+        self._max_sequence_length = replay_sequence_length if replay_sequence_override else None
+        self._zero_initial_states = replay_zero_init_states
+        self._buffer_config = dict(underlying_buffer_config or {"type": ReplayBuffer})
         self._entropy = np.random.SeedSequence(seed).entropy
         self._num_added = 0
-        self.replay_buffers = _Buffers(self._new_buffer)
+        self.replay_buffers = _BuffersByPolicy(self._make_buffer)
 
     def __len__(self) -> int:
         return sum(len(buffer) for buffer in self.replay_buffers.values())
 
-    def add(self, batch: Any, weight: float | None = None, **given: Any) -> None:
+    def add(self, batch: Any, weight: float | None = None, **kwargs: Any) -> None:
         """Adds copies of each policy's items; a `SampleBatch` belongs to the default policy.
 
         Raises:
@@ -388,11 +390,11 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         lockstep = self.replay_mode is ReplayMode.LOCKSTEP
         parts = {_ALL_POLICIES: multi} if lockstep else multi.policy_batches
         for policy_id, part in parts.items():
-            for item in self._items(part) if part.count else ():
-                self.replay_buffers[policy_id].add(item, self._weight(item, weight), **given)
+            for item in self._split_items(part) if part.count else ():
+                self.replay_buffers[policy_id].add(item, self._get_weight(item, weight), **kwargs)
         self._num_added += multi.count
 
-    def sample(self, num_items: int, policy_id: Any = None, **given: Any) -> MultiAgentBatch:
+    def sample(self, num_items: int, policy_id: Any = None, **kwargs: Any) -> MultiAgentBatch:
         """Returns items of one policy, or the same number of each.
 
         Args:
@@ -404,23 +406,25 @@ class MultiAgentReplayBuffer(ReplayBuffer):
             UnknownPolicyError: if no rows of this policy were added.
             UsageError: if a policy is named in "lockstep".
         """
-        given = {**self._underlying, **given}
+        kwargs = {**self._buffer_config, **kwargs}
         buffers = self.replay_buffers
         if self.replay_mode is ReplayMode.LOCKSTEP:
             if policy_id is not None:
                 raise UsageError("In 'lockstep' all policies are sampled: leave policy_id out.")
-            return buffers[_ALL_POLICIES].sample(num_items, **given)
-        chosen = [*buffers] if policy_id is None else [policy_id]
-        if unknown := [name for name in chosen if name not in buffers]:
+            return buffers[_ALL_POLICIES].sample(num_items, **kwargs)
+        policy_ids = [*buffers] if policy_id is None else [policy_id]
+        if unknown := [name for name in policy_ids if name not in buffers]:
             raise UnknownPolicyError(
                 f"No rows of a policy {unknown[0]!r} were added; policies with rows: {[*buffers]}."
             )
-        drawn = {name: buffers[name].sample(num_items, **given) for name in chosen}
-        return MultiAgentBatch(drawn, sum(batch.count for batch in drawn.values()))
+        batches = {name: buffers[name].sample(num_items, **kwargs) for name in policy_ids}
+        return MultiAgentBatch(batches, sum(batch.count for batch in batches.values()))
 
     def stats(self, debug: bool = False) -> dict[str, Any]:
         """Returns the counters of each policy's buffer, under `policy_<id>`."""
-        return {f"policy_{name}": each.stats(debug) for name, each in self.replay_buffers.items()}
+        return {
+            f"policy_{name}": buffer.stats(debug) for name, buffer in self.replay_buffers.items()
+        }
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state of each policy's buffer, and the seed."""
@@ -435,26 +439,28 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         """
         if missing := {"num_added", "entropy", "replay_buffers"} - state.keys():
             raise CheckpointError(f"The state of a {type(self).__name__} lacks {sorted(missing)}.")
-        buffers = _Buffers(self._new_buffer)
-        for policy_id, own in state["replay_buffers"].items():
-            buffers[policy_id].set_state(own)
+        buffers = _BuffersByPolicy(self._make_buffer)
+        for policy_id, buffer_state in state["replay_buffers"].items():
+            buffers[policy_id].set_state(buffer_state)
         self._num_added, self._entropy = state["num_added"], state["entropy"]
         self.replay_buffers = buffers
 
-    def _items(self, batch: Any) -> Sequence[Any]:
+    def _split_items(self, batch: Any) -> Sequence[Any]:
         if self.storage_unit is StorageUnit.SEQUENCES:
-            return _sequences(batch, self._longest, zero_memory=self._zero_memory)
-        return super()._items(batch)
+            return _split_sequences(
+                batch, self._max_sequence_length, zero_states=self._zero_initial_states
+            )
+        return super()._split_items(batch)
 
-    def _weight(self, item: Any, weight: float | None) -> float | None:
+    def _get_weight(self, item: Any, weight: float | None) -> float | None:
         del item
         return weight
 
-    def _new_buffer(self, policy_id: Any) -> Any:
-        config = {"capacity": self.capacity, "storage_unit": "fragments", **self._underlying}
+    def _make_buffer(self, policy_id: Any) -> Any:
+        config = {"capacity": self.capacity, "storage_unit": "fragments", **self._buffer_config}
         kind = config.pop("type", ReplayBuffer)
         seed = np.random.SeedSequence([self._entropy, *str(policy_id).encode()])
-        return _class_of(kind)(**{"seed": seed, **config})
+        return _resolve_buffer_class(kind)(**{"seed": seed, **config})
 
 
 class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
@@ -484,10 +490,10 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
         **settings: Any,
     ) -> None:
         exponents = {"alpha": prioritized_replay_alpha, "beta": prioritized_replay_beta}
-        usual = {"type": PrioritizedReplayBuffer, **exponents}
-        config = underlying_buffer_config or usual
+        default = {"type": PrioritizedReplayBuffer, **exponents}
+        config = underlying_buffer_config or default
         super().__init__(capacity, storage_unit, underlying_buffer_config=config, **settings)
-        require_amount("prioritized_replay_eps", prioritized_replay_eps)
+        check_non_negative("prioritized_replay_eps", prioritized_replay_eps)
         self.prioritized_replay_eps = prioritized_replay_eps
 
     def update_priorities(self, prio_dict: Mapping[Any, tuple[Any, Any]]) -> None:
@@ -506,13 +512,13 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
             priorities = np.abs(errors) + self.prioritized_replay_eps
             self.replay_buffers[policy_id].update_priorities(indexes, priorities)
 
-    def _weight(self, item: Any, weight: float | None) -> float | None:
+    def _get_weight(self, item: Any, weight: float | None) -> float | None:
         if weight is None and isinstance(item, SampleBatch) and WEIGHTS in item:
             return float(np.mean(item[WEIGHTS]))
         return weight
 
 
-class _Buffers(dict[Any, Any]):
+class _BuffersByPolicy(dict[Any, Any]):
     """Buffers by policy id, made on first use."""
 
     def __init__(self, make: Any) -> None:
@@ -523,8 +529,8 @@ class _Buffers(dict[Any, Any]):
         return self.setdefault(policy_id, self._make(policy_id))
 
 
-def _sequences(
-    batch: SampleBatch, longest: int | None = None, *, zero_memory: bool = False
+def _split_sequences(
+    batch: SampleBatch, max_length: int | None = None, *, zero_states: bool = False
 ) -> list[SampleBatch]:
     """Returns the sequences of a batch, cut to at most `max_length` rows."""
     if SEQ_LENS not in batch or batch.layout.is_rectangular:
@@ -533,59 +539,59 @@ def _sequences(
             f"the batch is {batch!r}, {batch.layout}. Use 'timesteps' or 'fragments', or a batch "
             "of a recurrent policy."
         )
-    found, start = [], 0
+    result, start = [], 0
     for i, length in enumerate(batch[SEQ_LENS].tolist()):
-        for first in range(0, length, longest or length):
-            rows = slice(start + first, start + min(first + (longest or length), length))
-            found.append(_sequence(batch, i, rows, zero_memory=zero_memory))
+        for first in range(0, length, max_length or length):
+            rows = slice(start + first, start + min(first + (max_length or length), length))
+            result.append(_slice_sequence(batch, i, rows, zero_states=zero_states))
         start += length
-    return found
+    return result
 
 
-def _sequence(batch: SampleBatch, i: int, rows: slice, *, zero_memory: bool) -> SampleBatch:
+def _slice_sequence(batch: SampleBatch, i: int, rows: slice, *, zero_states: bool) -> SampleBatch:
     """Returns some rows of sequence `i`, with its initial state or zeros."""
     columns = {}
-    for name, column, per_sequence in by_axis(batch):
-        taken = slice(i, i + 1) if per_sequence else rows
-        part = map_leaves(itemgetter(taken), column)
-        is_memory = per_sequence and zero_memory
-        columns[name] = map_leaves(np.zeros_like, part) if is_memory else part
+    for name, column, per_sequence in iterate_columns(batch):
+        selection = slice(i, i + 1) if per_sequence else rows
+        part = map_leaves(itemgetter(selection), column)
+        is_zeroed = per_sequence and zero_states
+        columns[name] = map_leaves(np.zeros_like, part) if is_zeroed else part
     columns[SEQ_LENS] = np.array([rows.stop - rows.start], np.int32)
     return SampleBatch(columns)
 
 
-def _is_whole(episode: SampleBatch) -> bool:
+def _is_complete(episode: SampleBatch) -> bool:
     """Returns whether rows are a complete episode, as far as their columns show it."""
     starts = np.ravel(episode.get(SampleBatch.T, [0]))[0] == 0
     terminated = episode.get(SampleBatch.TERMINATEDS, [True])[-1]
     return bool(starts and (terminated or episode.get(SampleBatch.TRUNCATEDS, [False])[-1]))
 
 
-def _rows(item: SampleBatch) -> int:
+def _count_entries(item: SampleBatch) -> int:
     """Returns the number of entries in an item's columns, including padding."""
     lengths = item.get(SEQ_LENS) if item.layout.is_rectangular else None
     return item.count if lengths is None else len(lengths) * int(item.max_seq_len or 0)
 
 
-def _member(kind: type[Any], name: str, value: Any) -> Any:
+def _parse_enum(kind: type[Any], name: str, value: Any) -> Any:
     try:
         return kind(value)
     except ValueError:
-        choices = [each.value for each in kind]
+        choices = [member.value for member in kind]
         raise UsageError(f"{name} must be one of {choices}, got {value!r}.") from None
 
 
-def _class_of(kind: Any) -> type[Any]:
+def _resolve_buffer_class(kind: Any) -> type[Any]:
     """Returns a buffer class, given itself or its name, with or without a module path.
 
     Raises:
         UsageError: for an unknown name.
     """
     kinds = (ReplayBuffer, PrioritizedReplayBuffer, ReservoirReplayBuffer)
-    known = {each.__name__: each for each in kinds}
-    found = kind if isinstance(kind, type) else known.get(str(kind).rpartition(".")[2])
-    if found is None:
+    classes_by_name = {buffer_class.__name__: buffer_class for buffer_class in kinds}
+    result = kind if isinstance(kind, type) else classes_by_name.get(str(kind).rpartition(".")[2])
+    if result is None:
         raise UsageError(
-            f"underlying_buffer_config['type'] must be a class or one of {[*known]}, got {kind!r}."
+            f"underlying_buffer_config['type'] must be a class or one of {[*classes_by_name]}, got {kind!r}."
         )
-    return found
+    return result

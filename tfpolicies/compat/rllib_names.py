@@ -5,36 +5,44 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tfpolicies.porting_tables import RLLIB, as_plain_text, codes, read_table
+from tfpolicies.porting_tables import RLLIB, as_plain_text, extract_code, read_table
 
 _MODULE = re.compile(r"tfpolicies\.(algorithms\.\w+|compat\.tune)")
 
 
-def _imports() -> Iterator[tuple[str, str, str]]:
+def _iterate_names() -> Iterator[tuple[str, str, str]]:
     """Yields names to import from Ray: name, replacement ("" for none), and a remark."""
     for row in read_table(RLLIB):
         for name in row.names:
             if name.startswith("ray."):
-                place = codes(row.here)[0] if row.here.startswith("`tfpolicies.") else ""
-                yield name, place, as_plain_text(row.differs)
+                replacement = (
+                    extract_code(row.replacement)[0]
+                    if row.replacement.startswith("`tfpolicies.")
+                    else ""
+                )
+                yield name, replacement, as_plain_text(row.differs)
 
 
-def _parts(name: str) -> tuple[str, str]:
+def _split_name(name: str) -> tuple[str, str]:
     module, _, last = name.rpartition(".")
     return module, last
 
 
-_PLACES = {name: place for name, place, _ in _imports() if place}
+_NEW_NAMES = {name: place for name, place, _ in _iterate_names() if place}
 
-MODULES = {name: place for name, place in _PLACES.items() if _MODULE.fullmatch(place)}
+MODULES = {name: place for name, place in _NEW_NAMES.items() if _MODULE.fullmatch(place)}
 """RLlib's modules that a whole module replaces."""
 
-PLACES = {_parts(name): _parts(place) for name, place in _PLACES.items() if name not in MODULES}
+REPLACEMENTS = {
+    _split_name(name): _split_name(place)
+    for name, place in _NEW_NAMES.items()
+    if name not in MODULES
+}
 """The module and name in this package, by RLlib's module and name."""
 
-INSTEAD = {
-    _parts(name)[1]: remark
-    for name, place, remark in _imports()
+ALTERNATIVES = {
+    _split_name(name)[1]: remark
+    for name, place, remark in _iterate_names()
     if not place and remark.startswith(("Use ", "Set "))
 }
 """Advice about RLlib's names without a replacement, by name."""
@@ -50,7 +58,7 @@ policy_mapping_fn pop prev_action_for prev_reward_for reset_buffer rnn_state_for
 save_checkpoint serialize started step to_dict total_train_batch_size variables with_tracing
 """
 
-ATTRIBUTES = frozenset(_ATTRIBUTES.split())
+RLLIB_ATTRIBUTES = frozenset(_ATTRIBUTES.split())
 """Names of the attributes that `RLlibExtension` adds to objects of the core."""
 
 SECTIONS = {
@@ -78,10 +86,10 @@ SECTIONS = {
 """Sections of `docs/porting.md` about names without a replacement, by module prefix."""
 
 
-def section_for(module: str) -> str:
+def find_section(module: str) -> str:
     """Returns the section of the porting guide for a module of RLlib.
 
-    >>> section_for("ray.rllib.models.tf.attention_net"), section_for("ray.rllib.core")
+    >>> find_section("ray.rllib.models.tf.attention_net"), find_section("ray.rllib.core")
     ('A custom model', 'Not offered')
     """
     while module not in SECTIONS and "." in module:

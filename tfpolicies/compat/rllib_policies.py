@@ -11,23 +11,23 @@ from gymnasium import spaces
 
 from tfpolicies.compat.rllib_networks import (
     TEMPERATURE,
-    Network,
-    listed,
-    network_of,
-    only_acting,
-    q_network_of,
+    RLlibNetwork,
+    convert_network_weights,
+    make_count_error,
+    make_network,
+    make_network_without_value,
+    make_q_network,
+    make_unsupported_error,
     require_default,
-    unfit,
-    unsupported,
-    weights_of,
+    to_list,
 )
-from tfpolicies.compat.rllib_settings import Settings, dict_in, model_settings_of
+from tfpolicies.compat.rllib_settings import CheckpointSettings, convert_model_settings, get_dict
 from tfpolicies.models.catalog.q_network import QHeads
 from tfpolicies.models.critics import Critics
 from tfpolicies.models.weight_mapping import match_weights
 
 
-class Networks(NamedTuple):
+class PolicyNetworks(NamedTuple):
     """The networks of an RLlib policy.
 
     Attributes:
@@ -36,16 +36,17 @@ class Networks(NamedTuple):
     """
 
     settings: dict[str, Any]
-    parts: list[Network]
+    parts: list[RLlibNetwork]
 
 
-def networks_of(settings: Settings, seen: spaces.Space, acted: spaces.Space) -> Networks:
+def make_policy_networks(
+    settings: CheckpointSettings, model_space: spaces.Space, action_space: spaces.Space
+) -> PolicyNetworks:
     """Returns the networks of a policy.
 
     Args:
-        settings: the checkpoint's settings of the policy.
-        model_space: the space of its models' inputs, with the `original_space` that it was made from.
-        action_space: the space of actions.
+        settings: the checkpoint's settings of the policy. model_space: the space of its models'
+        inputs, with the `original_space` that it was made from. action_space: the space of actions.
 
     Raises:
         CheckpointError: if one of them cannot be built in this package; the message names the
@@ -53,51 +54,61 @@ def networks_of(settings: Settings, seen: spaces.Space, acted: spaces.Space) -> 
         ModelSettingError: if a setting has an invalid value.
     """
     if settings.algorithm == "SAC":
-        return _actor_and_critics(settings, seen, acted)
-    model = dict_in(settings.stored, "model")
+        return _make_actor_and_critics(settings, model_space, action_space)
+    model = get_dict(settings.stored, "model")
     if settings.algorithm == "DQN":
         _require_no_normalization(settings.stored)
-        network = q_network_of(QHeads.of(settings.config.to_dict()), model, seen, acted)
+        network = make_q_network(
+            QHeads.from_settings(settings.config.to_dict()), model, model_space, action_space
+        )
     else:
-        network = network_of(model, seen, acted)
-    return Networks({"model": model_settings_of(model, network.settings)}, [network])
+        network = make_network(model, model_space, action_space)
+    return PolicyNetworks({"model": convert_model_settings(model, network.settings)}, [network])
 
 
 def _require_no_normalization(stored: Mapping[str, Any]) -> None:
-    explored = stored.get("exploration_config")
-    if isinstance(explored, Mapping) and str(explored.get("type")) == "ParameterNoise":
-        raise unsupported("the LayerNormalization that ParameterNoise puts into DQN's heads")
+    exploration = stored.get("exploration_config")
+    if isinstance(exploration, Mapping) and str(exploration.get("type")) == "ParameterNoise":
+        raise make_unsupported_error(
+            "the LayerNormalization that ParameterNoise puts into DQN's heads"
+        )
 
 
-def _actor_and_critics(settings: Settings, seen: spaces.Space, acted: spaces.Space) -> Networks:
+def _make_actor_and_critics(
+    settings: CheckpointSettings, model_space: spaces.Space, action_space: spaces.Space
+) -> PolicyNetworks:
     stored, config = settings.stored, settings.config
     if stored.get("_use_beta_distribution") is True and config["normalize_actions"]:
-        raise unsupported("SAC with _use_beta_distribution")
-    common = dict_in(stored, "model")
+        raise make_unsupported_error("SAC with _use_beta_distribution")
+    common = get_dict(stored, "model")
     require_default(common)
-    acting = {**common, **dict_in(stored, "policy_model_config")}
-    valuing = {**common, **dict_in(stored, "q_model_config")}
-    valued = seen if isinstance(acted, spaces.Discrete) else _joined(seen, acted)
-    actor = only_acting(acting, seen, acted)
-    critic = only_acting(valuing, valued, acted, "q_out")
-    made = {
-        "model": model_settings_of(acting, actor.settings),
-        "q_model_config": model_settings_of(valuing, critic.settings),
+    actor_config = {**common, **get_dict(stored, "policy_model_config")}
+    critic_config = {**common, **get_dict(stored, "q_model_config")}
+    critic_space = (
+        model_space
+        if isinstance(action_space, spaces.Discrete)
+        else _make_critic_space(model_space, action_space)
+    )
+    actor = make_network_without_value(actor_config, model_space, action_space)
+    critic = make_network_without_value(critic_config, critic_space, action_space, "q_out")
+    new_settings = {
+        "model": convert_model_settings(actor_config, actor.settings),
+        "q_model_config": convert_model_settings(critic_config, critic.settings),
     }
-    return Networks(made, [actor, *[critic] * (1 + config["twin_q"]), TEMPERATURE])
+    return PolicyNetworks(new_settings, [actor, *[critic] * (1 + config["twin_q"]), TEMPERATURE])
 
 
-def _joined(seen: spaces.Space, acted: spaces.Space) -> spaces.Box:
+def _make_critic_space(model_space: spaces.Space, action_space: spaces.Space) -> spaces.Box:
     """Returns the space of concatenated observations and actions."""
-    original = getattr(seen, "original_space", seen)
+    original = getattr(model_space, "original_space", model_space)
     if not isinstance(original, spaces.Box) or len(original.shape) != 1:
-        raise unsupported(f"SAC's critics for the observation space {original}")
-    width = original.shape[0] + int(np.prod(acted.shape or ()))
+        raise make_unsupported_error(f"SAC's critics for the observation space {original}")
+    width = original.shape[0] + int(np.prod(action_space.shape or ()))
     return spaces.Box(-np.inf, np.inf, (width,))
 
 
-def arrays_of(
-    stored: Any, parts: Sequence[Network], policy: Any, source: str
+def convert_policy_weights(
+    stored: Any, parts: Sequence[RLlibNetwork], policy: Any, source: str
 ) -> dict[str, np.ndarray]:
     """Returns the weights of a checkpoint by their keys in a policy state.
 
@@ -111,25 +122,31 @@ def arrays_of(
         CheckpointError: if they do not belong to the networks; the message names them.
         ModelImportError: if arrays do not fit a model.
     """
-    shares = [stored] if len(parts) == 1 else _split(stored, parts)
-    found: dict[str, np.ndarray] = {}
-    for part, own, (model, keys) in zip(parts, shares, _models(policy.program), strict=True):
-        found |= match_weights(weights_of(own, part), model, keys, source).arrays
-    return found
+    arrays_by_network = [stored] if len(parts) == 1 else _split_arrays(stored, parts)
+    result: dict[str, np.ndarray] = {}
+    for part, network_arrays, (model, keys) in zip(
+        parts, arrays_by_network, _iterate_models(policy.program), strict=True
+    ):
+        result |= match_weights(
+            convert_network_weights(network_arrays, part), model, keys, source
+        ).arrays
+    return result
 
 
-def _split(stored: Any, parts: Sequence[Network]) -> list[list[Any]]:
-    borders = [*accumulate((len(part.places) for part in parts), initial=0)]
-    arrays = listed(stored)
-    if not isinstance(arrays, list | tuple) or len(arrays) != borders[-1]:
-        raise unfit(borders[-1], arrays)
-    return [[*arrays[begin:end]] for begin, end in pairwise(borders)]
+def _split_arrays(stored: Any, parts: Sequence[RLlibNetwork]) -> list[list[Any]]:
+    offsets = [*accumulate((len(part.array_roles) for part in parts), initial=0)]
+    arrays = to_list(stored)
+    if not isinstance(arrays, list | tuple) or len(arrays) != offsets[-1]:
+        raise make_count_error(offsets[-1], arrays)
+    return [[*arrays[begin:end]] for begin, end in pairwise(offsets)]
 
 
-def _models(program: Any) -> Iterator[tuple[Any, list[str]]]:
+def _iterate_models(program: Any) -> Iterator[tuple[Any, list[str]]]:
     """Yields the models of a Program's networks with their keys in a state, critics separately."""
     for name, network in program.functions.networks.items():
         keys = iter(slot.key for slot in program.layout.of(name))
-        own = network.model
-        for model in own.critics if isinstance(own, Critics) else [own]:
+        network_model = network.model
+        for model in (
+            network_model.critics if isinstance(network_model, Critics) else [network_model]
+        ):
             yield model, [*islice(keys, len(model.variables))]

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies.compat.foreign_pickle import Named
+from tfpolicies.compat.foreign_pickle import ObjectRecord
 from tfpolicies.errors import CheckpointError, UnsupportedSpaceError
 
-_PICKLED = re.compile(r"gym(?:nasium)?\.spaces\.\w+:(\w+)")
-_DEEPEST = 16
-_KINDS = {
+_SPACE_CLASS_NAME = re.compile(r"gym(?:nasium)?\.spaces\.\w+:(\w+)")
+_MAX_DEPTH = 16
+_CLASS_NAMES = {
     "box": "Box",
     "discrete": "Discrete",
     "multi-discrete": "MultiDiscrete",
@@ -25,7 +25,7 @@ _KINDS = {
 """RLlib's name of a space -> its class."""
 
 
-def space_of(record: Any, what: str) -> spaces.Space:
+def convert_space(record: Any, space_name: str) -> spaces.Space:
     """Returns the space of a record, with the `original_space` that it was made from.
 
     Args:
@@ -37,92 +37,92 @@ def space_of(record: Any, what: str) -> spaces.Space:
         UnsupportedSpaceError: if its class is not supported.
     """
     original = None
-    if isinstance(record, Mapping) and isinstance(record.get("space"), Mapping | Named):
+    if isinstance(record, Mapping) and isinstance(record.get("space"), Mapping | ObjectRecord):
         record, original = record["space"], record.get("original_space")
-    elif isinstance(record, Named) and isinstance(record.state, Mapping):
+    elif isinstance(record, ObjectRecord) and isinstance(record.state, Mapping):
         original = record.state.get("original_space")
     try:
-        space = _space(record, 0)
+        space = _make_space(record, 0)
         if original is not None:
-            vars(space)["original_space"] = space_of(original, what)
+            vars(space)["original_space"] = convert_space(original, space_name)
     except (LookupError, TypeError, ValueError, AssertionError, ArithmeticError) as error:
         if isinstance(error, CheckpointError | UnsupportedSpaceError):
             raise
         raise CheckpointError(
-            f"The {what} of the checkpoint is malformed: {error!r:.200}. Give an unchanged "
+            f"The {space_name} of the checkpoint is malformed: {error!r:.200}. Give an unchanged "
             "checkpoint of RLlib."
         ) from error
     return space
 
 
-def _space(record: Any, depth: int) -> spaces.Space:
-    kind, fields = _fields(record)
-    if kind not in _MAKERS or depth > _DEEPEST:
+def _make_space(record: Any, depth: int) -> spaces.Space:
+    kind, fields = _read_fields(record)
+    if kind not in _MAKERS or depth > _MAX_DEPTH:
         raise UnsupportedSpaceError(
             f"A space of the class {kind!r:.80} cannot be imported; supported are "
-            f"{', '.join(_MAKERS)}, nested at most {_DEEPEST} deep. Rebuild it from these."
+            f"{', '.join(_MAKERS)}, nested at most {_MAX_DEPTH} deep. Rebuild it from these."
         )
     return _MAKERS[kind](fields, depth)
 
 
-def _fields(record: Any) -> tuple[str, Mapping[str, Any]]:
+def _read_fields(record: Any) -> tuple[str, Mapping[str, Any]]:
     """Returns the class name of a space, and its fields."""
-    if isinstance(record, Named):
-        found = _PICKLED.fullmatch(record.name)
+    if isinstance(record, ObjectRecord):
+        match = _SPACE_CLASS_NAME.fullmatch(record.name)
         state = record.state if isinstance(record.state, Mapping) else {}
-        return (found[1] if found else record.name), {**state, "shape": state.get("_shape")}
+        return (match[1] if match else record.name), {**state, "shape": state.get("_shape")}
     if isinstance(record, Mapping):
         kind = record.get("space")
-        return _KINDS.get(kind, str(kind)) if isinstance(kind, str) else str(kind), record
+        return _CLASS_NAMES.get(kind, str(kind)) if isinstance(kind, str) else str(kind), record
     raise TypeError(f"a {type(record).__name__} is not a space")
 
 
-def _dtype(fields: Mapping[str, Any]) -> np.dtype:
+def _read_dtype(fields: Mapping[str, Any]) -> np.dtype:
     stored = fields["dtype"]
-    named = isinstance(stored, Named) and stored.name == "numpy:dtype"
-    dtype = np.dtype(str(stored.args if named else stored))
+    is_record = isinstance(stored, ObjectRecord) and stored.name == "numpy:dtype"
+    dtype = np.dtype(str(stored.args if is_record else stored))
     if dtype.kind not in "biuf":
         raise ValueError(f"the dtype {dtype} is not supported by spaces")
     return dtype
 
 
-def _box(fields: Mapping[str, Any], depth: int) -> spaces.Box:
-    dtype, shape = _dtype(fields), tuple(map(int, fields["shape"]))
+def _make_box(fields: Mapping[str, Any], depth: int) -> spaces.Box:
+    dtype, shape = _read_dtype(fields), tuple(map(int, fields["shape"]))
     low, high = (np.asarray(fields[name], dtype) for name in ("low", "high"))
     if low.shape != shape or high.shape != shape:
         raise ValueError(f"its bounds have the shapes {low.shape} and {high.shape}, not {shape}")
     return spaces.Box(low, high, shape, dtype.type)
 
 
-def _multi_discrete(fields: Mapping[str, Any], depth: int) -> spaces.MultiDiscrete:
+def _make_multi_discrete(fields: Mapping[str, Any], depth: int) -> spaces.MultiDiscrete:
     if np.any(fields.get("start", 0)):
         return spaces.MultiDiscrete(fields["nvec"], start=fields["start"])
     return spaces.MultiDiscrete(np.asarray(fields["nvec"]))
 
 
-def _multi_binary(fields: Mapping[str, Any], depth: int) -> spaces.MultiBinary:
+def _make_multi_binary(fields: Mapping[str, Any], depth: int) -> spaces.MultiBinary:
     n = fields["n"]
     return spaces.MultiBinary(int(n) if np.ndim(n) == 0 else tuple(map(int, n)))
 
 
-def _dict(fields: Mapping[str, Any], depth: int) -> spaces.Dict:
+def _make_dict(fields: Mapping[str, Any], depth: int) -> spaces.Dict:
     inner = fields["spaces"]
-    entries = [(str(key), _space(each, depth + 1)) for key, each in inner.items()]
-    found = spaces.Dict(entries)
-    if [*found.spaces] != [key for key, _ in entries]:  # RLlib flattens them in this order
-        found = spaces.Dict(entries, sort_keys=False)
-    return found
+    entries = [(str(key), _make_space(subspace, depth + 1)) for key, subspace in inner.items()]
+    result = spaces.Dict(entries)
+    if [*result.spaces] != [key for key, _ in entries]:  # RLlib flattens them in this order
+        result = spaces.Dict(entries, sort_keys=False)
+    return result
 
 
 _MAKERS: dict[str, Callable[[Mapping[str, Any], int], spaces.Space]] = {
-    "Box": _box,
+    "Box": _make_box,
     "Discrete": lambda fields, _: spaces.Discrete(
         int(fields["n"]), start=int(fields.get("start", 0))
     ),
-    "MultiDiscrete": _multi_discrete,
-    "MultiBinary": _multi_binary,
+    "MultiDiscrete": _make_multi_discrete,
+    "MultiBinary": _make_multi_binary,
     "Tuple": lambda fields, depth: spaces.Tuple(
-        [_space(each, depth + 1) for each in fields["spaces"]]
+        [_make_space(each, depth + 1) for each in fields["spaces"]]
     ),
-    "Dict": _dict,
+    "Dict": _make_dict,
 }

@@ -63,8 +63,8 @@ class ConstantSchedule(Schedule):
         return self._constant
 
 
-def _on_a_line(left: Any, right: Any, alpha: Any) -> Any:
-    return left + alpha * (right - left)
+def _interpolate_linearly(start: Any, end: Any, alpha: Any) -> Any:
+    return start + alpha * (end - start)
 
 
 class PiecewiseSchedule(Schedule):
@@ -89,26 +89,28 @@ class PiecewiseSchedule(Schedule):
         self,
         endpoints: Sequence[tuple[int, float]],
         framework: str | None = None,
-        interpolation: Interpolation = _on_a_line,
+        interpolation: Interpolation = _interpolate_linearly,
         outside_value: float | None = None,
     ) -> None:
         super().__init__(framework)
-        self.endpoints = _points(endpoints)
+        self.endpoints = _parse_endpoints(endpoints)
         self.interpolation = interpolation
         self.outside_value = outside_value
 
     def _value(self, t: Any) -> Any:
-        (first, _), (last, _) = self.endpoints[0], self.endpoints[-1]
-        if self.outside_value is None and (tf.is_tensor(t) or not first <= t < last):
+        (first_step, _), (last_step, _) = self.endpoints[0], self.endpoints[-1]
+        if self.outside_value is None and (tf.is_tensor(t) or not first_step <= t < last_step):
             raise UsageError(
-                f"The endpoints define values from {first} to {last} (exclusive), but the time "
+                f"The endpoints define values from {first_step} to {last_step} (exclusive), but the time "
                 f"step is {t!r:.100}. Give an `outside_value`."
             )
-        where, found = (tf if tf.is_tensor(t) else np).where, self.outside_value or 0.0
+        where, result = (tf if tf.is_tensor(t) else np).where, self.outside_value or 0.0
         for (start, left), (stop, right) in pairwise(self.endpoints):
             alpha = (t - start) / max(stop - start, 1)
-            found = where((start <= t) & (t < stop), self.interpolation(left, right, alpha), found)
-        return found
+            result = where(
+                (start <= t) & (t < stop), self.interpolation(left, right, alpha), result
+            )
+        return result
 
 
 class PolynomialSchedule(Schedule):
@@ -134,13 +136,13 @@ class PolynomialSchedule(Schedule):
         power: float = 2.0,
     ) -> None:
         super().__init__(framework)
-        self.schedule_timesteps = _positive(schedule_timesteps)
+        self.schedule_timesteps = _require_positive(schedule_timesteps)
         self.final_p, self.initial_p, self.power = final_p, initial_p, power
 
     def _value(self, t: Any) -> Any:
-        lesser = (tf if tf.is_tensor(t) else np).minimum
-        left = 1.0 - lesser(t, self.schedule_timesteps) / self.schedule_timesteps
-        return self.final_p + (self.initial_p - self.final_p) * left**self.power
+        minimum = (tf if tf.is_tensor(t) else np).minimum
+        remaining = 1.0 - minimum(t, self.schedule_timesteps) / self.schedule_timesteps
+        return self.final_p + (self.initial_p - self.final_p) * remaining**self.power
 
 
 class LinearSchedule(PolynomialSchedule):
@@ -178,14 +180,14 @@ class ExponentialSchedule(Schedule):
         decay_rate: float = 0.1,
     ) -> None:
         super().__init__(framework)
-        self.schedule_timesteps = _positive(schedule_timesteps)
+        self.schedule_timesteps = _require_positive(schedule_timesteps)
         self.initial_p, self.decay_rate = initial_p, decay_rate
 
     def _value(self, t: Any) -> Any:
         return self.initial_p * self.decay_rate ** (t / self.schedule_timesteps)
 
 
-def _positive(schedule_timesteps: int) -> int:
+def _require_positive(schedule_timesteps: int) -> int:
     if not schedule_timesteps > 0:
         raise UsageError(
             f"`schedule_timesteps` must be more than 0, got {schedule_timesteps!r}. For one value "
@@ -194,7 +196,7 @@ def _positive(schedule_timesteps: int) -> int:
     return schedule_timesteps
 
 
-def _points(endpoints: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+def _parse_endpoints(endpoints: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     try:
         points = [(int(timestep), float(value)) for timestep, value in endpoints]
     except (TypeError, ValueError):

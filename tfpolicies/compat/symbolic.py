@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-_DISPATCHER: type = tf.__internal__.dispatch.GlobalOpDispatcher
+_TF_DISPATCHER: type = tf.__internal__.dispatch.GlobalOpDispatcher
 
 
 class TFOperation(keras.Operation):
@@ -27,16 +27,18 @@ class TFOperation(keras.Operation):
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the shape and dtype of the function's result."""
-        dense = keras.tree.map_structure(_dense, (args, kwargs))
+        dense = keras.tree.map_structure(_make_dense, (args, kwargs))
         spec = super().compute_output_spec(*dense[0], **dense[1])
         if isinstance(spec, keras.KerasTensor) and None in spec.shape[1:]:
-            one, other = (self._shape_for(args, kwargs, size) for size in (2, 3))
-            if None not in (one, other):
-                shape = [n if n == m else None for n, m in zip(one, other, strict=True)]
+            shape_for_2, shape_for_3 = (self._infer_shape(args, kwargs, size) for size in (2, 3))
+            if None not in (shape_for_2, shape_for_3):
+                shape = [
+                    n if n == m else None for n, m in zip(shape_for_2, shape_for_3, strict=True)
+                ]
                 spec = keras.KerasTensor(shape, spec.dtype)
         return spec
 
-    def _shape_for(self, args: Any, kwargs: Any, size: int) -> Any:
+    def _infer_shape(self, args: Any, kwargs: Any, size: int) -> Any:
         """Returns the shape of the result if axes of unknown length have length `size`.
 
         Thereby the function can use shapes such as `tf.shape(x)[0]`, which are computed by the
@@ -44,14 +46,14 @@ class TFOperation(keras.Operation):
         """
         parts = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
         inputs = {id(x): x for part in parts for x in keras.utils.get_source_inputs(part)}
-        before = keras.Function([*inputs.values()], parts)
+        compute_parts = keras.Function([*inputs.values()], parts)
 
         def call(*arrays: Any) -> Any:
-            values = iter(before([*arrays]))
-            given = keras.tree.map_structure(
+            values = iter(compute_parts([*arrays]))
+            arguments = keras.tree.map_structure(
                 lambda x: next(values) if isinstance(x, keras.KerasTensor) else x, (args, kwargs)
             )
-            return self.function(*given[0], **given[1])
+            return self.function(*arguments[0], **arguments[1])
 
         specs = [
             tf.TensorSpec([size if n is None else n for n in x.shape], x.dtype)
@@ -61,21 +63,21 @@ class TFOperation(keras.Operation):
         return result.output_shapes.as_list() if result.output_shapes.rank is not None else None
 
 
-def _dense(given: Any) -> Any:
+def _make_dense(value: Any) -> Any:
     """Returns a sparse `KerasTensor` as a dense one: Keras infers sparse for `x * constant`."""
-    is_sparse = isinstance(given, keras.KerasTensor) and given.sparse
-    return keras.KerasTensor(given.shape, given.dtype, name=given.name) if is_sparse else given
+    is_sparse = isinstance(value, keras.KerasTensor) and value.sparse
+    return keras.KerasTensor(value.shape, value.dtype, name=value.name) if is_sparse else value
 
 
-class _OnKerasTensors(_DISPATCHER):
+class _KerasTensorDispatcher(_TF_DISPATCHER):
     """Handles calls with `KerasTensor`s; TensorFlow calls it only if a function raised an error."""
 
     def handle(self, op: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Returns the result of `op` as a part of the model, if there is a `KerasTensor`."""
-        given = keras.tree.flatten([args, kwargs])
-        if not any(isinstance(part, keras.KerasTensor) for part in given):
+        arguments = keras.tree.flatten([args, kwargs])
+        if not any(isinstance(part, keras.KerasTensor) for part in arguments):
             return self.NOT_SUPPORTED
         return TFOperation(op)(*args, **kwargs)
 
 
-_OnKerasTensors().register()
+_KerasTensorDispatcher().register()

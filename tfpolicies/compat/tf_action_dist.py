@@ -16,26 +16,26 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.compat.action_dist import ActionDistribution, PortedDistribution
-from tfpolicies.compat.chance import gamma, noise_like
+from tfpolicies.compat.action_dist import ActionDistribution, RLlibDistribution
+from tfpolicies.compat.chance import sample_gamma, sample_noise
 from tfpolicies.errors import ConfigError
 from tfpolicies.models import distributions as own
-from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS, IMPOSSIBLE_LOG_PROB, softplus
-from tfpolicies.models.spaces import cell_sizes, leaves, nest, pick
+from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS, MIN_LOG_PROB, softplus
+from tfpolicies.models.spaces import choices_per_cell, get_at_path, leaves, unflatten
 
 _TINY = 1e-7
 
 
 def _count_choices(action_space: gym.Space, model_config: object) -> int:
-    return sum(cell_sizes(action_space))
+    return sum(choices_per_cell(action_space))
 
 
-def _count_numbers(action_space: gym.Space, model_config: object) -> int:
+def _count_entries(action_space: gym.Space, model_config: object) -> int:
     return math.prod(action_space.shape or ())
 
 
-def _count_two_each(action_space: gym.Space, model_config: object) -> int:
-    return 2 * _count_numbers(action_space, model_config)
+def _count_two_per_entry(action_space: gym.Space, model_config: object) -> int:
+    return 2 * _count_entries(action_space, model_config)
 
 
 class TFActionDistribution(ActionDistribution):
@@ -49,7 +49,7 @@ class TFActionDistribution(ActionDistribution):
     """
 
     def _build_sample_op(self) -> Any:
-        raise self._lacks("_build_sample_op(self)")
+        raise self._make_missing_method_error("_build_sample_op(self)")
 
     @functools.cached_property
     def sample_op(self) -> Any:
@@ -66,7 +66,7 @@ class TFActionDistribution(ActionDistribution):
         return self.sampled_action_logp_op
 
 
-class TransformedNoise(TFActionDistribution):
+class WrappedDistribution(TFActionDistribution):
     """A distribution of the core in RLlib's form.
 
     Args:
@@ -79,27 +79,29 @@ class TransformedNoise(TFActionDistribution):
     def __init__(
         self, inputs: Any, model: Any = None, *, kind: type[own.Distribution], space: gym.Space
     ) -> None:
-        super().__init__(_rows(inputs), model)
-        self._own = kind(self.inputs, space)
+        super().__init__(_to_float(inputs), model)
+        self._distribution = kind(self.inputs, space)
 
     def _build_sample_op(self) -> Any:
-        size = self._own.noise_size(self._own.space)
-        return self._own.sample(noise_like(self.inputs, self._own.noise_kind, size))
+        size = self._distribution.noise_size(self._distribution.space)
+        return self._distribution.sample(
+            sample_noise(self.inputs, self._distribution.noise_kind, size)
+        )
 
     def deterministic_sample(self) -> Any:
-        return self._own.deterministic_sample()
+        return self._distribution.deterministic_sample()
 
     def logp(self, x: Any) -> tf.Tensor:
-        return self._own.logp(x)
+        return self._distribution.logp(x)
 
     def entropy(self) -> tf.Tensor:
-        return self._own.entropy()
+        return self._distribution.entropy()
 
     def kl(self, other: Any) -> tf.Tensor:
-        return self._own.kl(other._own)
+        return self._distribution.kl(other._own)
 
 
-class Categorical(TransformedNoise):
+class Categorical(WrappedDistribution):
     """One of n actions, from n logits.
 
     Args:
@@ -117,8 +119,8 @@ class Categorical(TransformedNoise):
     temperature: ClassVar[float] = 1.0
 
     def __init__(self, inputs: Any, model: Any = None, temperature: float | None = None) -> None:
-        chosen = self.temperature if temperature is None else temperature
-        logits = _rows(inputs) / _positive("temperature", chosen)
+        divisor = self.temperature if temperature is None else temperature
+        logits = _to_float(inputs) / _require_positive("temperature", divisor)
         super().__init__(
             logits, model, kind=own.Categorical, space=spaces.Discrete(logits.shape[-1])
         )
@@ -134,7 +136,7 @@ def get_categorical_class_with_temperature(t: float) -> type[Categorical]:
     return type("CategoricalWithTemperature", (Categorical,), {"temperature": t})
 
 
-class MultiCategorical(TransformedNoise):
+class MultiCategorical(WrappedDistribution):
     """An independent choice in each cell, from the concatenated logits of all cells.
 
     Args:
@@ -153,8 +155,8 @@ class MultiCategorical(TransformedNoise):
         self.input_lens = [int(n) for n in input_lens]
 
     @staticmethod
-    def _arguments(space: gym.Space) -> dict[str, Any]:
-        return _cells(space)
+    def _get_arguments(space: gym.Space) -> dict[str, Any]:
+        return _get_cell_arguments(space)
 
     @functools.cached_property
     def cats(self) -> list[Categorical]:
@@ -183,7 +185,7 @@ class MultiCategorical(TransformedNoise):
     required_model_output_shape = staticmethod(_count_choices)
 
 
-class DiagGaussian(TransformedNoise):
+class DiagGaussian(WrappedDistribution):
     """Independent normals, from k means and k logarithms of standard deviations, concatenated.
 
     Args:
@@ -198,25 +200,25 @@ class DiagGaussian(TransformedNoise):
     """
 
     def __init__(self, inputs: Any, model: Any = None, *, action_space: Any = None) -> None:
-        space = _line(inputs) if action_space is None else action_space
+        space = _make_box(inputs) if action_space is None else action_space
         super().__init__(inputs, model, kind=own.DiagGaussian, space=space)
         self.mean, self.log_std = tf.split(self.inputs, 2, axis=-1)
         self.std = tf.exp(self.log_std)
 
-    required_model_output_shape = staticmethod(_count_two_each)
+    required_model_output_shape = staticmethod(_count_two_per_entry)
 
 
-class Deterministic(TransformedNoise):
+class Deterministic(WrappedDistribution):
     """The inputs `[B, k]` are the actions; log-probability and entropy are 0."""
 
     def __init__(self, inputs: Any, model: Any = None) -> None:
-        space = _line(inputs, parts=1)
+        space = _make_box(inputs, parts=1)
         super().__init__(inputs, model, kind=own.Deterministic, space=space)
 
-    required_model_output_shape = staticmethod(_count_numbers)
+    required_model_output_shape = staticmethod(_count_entries)
 
 
-class _Range:
+class _ActionRange:
     """Scales numbers from one range to [low, high], and back.
 
     Log-probabilities and entropies are computed before scaling, as in RLlib.
@@ -231,20 +233,22 @@ class _Range:
         ConfigError: if `low` is not less than `high`.
     """
 
-    def __init__(self, first: float, last: float, low: Any, high: Any) -> None:
+    def __init__(self, range_low: float, range_high: float, low: Any, high: Any) -> None:
         if not np.all(np.less(low, high)):
             raise ConfigError(f"low must be less than high; got low={low!r}, high={high!r}.")
-        self._first, self._low, self._high = first, low, high
-        self._scale = np.asarray((np.asarray(high) - low) / (last - first), np.float32)
+        self._range_low, self._low, self._high = range_low, low, high
+        self._scale = np.asarray((np.asarray(high) - low) / (range_high - range_low), np.float32)
 
-    def moved(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.clip_by_value((x - self._first) * self._scale + self._low, self._low, self._high)
+    def scale(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.clip_by_value(
+            (x - self._range_low) * self._scale + self._low, self._low, self._high
+        )
 
-    def moved_back(self, x: Any) -> tf.Tensor:
-        return (tf.cast(x, tf.float32) - self._low) / self._scale + self._first
+    def unscale(self, x: Any) -> tf.Tensor:
+        return (tf.cast(x, tf.float32) - self._low) / self._scale + self._range_low
 
 
-class SquashedGaussian(TransformedNoise):
+class SquashedGaussian(WrappedDistribution):
     """Normals squashed by tanh and scaled to [low, high], without entropy or KL in closed form.
 
     Args:
@@ -257,20 +261,20 @@ class SquashedGaussian(TransformedNoise):
         ConfigError: if `low` is not less than `high`.
     """
 
-    required_model_output_shape = staticmethod(_count_two_each)
+    required_model_output_shape = staticmethod(_count_two_per_entry)
 
     def __init__(self, inputs: Any, model: Any = None, low: Any = -1.0, high: Any = 1.0) -> None:
-        super().__init__(inputs, model, kind=own.SquashedGaussian, space=_line(inputs))
-        self.low, self.high, self._range = low, high, _Range(-1.0, 1.0, low, high)
+        super().__init__(inputs, model, kind=own.SquashedGaussian, space=_make_box(inputs))
+        self.low, self.high, self._range = low, high, _ActionRange(-1.0, 1.0, low, high)
 
     def _build_sample_op(self) -> tf.Tensor:
-        return self._range.moved(super()._build_sample_op())
+        return self._range.scale(super()._build_sample_op())
 
     def deterministic_sample(self) -> tf.Tensor:
-        return self._range.moved(super().deterministic_sample())
+        return self._range.scale(super().deterministic_sample())
 
     def logp(self, x: Any) -> tf.Tensor:
-        return tf.maximum(super().logp(self._range.moved_back(x)), IMPOSSIBLE_LOG_PROB)
+        return tf.maximum(super().logp(self._range.unscale(x)), MIN_LOG_PROB)
 
 
 class GumbelSoftmax(TFActionDistribution):
@@ -286,12 +290,12 @@ class GumbelSoftmax(TFActionDistribution):
     """
 
     def __init__(self, inputs: Any, model: Any = None, temperature: float = 1.0) -> None:
-        super().__init__(_rows(inputs), model)
-        self.temperature = _positive("temperature", temperature)
+        super().__init__(_to_float(inputs), model)
+        self.temperature = _require_positive("temperature", temperature)
         self.probs = tf.nn.softmax(self.inputs)
 
     def _build_sample_op(self) -> tf.Tensor:
-        noise = noise_like(self.inputs, "gumbel", self.inputs.shape[-1])
+        noise = sample_noise(self.inputs, "gumbel", self.inputs.shape[-1])
         return tf.nn.softmax((self.inputs + noise) / self.temperature)
 
     def deterministic_sample(self) -> tf.Tensor:
@@ -307,7 +311,7 @@ class GumbelSoftmax(TFActionDistribution):
     required_model_output_shape = staticmethod(_count_choices)
 
 
-class _Concentrated(TFActionDistribution):
+class _DirichletBase(TFActionDistribution):
     """Dirichlet distributions over the last axis of `_concentration`, summed over axes before it.
 
     The density is prod(x ** (a - 1)) / B(a), and E[log x] = digamma(a) - digamma(sum(a)).
@@ -315,30 +319,30 @@ class _Concentrated(TFActionDistribution):
 
     _concentration: tf.Tensor
 
-    def _proportions(self) -> tf.Tensor:
-        drawn = gamma(self._concentration)
-        return drawn / tf.reduce_sum(drawn, axis=-1, keepdims=True)
+    def _sample_proportions(self) -> tf.Tensor:
+        samples = sample_gamma(self._concentration)
+        return samples / tf.reduce_sum(samples, axis=-1, keepdims=True)
 
-    def _log_density(self, x: tf.Tensor) -> tf.Tensor:
+    def _compute_log_density(self, x: tf.Tensor) -> tf.Tensor:
         terms = tf.reduce_sum((self._concentration - 1.0) * tf.math.log(x), axis=-1)
-        return _by_row(terms - tf.math.lbeta(self._concentration))
+        return _sum_per_row(terms - tf.math.lbeta(self._concentration))
 
     def entropy(self) -> tf.Tensor:
         a = self._concentration
-        terms = tf.reduce_sum((a - 1.0) * self._mean_logs(), axis=-1)
-        return _by_row(tf.math.lbeta(a) - terms)
+        terms = tf.reduce_sum((a - 1.0) * self._compute_mean_logs(), axis=-1)
+        return _sum_per_row(tf.math.lbeta(a) - terms)
 
     def kl(self, other: Any) -> tf.Tensor:
         a, b = self._concentration, other._concentration
-        terms = tf.reduce_sum((a - b) * self._mean_logs(), axis=-1)
-        return _by_row(tf.math.lbeta(b) - tf.math.lbeta(a) + terms)
+        terms = tf.reduce_sum((a - b) * self._compute_mean_logs(), axis=-1)
+        return _sum_per_row(tf.math.lbeta(b) - tf.math.lbeta(a) + terms)
 
-    def _mean_logs(self) -> tf.Tensor:
+    def _compute_mean_logs(self) -> tf.Tensor:
         a = self._concentration
         return tf.math.digamma(a) - tf.math.digamma(tf.reduce_sum(a, axis=-1, keepdims=True))
 
 
-class Beta(_Concentrated):
+class Beta(_DirichletBase):
     """Independent beta distributions, scaled to [low, high].
 
     Args:
@@ -356,26 +360,26 @@ class Beta(_Concentrated):
 
     def __init__(self, inputs: Any, model: Any = None, low: Any = 0.0, high: Any = 1.0) -> None:
         bound = -math.log(1e-6)
-        super().__init__(softplus(tf.clip_by_value(_rows(inputs), -bound, bound)) + 1.0, model)
-        self.low, self.high, self._range = low, high, _Range(0.0, 1.0, low, high)
+        super().__init__(softplus(tf.clip_by_value(_to_float(inputs), -bound, bound)) + 1.0, model)
+        self.low, self.high, self._range = low, high, _ActionRange(0.0, 1.0, low, high)
         self._concentration = tf.stack(tf.split(self.inputs, 2, axis=-1), axis=-1)
 
     def _build_sample_op(self) -> tf.Tensor:
-        return self._range.moved(self._proportions()[..., 0])
+        return self._range.scale(self._sample_proportions()[..., 0])
 
     def deterministic_sample(self) -> tf.Tensor:
         """Returns the means."""
-        alpha, both = self._concentration[..., 0], tf.reduce_sum(self._concentration, axis=-1)
-        return self._range.moved(alpha / both)
+        alpha, total = self._concentration[..., 0], tf.reduce_sum(self._concentration, axis=-1)
+        return self._range.scale(alpha / total)
 
     def logp(self, x: Any) -> tf.Tensor:
-        share = tf.clip_by_value(self._range.moved_back(x), _TINY, 1.0 - _TINY)
-        return self._log_density(tf.stack([share, 1.0 - share], axis=-1))
+        share = tf.clip_by_value(self._range.unscale(x), _TINY, 1.0 - _TINY)
+        return self._compute_log_density(tf.stack([share, 1.0 - share], axis=-1))
 
-    required_model_output_shape = staticmethod(_count_two_each)
+    required_model_output_shape = staticmethod(_count_two_per_entry)
 
 
-class Dirichlet(_Concentrated):
+class Dirichlet(_DirichletBase):
     """Fractions that sum to 1, from `[B, k]` logarithms of concentrations.
 
     Attributes:
@@ -383,20 +387,20 @@ class Dirichlet(_Concentrated):
     """
 
     def __init__(self, inputs: Any, model: Any = None) -> None:
-        super().__init__(tf.exp(_rows(inputs)) + _TINY, model)
+        super().__init__(tf.exp(_to_float(inputs)) + _TINY, model)
         self._concentration = self.inputs
 
     def _build_sample_op(self) -> tf.Tensor:
-        return self._proportions()
+        return self._sample_proportions()
 
     def deterministic_sample(self) -> tf.Tensor:
         return tf.nn.softmax(self.inputs)
 
     def logp(self, x: Any) -> tf.Tensor:
         shares = tf.maximum(tf.cast(x, tf.float32), _TINY)
-        return self._log_density(shares / tf.reduce_sum(shares, axis=-1, keepdims=True))
+        return self._compute_log_density(shares / tf.reduce_sum(shares, axis=-1, keepdims=True))
 
-    required_model_output_shape = staticmethod(_count_numbers)
+    required_model_output_shape = staticmethod(_count_entries)
 
 
 class MultiActionDistribution(TFActionDistribution):
@@ -424,7 +428,7 @@ class MultiActionDistribution(TFActionDistribution):
         action_space: gym.Space,
         **kwargs: Any,
     ) -> None:
-        super().__init__(_rows(inputs), model)
+        super().__init__(_to_float(inputs), model)
         self.action_space = action_space
         self.input_lens = [int(n) for n in input_lens]
         pairs = zip(
@@ -433,22 +437,24 @@ class MultiActionDistribution(TFActionDistribution):
         self.flat_child_distributions = [kind(part, model, **kwargs) for kind, part in pairs]
 
     @staticmethod
-    def _arguments(space: gym.Space) -> dict[str, Any]:
-        return _children(space)
+    def _get_arguments(space: gym.Space) -> dict[str, Any]:
+        return _get_child_arguments(space)
 
     def _build_sample_op(self) -> Any:
-        return nest(self.action_space, [child.sample() for child in self.flat_child_distributions])
+        return unflatten(
+            self.action_space, [child.sample() for child in self.flat_child_distributions]
+        )
 
     def deterministic_sample(self) -> Any:
         modes = [child.deterministic_sample() for child in self.flat_child_distributions]
-        return nest(self.action_space, modes)
+        return unflatten(self.action_space, modes)
 
     def sampled_action_logp(self) -> tf.Tensor:
         return tf.add_n([child.sampled_action_logp() for child in self.flat_child_distributions])
 
     def logp(self, x: Any) -> tf.Tensor:
         """Returns the log-probability of actions: nested, a list by part, or `[B, k]`."""
-        pairs = zip(self.flat_child_distributions, self._parts(x), strict=True)
+        pairs = zip(self.flat_child_distributions, self._split_actions(x), strict=True)
         return tf.add_n([child.logp(part) for child, part in pairs])
 
     def entropy(self) -> tf.Tensor:
@@ -460,21 +466,23 @@ class MultiActionDistribution(TFActionDistribution):
 
     @staticmethod
     def required_model_output_shape(action_space: gym.Space, model_config: Any) -> int:
-        return sum(_children(action_space)["input_lens"])
+        return sum(_get_child_arguments(action_space)["input_lens"])
 
-    def _parts(self, x: Any) -> list[Any]:
+    def _split_actions(self, x: Any) -> list[Any]:
         if tf.is_tensor(x) or isinstance(x, np.ndarray):
             modes = [child.deterministic_sample() for child in self.flat_child_distributions]
             return list(tf.split(x, [math.prod(mode.shape[1:]) for mode in modes], axis=-1))
         if isinstance(x, list | tuple) and not any(isinstance(y, Mapping | tuple) for y in x):
             return list(x)
-        return [pick(x, leaf.path) for leaf in leaves(self.action_space)]
+        return [get_at_path(x, leaf.path) for leaf in leaves(self.action_space)]
 
 
 _BY_TYPE = {"deterministic": Deterministic, "gumbel_softmax": GumbelSoftmax}
 
 
-def class_for(space: gym.Space, settings: Mapping[str, Any], dist_type: Any = None) -> Any:
+def find_distribution_class(
+    space: gym.Space, settings: Mapping[str, Any], dist_type: Any = None
+) -> Any:
     """Returns a space's class in RLlib's catalog, or a partial of one, and its number of inputs.
 
     Args:
@@ -494,52 +502,52 @@ def class_for(space: gym.Space, settings: Mapping[str, Any], dist_type: Any = No
     if custom is None and isinstance(space, spaces.Dict | spaces.Tuple):
         custom = MultiActionDistribution
     if custom is None:
-        return _usual_class(space)
-    found = own.ActionDistribution.of(space, custom, settings)
-    if not isinstance(found, PortedDistribution):
-        return found, found.num_inputs
-    arguments = found.arguments
-    return functools.partial(custom, **arguments) if arguments else custom, found.num_inputs
+        return _find_default_class(space)
+    distribution = own.ActionDistribution.for_space(space, custom, settings)
+    if not isinstance(distribution, RLlibDistribution):
+        return distribution, distribution.num_inputs
+    arguments = distribution.arguments
+    return functools.partial(custom, **arguments) if arguments else custom, distribution.num_inputs
 
 
-def _usual_class(space: Any) -> tuple[Any, int]:
+def _find_default_class(space: Any) -> tuple[Any, int]:
     """Returns the class for a leaf, or a partial of one, and its number of inputs."""
-    found = own.ActionDistribution.of(space)
-    (kind,) = found.kinds
-    known: dict[Any, Any] = {
+    distribution = own.ActionDistribution.for_space(space)
+    (kind,) = distribution.leaf_classes
+    classes: dict[Any, Any] = {
         own.Categorical: Categorical,
         own.DiagGaussian: functools.partial(DiagGaussian, action_space=space),
     }
     if kind is own.MultiCategorical:
-        known[kind] = functools.partial(MultiCategorical, **_cells(space))
-    other = functools.partial(TransformedNoise, kind=kind, space=space)
-    return known.get(kind, other), found.num_inputs
+        classes[kind] = functools.partial(MultiCategorical, **_get_cell_arguments(space))
+    default = functools.partial(WrappedDistribution, kind=kind, space=space)
+    return classes.get(kind, default), distribution.num_inputs
 
 
-def _cells(space: gym.Space) -> dict[str, Any]:
-    return {"input_lens": cell_sizes(space), "action_space": space}
+def _get_cell_arguments(space: gym.Space) -> dict[str, Any]:
+    return {"input_lens": choices_per_cell(space), "action_space": space}
 
 
-def _children(space: gym.Space) -> dict[str, Any]:
-    pairs = [_usual_class(leaf.space) for leaf in leaves(space)]
+def _get_child_arguments(space: gym.Space) -> dict[str, Any]:
+    pairs = [_find_default_class(leaf.space) for leaf in leaves(space)]
     kinds, sizes = zip(*pairs, strict=True)
     return {"child_distributions": kinds, "input_lens": sizes, "action_space": space}
 
 
-def _rows(inputs: Any) -> tf.Tensor:
+def _to_float(inputs: Any) -> tf.Tensor:
     return tf.cast(inputs, tf.float32)
 
 
-def _line(inputs: Any, parts: int = 2) -> spaces.Box:
+def _make_box(inputs: Any, parts: int = 2) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, (inputs.shape[-1] // parts,), np.float32)
 
 
-def _by_row(terms: tf.Tensor) -> tf.Tensor:
+def _sum_per_row(terms: tf.Tensor) -> tf.Tensor:
     """Sums terms `[B, ...]` to `[B]`."""
     return tf.reduce_sum(terms, axis=list(range(1, terms.shape.rank)))
 
 
-def _positive(name: str, value: Any) -> Any:
+def _require_positive(name: str, value: Any) -> Any:
     if not value > 0.0:
         raise ConfigError(f"{name} must be a positive number, got {value!r}.")
     return value

@@ -14,18 +14,18 @@ import tensorflow as tf
 
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.compat import symbolic as symbolic  # registers the dispatcher
-from tfpolicies.compat.preprocessors import flat_space
-from tfpolicies.errors import ModelError, NotOfferedError
+from tfpolicies.compat.preprocessors import make_flat_space
+from tfpolicies.errors import ModelError, UnsupportedMethodError
 from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import model_settings, without_memory
-from tfpolicies.models.spaces import flat_size, leaves, nest
+from tfpolicies.models.settings import complete_model_config, without_memory
+from tfpolicies.models.spaces import flat_size, leaves, unflatten
 
 Columns = dict[str, Any]
 """The inputs of `forward`, by name."""
 
-Memory = list[tf.Tensor]
-Outputs = tuple[tf.Tensor, Memory]
+StateTensors = list[tf.Tensor]
+ForwardOutputs = tuple[tf.Tensor, StateTensors]
 """The result of `forward`."""
 
 
@@ -92,7 +92,7 @@ class TFModelV2:
         input_dict: Mapping[str, Any],
         state: Sequence[tf.Tensor] | None = None,
         seq_lens: tf.Tensor | None = None,
-    ) -> Outputs:
+    ) -> ForwardOutputs:
         """Adds `obs_flat` to the inputs, and returns the result of `forward`.
 
         Args:
@@ -104,20 +104,22 @@ class TFModelV2:
             ModelError: if `forward` does not return a pair, or `obs` is flat with another width.
         """
         training = bool(input_dict.get("is_training", False))
-        given = InputDict(input_dict, is_training=training)
-        given["obs"] = restore_original_dimensions(given["obs"], self.obs_space)
-        given["obs_flat"] = flat(given["obs"])
-        result = self.forward(given, list(state or []), seq_lens)
+        columns = InputDict(input_dict, is_training=training)
+        columns["obs"] = restore_original_dimensions(columns["obs"], self.obs_space)
+        columns["obs_flat"] = flatten_observation(columns["obs"])
+        result = self.forward(columns, list(state or []), seq_lens)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise ModelError(
                 f"{type(self).__name__}.forward must return a pair (outputs [N, num_outputs], "
                 f"state), got {type(result).__name__}. Write `return outputs, state`."
             )
-        outputs, after = result
+        outputs, next_state = result
         self._last_output = outputs
-        return outputs, list(after) or list(state or [])
+        return outputs, list(next_state) or list(state or [])
 
-    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
+    def forward(
+        self, input_dict: Columns, state: StateTensors, seq_lens: tf.Tensor | None
+    ) -> ForwardOutputs:
         """Returns `(outputs [N, num_outputs], next state [S, ...])`; to be overridden.
 
         Args:
@@ -126,7 +128,7 @@ class TFModelV2:
             state: the recurrent state before, `[S, ...]` each.
             seq_lens: int32 `[S]`, the true lengths; None for models that are not recurrent.
         """
-        raise NotOfferedError(
+        raise UnsupportedMethodError(
             f"{type(self).__name__} has no `forward(self, input_dict, state, seq_lens)`; it must "
             "return (outputs [N, num_outputs], state)."
         )
@@ -137,7 +139,7 @@ class TFModelV2:
         If a model does not override it and the algorithm needs values, the catalog adds a separate
         value network.
         """
-        raise NotOfferedError(
+        raise UnsupportedMethodError(
             f"{type(self).__name__} has no `value_function(self)`; keep the values in `forward` "
             "and return them, of shape [N]."
         )
@@ -183,19 +185,19 @@ class TFModelV2:
         return type(self).__name__
 
     @property
-    def changes_losses(self) -> bool:
+    def has_custom_loss(self) -> bool:
         """Whether `custom_loss` is overridden."""
         return getattr(self.custom_loss, "__func__", None) is not TFModelV2.custom_loss
 
     @property
-    def gives_value(self) -> bool:
+    def has_value_function(self) -> bool:
         """Whether `value_function` is overridden."""
         return type(self).value_function is not TFModelV2.value_function
 
     @property
     def inference_view_requirements(self) -> dict[str, ViewRequirement]:
         """The `view_requirements` that acting reads."""
-        return acting(self.view_requirements)
+        return select_acting_views(self.view_requirements)
 
     def is_time_major(self) -> bool:
         """Returns False: rows are S sequences of T steps."""
@@ -211,11 +213,11 @@ class TFModelV2:
 
     def variables(self, as_dict: bool = False) -> Any:
         """Returns the variables of all layers, as a list or by name: `attribute.layer.kernel:0`."""
-        return _variables(self, "variables", as_dict)
+        return _get_variables(self, "variables", as_dict)
 
     def trainable_variables(self, as_dict: bool = False) -> Any:
         """Returns the trainable variables, as a list or by name."""
-        return _variables(self, "trainable_variables", as_dict)
+        return _get_variables(self, "trainable_variables", as_dict)
 
 
 ModelV2 = TFModelV2
@@ -225,12 +227,16 @@ ModelV2 = TFModelV2
 class RecurrentNetwork(TFModelV2):
     """A recurrent model that processes sequences in `forward_rnn`."""
 
-    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
+    def forward(
+        self, input_dict: Columns, state: StateTensors, seq_lens: tf.Tensor | None
+    ) -> ForwardOutputs:
         sequences = add_time_dimension(input_dict["obs_flat"], seq_lens=seq_lens)
-        outputs, after = self.forward_rnn(sequences, state, seq_lens)
-        return tf.reshape(outputs, [-1, outputs.shape[-1]]), after
+        outputs, next_state = self.forward_rnn(sequences, state, seq_lens)
+        return tf.reshape(outputs, [-1, outputs.shape[-1]]), next_state
 
-    def forward_rnn(self, inputs: tf.Tensor, state: Memory, seq_lens: tf.Tensor) -> Outputs:
+    def forward_rnn(
+        self, inputs: tf.Tensor, state: StateTensors, seq_lens: tf.Tensor
+    ) -> ForwardOutputs:
         """Returns `(outputs [S, T, num_outputs], next state)`; to be overridden.
 
         Steps after a sequence's true length must not change the state: mask them.
@@ -240,7 +246,7 @@ class RecurrentNetwork(TFModelV2):
             state: the recurrent state before, `[S, ...]` each.
             seq_lens: int32 `[S]`, the true lengths.
         """
-        raise NotOfferedError(
+        raise UnsupportedMethodError(
             f"{type(self).__name__} has no `forward_rnn(self, inputs, state, seq_lens)`; it must "
             "return (outputs [S, T, num_outputs], state)."
         )
@@ -258,19 +264,21 @@ class _CatalogNetwork(TFModelV2):
         name: str,
     ) -> None:
         super().__init__(obs_space, action_space, num_outputs, model_config, name)
-        space = self._seen_space(obs_space)
-        self.base_model, self.num_outputs = _catalog_model(space, num_outputs, model_config)
+        space = self._get_input_space(obs_space)
+        self.base_model, self.num_outputs = _build_catalog_model(space, num_outputs, model_config)
         self._value: Any = None
 
-    def _seen_space(self, obs_space: gym.Space) -> gym.Space:
-        return flat_space(obs_space)
+    def _get_input_space(self, obs_space: gym.Space) -> gym.Space:
+        return make_flat_space(obs_space)
 
-    def _seen(self, input_dict: Columns) -> tf.Tensor:
+    def _get_input(self, input_dict: Columns) -> tf.Tensor:
         """Returns the catalog model's input, float32 `[N, ...]`."""
         return input_dict["obs_flat"]
 
-    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
-        outputs, self._value = self.base_model(self._seen(input_dict))
+    def forward(
+        self, input_dict: Columns, state: StateTensors, seq_lens: tf.Tensor | None
+    ) -> ForwardOutputs:
+        outputs, self._value = self.base_model(self._get_input(input_dict))
         return outputs, state
 
     def value_function(self) -> tf.Tensor:
@@ -296,10 +304,10 @@ class VisionNetwork(_CatalogNetwork):
     The observation is an image, its pixels from 0 to 255 if they are uint8.
     """
 
-    def _seen_space(self, obs_space: gym.Space) -> gym.Space:
+    def _get_input_space(self, obs_space: gym.Space) -> gym.Space:
         return obs_space
 
-    def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
+    def _get_input(self, input_dict: dict[str, Any]) -> tf.Tensor:
         scale = 255.0 if self.obs_space.dtype == np.uint8 else 1.0
         return tf.cast(input_dict["obs"], tf.float32) / scale
 
@@ -343,19 +351,19 @@ def restore_original_dimensions(obs: Any, obs_space: Any, tensorlib: Any = None)
     is_nested = isinstance(space, gym.spaces.Dict | gym.spaces.Tuple)
     if not is_nested or isinstance(obs, Mapping | tuple | list):
         return obs
-    found = leaves(space)
-    sizes = [flat_size(leaf) for leaf in found]
+    space_leaves = leaves(space)
+    sizes = [flat_size(leaf) for leaf in space_leaves]
     if obs.shape[-1] != sum(sizes):
         raise ModelError(
             f"Flat observations of {space} must have {sum(sizes)} columns, got the shape "
             f"{tuple(obs.shape)}. Give input_dict['obs'] or ['obs_flat'] of the model."
         )
-    parts = zip(found, tf.split(obs, sizes, axis=-1), strict=True)
-    nested = nest(space, [_unflattened(part, encoded_shape(leaf)) for leaf, part in parts])
+    parts = zip(space_leaves, tf.split(obs, sizes, axis=-1), strict=True)
+    nested = unflatten(space, [_reshape_rows(part, encoded_shape(leaf)) for leaf, part in parts])
     return tf.nest.map_structure(np.asarray, nested) if tensorlib in ("numpy", np) else nested
 
 
-def _unflattened(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+def _reshape_rows(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Returns rows `[..., F]` as `[..., *shape]`."""
     return tf.reshape(rows, tf.concat([tf.shape(rows)[:-1], tf.constant(shape, tf.int32)], 0))
 
@@ -379,67 +387,67 @@ def add_time_dimension(
         raise ModelError("time_major must be False, got True: sequences are always [S, T, ...].")
     shape = tf.shape(padded_inputs)
     count = tf.shape(seq_lens)[0]
-    lead = tf.stack([count, shape[0] // tf.maximum(count, 1)])
-    folded = tf.reshape(padded_inputs, tf.concat([lead, shape[1:]], axis=0))
+    leading_shape = tf.stack([count, shape[0] // tf.maximum(count, 1)])
+    folded = tf.reshape(padded_inputs, tf.concat([leading_shape, shape[1:]], axis=0))
     return tf.ensure_shape(folded, [None, None, *padded_inputs.shape[1:]])
 
 
-def flat(obs: Any) -> tf.Tensor:
+def flatten_observation(obs: Any) -> tf.Tensor:
     """Returns an observation, nested or not, as one tensor `[N, F]`, in its own order."""
     if isinstance(obs, Mapping | tuple | list):
         parts = obs.values() if isinstance(obs, Mapping) else obs
-        return tf.concat([flat(part) for part in parts], axis=-1)
+        return tf.concat([flatten_observation(part) for part in parts], axis=-1)
     rows = tf.cast(obs, tf.float32)
     return tf.reshape(rows, [tf.shape(rows)[0], math.prod(rows.shape[1:])])
 
 
-def acting(views: Mapping[str, ViewRequirement]) -> dict[str, ViewRequirement]:
+def select_acting_views(views: Mapping[str, ViewRequirement]) -> dict[str, ViewRequirement]:
     """Returns the view requirements that acting reads, by name."""
     return {name: view for name, view in views.items() if view.used_for_compute_actions}
 
 
-def named_parts(model: TFModelV2) -> list[tuple[str, Any]]:
+def find_named_parts(model: TFModelV2) -> list[tuple[str, Any]]:
     """Returns the Keras layers and variables, and TensorFlow variables, in a model, with names.
 
     Attributes of `TFModelV2` objects, lists, tuples and dicts are searched, each only once. A
     name is `attribute`, `list_0`, `dict_key` or `model.attribute`.
     """
-    found: list[tuple[str, Any]] = []
-    seen: set[int] = set()
+    result: list[tuple[str, Any]] = []
+    visited: set[int] = set()
 
     def walk(name: str, value: Any) -> None:
-        if id(value) in seen:
+        if id(value) in visited:
             return
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, keras.layers.Layer | keras.Variable | tf.Variable):
-            found.append((name, value))
+            result.append((name, value))
         elif isinstance(value, TFModelV2):
             for key, part in vars(value).items():
                 walk(f"{name}.{key}" if name else key, part)
         elif isinstance(value, Mapping | list | tuple):
-            numbered = value if isinstance(value, Mapping) else dict(enumerate(value))
-            for number, part in numbered.items():
+            items = value if isinstance(value, Mapping) else dict(enumerate(value))
+            for number, part in items.items():
                 walk(f"{name}_{number}", part)
 
     walk("", model)
-    return found
+    return result
 
 
-def parts_of(model: TFModelV2) -> list[Any]:
-    """Returns the layers and variables in a model, see `named_parts`."""
-    return [part for _, part in named_parts(model)]
+def find_parts(model: TFModelV2) -> list[Any]:
+    """Returns the layers and variables in a model, see `find_named_parts`."""
+    return [part for _, part in find_named_parts(model)]
 
 
-def _variables(model: TFModelV2, kind: str, as_dict: bool) -> Any:
-    named = {
+def _get_variables(model: TFModelV2, kind: str, as_dict: bool) -> Any:
+    variables_by_name = {
         f"{name}.{variable.path.replace('/', '.')}:0": variable
-        for name, part in named_parts(model)
+        for name, part in find_named_parts(model)
         for variable in getattr(part, kind, [])
     }
-    return named if as_dict else list(named.values())
+    return variables_by_name if as_dict else list(variables_by_name.values())
 
 
-_ABSENT: dict[str, Any] = {
+_SETTINGS_IF_MISSING: dict[str, Any] = {
     "fcnet_hiddens": [],
     "fcnet_activation": None,
     "post_fcnet_activation": None,
@@ -449,15 +457,15 @@ _ABSENT: dict[str, Any] = {
 """Values of settings that are missing in the `model_config` of a part of a model."""
 
 
-def _catalog_model(
+def _build_catalog_model(
     space: gym.Space, num_outputs: int | None, config: Mapping[str, Any]
 ) -> tuple[Any, int]:
     """Returns a model of the catalog with a value, and its number of outputs."""
-    given = {**_ABSENT, **config, "custom_model": None, "custom_model_config": {}}
-    settings = without_memory(given)  # the whole model may add an LSTM or attention
+    merged = {**_SETTINGS_IF_MISSING, **config, "custom_model": None, "custom_model_config": {}}
+    settings = without_memory(merged)  # the whole model may add an LSTM or attention
     if num_outputs is None:
-        hidden = [*model_settings(settings)["fcnet_hiddens"]]
-        hidden += model_settings(settings)["post_fcnet_hiddens"]
+        hidden = [*complete_model_config(settings)["fcnet_hiddens"]]
+        hidden += complete_model_config(settings)["post_fcnet_hiddens"]
         if not hidden:
             raise ModelError(
                 "num_outputs must be an integer if no hidden layer can become the output, got None."

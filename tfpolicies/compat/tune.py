@@ -17,11 +17,11 @@ from tfpolicies.compat.agents import get_trainable_cls
 from tfpolicies.compat.envs import register_env as register_env
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.search_spaces import has_search_space
-from tfpolicies.distributed.tune import default_config, ray_tune, tune_trainable
+from tfpolicies.distributed.tune import import_ray_tune, make_default_config, tune_trainable
 
 
 def Tuner(
-    trainable: Any, *, param_space: AlgorithmConfig | Mapping[str, Any] | None = None, **rest: Any
+    trainable: Any, *, param_space: AlgorithmConfig | Mapping[str, Any] | None = None, **kwargs: Any
 ) -> Any:
     """Returns a `ray.tune.Tuner`.
 
@@ -37,21 +37,21 @@ def Tuner(
         ConfigError: if Ray Tune is not installed, for a name that no algorithm has, or for a
             setting that is unknown or invalid.
     """
-    made, space = as_trainable(trainable, param_space)
-    return ray_tune().Tuner(made, param_space=space, **rest)
+    ray_trainable, space = make_trainable(trainable, param_space)
+    return import_ray_tune().Tuner(ray_trainable, param_space=space, **kwargs)
 
 
-def run(trainable: Any, *args: Any, config: Any = None, **rest: Any) -> Any:
+def run(trainable: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
     """Calls `ray.tune.run` with the arguments of `Tuner`, and returns its result.
 
     Raises:
         ConfigError: as `Tuner` does.
     """
-    made, space = as_trainable(trainable, config)
-    return ray_tune().run(made, *args, config=space, **rest)
+    ray_trainable, space = make_trainable(trainable, config)
+    return import_ray_tune().run(ray_trainable, *args, config=space, **kwargs)
 
 
-def as_trainable(trainable: Any, settings: Any = None) -> tuple[Any, Any]:
+def make_trainable(trainable: Any, settings: Any = None) -> tuple[Any, Any]:
     """Returns a trainable for Ray Tune, and the settings to search.
 
     Args:
@@ -64,13 +64,15 @@ def as_trainable(trainable: Any, settings: Any = None) -> tuple[Any, Any]:
     algorithm = get_trainable_cls(trainable) if isinstance(trainable, str) else trainable
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         return trainable, settings
-    given = settings.to_dict() if isinstance(settings, AlgorithmConfig) else dict(settings or {})
-    space = {name: value for name, value in given.items() if has_search_space(value)}
-    fixed = {name: value for name, value in given.items() if name not in space}
-    return tune_trainable(default_config(algorithm).update_from_dict(fixed)), space
+    all_settings = (
+        settings.to_dict() if isinstance(settings, AlgorithmConfig) else dict(settings or {})
+    )
+    space = {name: value for name, value in all_settings.items() if has_search_space(value)}
+    fixed = {name: value for name, value in all_settings.items() if name not in space}
+    return tune_trainable(make_default_config(algorithm).update_from_dict(fixed)), space
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(ray_tune(), name)
+    return getattr(import_ray_tune(), name)

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies import compat
-from tfpolicies.batch.leaves import unbatched
-from tfpolicies.errors import ConfigError, NotOfferedError
+from tfpolicies.batch.leaves import split_rows
+from tfpolicies.errors import ConfigError, UnsupportedMethodError
 from tfpolicies.errors import UnsupportedSpaceError as UnsupportedSpaceException
 from tfpolicies.models import losses
 from tfpolicies.models.distributions.gaussian import LOG_STD_RANGE
@@ -24,7 +24,7 @@ FLOAT_MIN = -3.4e38
 LARGE_INTEGER = 100_000_000
 MIN_LOG_NN_OUTPUT, MAX_LOG_NN_OUTPUT = LOG_STD_RANGE
 SMALL_NUMBER = 1e-6
-unbatch = unbatched
+unbatch = split_rows
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Policy = TypeVar("Policy", bound=type)
@@ -40,11 +40,11 @@ def try_import_tf(error: bool = False) -> tuple[ModuleType, ModuleType, int]:
     return tf.compat.v1, tf, 2
 
 
-class _NoModule:
+class _MissingTorchModule:
     """Base class of PyTorch models, whose constructor raises an error."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotOfferedError(
+        raise UnsupportedMethodError(
             f"{type(self).__name__} is a model of PyTorch, and policies are TensorFlow's. Use "
             'the script\'s TensorFlow model, with framework("tf2").'
         )
@@ -53,10 +53,11 @@ class _NoModule:
 def try_import_torch(error: bool = False) -> tuple[None, SimpleNamespace]:
     """Returns `(None, nn)`, as where PyTorch is not installed.
 
-    Classes may be derived from `nn.Module`; making an object of one raises a `NotOfferedError`.
+    Classes may be derived from `nn.Module`; making an object of one raises a
+    `UnsupportedMethodError`.
     """
     del error
-    return None, SimpleNamespace(Module=_NoModule)
+    return None, SimpleNamespace(Module=_MissingTorchModule)
 
 
 def convert_to_numpy(x: Any, reduce_type: bool = True) -> Any:
@@ -66,12 +67,12 @@ def convert_to_numpy(x: Any, reduce_type: bool = True) -> Any:
     {'a': array([1.], dtype=float32)}
     """
 
-    def array(value: Any) -> Any:
-        found = np.asarray(value)
-        narrow = {"float64": np.float32, "int64": np.int32}.get(found.dtype.name)
-        return found.astype(narrow) if reduce_type and narrow is not None else found
+    def to_array(value: Any) -> Any:
+        result = np.asarray(value)
+        narrow = {"float64": np.float32, "int64": np.int32}.get(result.dtype.name)
+        return result.astype(narrow) if reduce_type and narrow is not None else result
 
-    return tf.nest.map_structure(array, x)
+    return tf.nest.map_structure(to_array, x)
 
 
 def make_tf_callable(session_or_none: Any = None, dynamic_shape: bool = False) -> Any:
@@ -91,12 +92,12 @@ def make_tf_callable(session_or_none: Any = None, dynamic_shape: bool = False) -
 @dataclass(frozen=True)
 class _TensorFunction:
     function: Callable[..., Any]
-    gives_arrays: bool
+    returns_arrays: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = tf.nest.map_structure(tf.convert_to_tensor, (args, kwargs))
-        found = self.function(*args, **kwargs)
-        return tf.nest.map_structure(np.asarray, found) if self.gives_arrays else found
+        result = self.function(*args, **kwargs)
+        return tf.nest.map_structure(np.asarray, result) if self.returns_arrays else result
 
 
 def one_hot(x: Any, space: gym.Space | int | None = None, depth: int = 0) -> Any:
@@ -158,7 +159,7 @@ def batch(list_of_structs: Sequence[Any]) -> Any:
     """
     first = list_of_structs[0]
     if isinstance(first, dict):
-        return {key: batch([each[key] for each in list_of_structs]) for key in first}
+        return {key: batch([struct[key] for struct in list_of_structs]) for key in first}
     if isinstance(first, tuple):
         return tuple(batch(parts) for parts in zip(*list_of_structs, strict=True))
     return np.stack(list_of_structs)
@@ -200,20 +201,20 @@ def from_config(cls: Any, config: Any = None, **kwargs: Any) -> Any:
     if isinstance(cls, type) and isinstance(config, cls):
         return config
     settings = {**(config if isinstance(config, dict) else {"type": config}), **kwargs}
-    found = settings.pop("type", None) or cls
-    if isinstance(found, str) and (name := found.rpartition(".")[2]) in compat.__all__:
-        found = getattr(compat, name)
-    if not callable(found):
+    target = settings.pop("type", None) or cls
+    if isinstance(target, str) and (name := target.rpartition(".")[2]) in compat.__all__:
+        target = getattr(compat, name)
+    if not callable(target):
         raise ConfigError(
-            f"`type` must be a class, or the name of one in {compat.__name__}, got {found!r}. "
+            f"`type` must be a class, or the name of one in {compat.__name__}, got {target!r}. "
             "Import the class, and pass it directly."
         )
-    return found(**settings)
+    return target(**settings)
 
 
-def unset(owner: Any, method: str) -> NotOfferedError:
+def make_missing_method_error(owner: Any, method: str) -> UnsupportedMethodError:
     """Returns the error for a method that a subclass must override, given its signature."""
-    return NotOfferedError(f"{type(owner).__name__} has no `{method}`; override it.")
+    return UnsupportedMethodError(f"{type(owner).__name__} has no `{method}`; override it.")
 
 
 def override(parent: type) -> Callable[[Method], Method]:

@@ -8,9 +8,14 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.compat.utils import unset
-from tfpolicies.envs.repairs import BREAKS, Repairs, check_observation, require_space
-from tfpolicies.envs.vector import SeparateEnvironments, Step, SteppedTogether, all_anew
+from tfpolicies.compat.utils import make_missing_method_error
+from tfpolicies.envs.repairs import ENV_FAILURES, EnvSupervisor, check_observation, require_space
+from tfpolicies.envs.vector import (
+    CustomVectorEnv,
+    PerEnvResetAdapter,
+    StepResult,
+    make_all_failed_step,
+)
 from tfpolicies.errors import EnvError
 
 logger = logging.getLogger("tfpolicies")
@@ -20,7 +25,7 @@ Steps = tuple[list[Any], list[float], list[bool], list[bool], list[Info]]
 """Observations, rewards, terminated flags, truncated flags, infos."""
 
 
-class VectorEnv(SteppedTogether):
+class VectorEnv(CustomVectorEnv):
     """Base class of N environments with a common step.
 
     A subclass overrides `vector_reset`, `reset_at` and `vector_step`. It chooses the number of
@@ -73,14 +78,14 @@ class VectorEnv(SteppedTogether):
                 f"make_env must be a function of the index for num_envs={num_envs}, {len(envs)} "
                 f"existing environments and {restart_failed_sub_environments=}, got None."
             )
-        makes = make_env if restart_failed_sub_environments else None
+        recreate = make_env if restart_failed_sub_environments else None
         while make_env is not None and len(envs) < num_envs:
             envs.append(make_env(len(envs)))
-        return _PlainVectorEnv(
+        return _GymVectorEnv(
             observation_space or require_space(envs[0], "observation_space"),
             action_space or require_space(envs[0], "action_space"),
             envs,
-            makes,
+            recreate,
         )
 
     def vector_reset(
@@ -92,7 +97,7 @@ class VectorEnv(SteppedTogether):
             seeds: one for each environment, or None.
             options: one for each environment, or None.
         """
-        raise unset(self, "vector_reset(self, *, seeds=None, options=None)")
+        raise make_missing_method_error(self, "vector_reset(self, *, seeds=None, options=None)")
 
     def reset_at(
         self, index: int | None = None, *, seed: int | None = None, options: Info | None = None
@@ -101,11 +106,11 @@ class VectorEnv(SteppedTogether):
 
         The observation is an exception if the reset failed, and the environment was re-created.
         """
-        raise unset(self, "reset_at(self, index, *, seed=None, options=None)")
+        raise make_missing_method_error(self, "reset_at(self, index, *, seed=None, options=None)")
 
     def restart_at(self, index: int | None = None) -> None:
         """Re-creates one environment; `reset_at` is called next."""
-        raise unset(self, "restart_at(self, index)")
+        raise make_missing_method_error(self, "restart_at(self, index)")
 
     def vector_step(self, actions: list[Any]) -> Steps:
         """Steps all environments.
@@ -116,7 +121,7 @@ class VectorEnv(SteppedTogether):
         Returns:
             N observations, rewards, terminated flags, truncated flags, and infos.
         """
-        raise unset(self, "vector_step(self, actions)")
+        raise make_missing_method_error(self, "vector_step(self, actions)")
 
     def get_sub_environments(self) -> list[Any]:
         """Returns the N environments for direct access; [] if there are none."""
@@ -132,12 +137,12 @@ class VectorEnv(SteppedTogether):
         for env in self.get_sub_environments():
             env.close()
 
-    def as_environments(self) -> SteppedByMethods:
+    def make_adapter(self) -> VectorEnvStepper:
         """Returns the adapter that steps these environments."""
-        return SteppedByMethods(self)
+        return VectorEnvStepper(self)
 
 
-class _PlainVectorEnv(VectorEnv):
+class _GymVectorEnv(VectorEnv):
     """A `VectorEnv` of Gymnasium environments.
 
     Args:
@@ -162,10 +167,10 @@ class _PlainVectorEnv(VectorEnv):
     def vector_reset(
         self, *, seeds: list[int] | None = None, options: list[Info] | None = None
     ) -> tuple[list[Any], list[Info]]:
-        nothing: list[Any] = [None] * self.num_envs
-        given = zip(seeds or nothing, options or nothing, strict=True)
-        found = [self.reset_at(i, seed=seed, options=o) for i, (seed, o) in enumerate(given)]
-        return [obs for obs, _ in found], [info for _, info in found]
+        nones: list[Any] = [None] * self.num_envs
+        arguments = zip(seeds or nones, options or nones, strict=True)
+        results = [self.reset_at(i, seed=seed, options=o) for i, (seed, o) in enumerate(arguments)]
+        return [obs for obs, _ in results], [info for _, info in results]
 
     def reset_at(
         self, index: int | None = None, *, seed: int | None = None, options: Info | None = None
@@ -173,7 +178,7 @@ class _PlainVectorEnv(VectorEnv):
         try:
             return self.envs[index or 0].reset(seed=seed, options=options)
         except Exception as error:
-            return self._mended(index or 0, error), {}
+            return self._recreate_failed(index or 0, error), {}
 
     def restart_at(self, index: int | None = None) -> None:
         if self.make_env is None:
@@ -182,22 +187,22 @@ class _PlainVectorEnv(VectorEnv):
             )
         try:
             self.envs[index or 0].close()
-        except BREAKS as error:
+        except ENV_FAILURES as error:
             logger.warning("Environment %d failed in close(): %r", index or 0, error)
         self.envs[index or 0] = self.make_env(index or 0)
 
     def vector_step(self, actions: list[Any]) -> Steps:
-        found = [self._step_at(index, action) for index, action in enumerate(actions)]
-        obs, rewards, terminateds, truncateds, infos = map(list, zip(*found, strict=True))
+        results = [self._step_at(index, action) for index, action in enumerate(actions)]
+        obs, rewards, terminateds, truncateds, infos = map(list, zip(*results, strict=True))
         return obs, rewards, terminateds, truncateds, infos
 
     def _step_at(self, index: int, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         try:
             return self.envs[index].step(action)
         except Exception as error:
-            return self._mended(index, error), 0.0, True, True, {}
+            return self._recreate_failed(index, error), 0.0, True, True, {}
 
-    def _mended(self, index: int, error: Exception) -> Exception:
+    def _recreate_failed(self, index: int, error: Exception) -> Exception:
         """Re-creates a failed environment if that is enabled, and returns its error."""
         if self.make_env is None:
             raise error
@@ -208,7 +213,7 @@ class _PlainVectorEnv(VectorEnv):
         return self.envs
 
 
-class SteppedByMethods(SeparateEnvironments):
+class VectorEnvStepper(PerEnvResetAdapter):
     """Steps a `VectorEnv`, as the samplers' environments.
 
     Args:
@@ -224,80 +229,84 @@ class SteppedByMethods(SeparateEnvironments):
         self.env = env
         self._step = env.vector_step
 
-    def guard(self, repairs: Repairs) -> None:
-        super().guard(repairs)
-        self._watch()
+    def set_supervisor(self, repairs: EnvSupervisor) -> None:
+        super().set_supervisor(repairs)
+        self._wrap_step()
 
-    def _watch(self) -> None:
-        self._step = self.repairs.watched(0, "vector_step", self.env.vector_step)
+    def _wrap_step(self) -> None:
+        self._step = self.supervisor.watch(0, "vector_step", self.env.vector_step)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         try:
-            return self._first(seeds)
-        except BREAKS as error:
-            self.repairs.broke(0, "vector_reset", error)
-            return self._all_renewed()
+            return self._reset_all(seeds)
+        except ENV_FAILURES as error:
+            self.supervisor.on_failure(0, "vector_reset", error)
+            return self._recreate_all()
 
-    def _first(self, seeds: Sequence[int] | None = None) -> Any:
+    def _reset_all(self, seeds: Sequence[int] | None = None) -> Any:
         """Starts new episodes; returns their first observations, batched."""
         reset = self.env.vector_reset
-        found, _ = reset() if seeds is None else reset(seeds=list(seeds))
-        return self._stack([*map(self._checked_first, range(self.num_envs), found)])
+        observations, _ = reset() if seeds is None else reset(seeds=list(seeds))
+        return self._stack(
+            [*map(self._check_first_observation, range(self.num_envs), observations)]
+        )
 
-    def _checked_first(self, index: int, obs: Any) -> Any:
+    def _check_first_observation(self, index: int, obs: Any) -> Any:
         """Returns the first observation of an environment, whose reset may have failed."""
         if isinstance(obs, Exception):
-            self._take_down(index, "vector_reset", obs)
-            return self._first_observation(index)
-        what = f"observation that {self.repairs.call(index, 'vector_reset')} returned"
-        check_observation(self.observation_space, obs, what)
+            self._record_restart(index, "vector_reset", obs)
+            return self._get_first_observation(index)
+        description = (
+            f"observation that {self.supervisor.describe_call(index, 'vector_reset')} returned"
+        )
+        check_observation(self.observation_space, obs, description)
         return obs
 
-    def _all_renewed(self) -> Any:
+    def _recreate_all(self) -> Any:
         """Re-creates the whole `VectorEnv`; returns its first observations."""
 
         def start(env: VectorEnv) -> Any:
             self.env = env
-            self._watch()
-            return self._first()
+            self._wrap_step()
+            return self._reset_all()
 
-        return self.repairs.renewed(0, self.env, start)[1]
+        return self.supervisor.recreate(0, self.env, start)[1]
 
     def _reset_at(self, index: int, seed: int | None) -> Any:
         while True:
-            found = self.env.reset_at(index, seed=seed)
-            if not (isinstance(found, tuple) and found and isinstance(found[0], Exception)):
-                return found
-            self._take_down(index, "reset_at", found[0])
+            result = self.env.reset_at(index, seed=seed)
+            if not (isinstance(result, tuple) and result and isinstance(result[0], Exception)):
+                return result
+            self._record_restart(index, "reset_at", result[0])
 
-    def step(self, actions: Any) -> Step:
-        rows = self._rows(actions)
+    def step(self, actions: Any) -> StepResult:
+        rows = self._split_actions(actions)
         try:
             results = list(zip(*self._step(rows), strict=True))
-        except BREAKS as error:
-            error = self.repairs.broke(0, "vector_step", error)
-            return all_anew(self.num_envs, error, self._all_renewed())
-        return self._made_of(results) or self._repaired(results, rows, {})
+        except ENV_FAILURES as error:
+            error = self.supervisor.on_failure(0, "vector_step", error)
+            return make_all_failed_step(self.num_envs, error, self._recreate_all())
+        return self._make_step(results) or self._repair_step(results, rows, {})
 
-    def _mended(self, results: Sequence[Any]) -> dict[int, Exception]:
+    def _find_self_restarted(self, results: Sequence[Any]) -> dict[int, Exception]:
         broken = {i: row[0] for i, row in enumerate(results) if isinstance(row[0], Exception)}
         for index, error in broken.items():
-            self._take_down(index, "vector_step", error)
+            self._record_restart(index, "vector_step", error)
         return broken
 
-    def _take_down(self, index: int, method: str, error: Exception) -> None:
+    def _record_restart(self, index: int, method: str, error: Exception) -> None:
         """Records that an environment failed, and that the `VectorEnv` has re-created it."""
-        self.repairs.mended(index, method, error)
-        self._announce(index)
+        self.supervisor.on_self_restart(index, method, error)
+        self._notify_created(index)
 
-    def _renewed(self, index: int) -> Any:
+    def _recreate(self, index: int) -> Any:
         self.env.restart_at(index)
-        self._announce(index)
+        self._notify_created(index)
         return self._reset(index)
 
-    def _announce(self, index: int) -> None:
+    def _notify_created(self, index: int) -> None:
         if envs := self.env.get_sub_environments():
-            self.repairs.on_made(envs[index], index)
+            self.supervisor.on_recreated(envs[index], index)
 
     def get_sub_environments(self) -> list[Any]:
         return list(self.env.get_sub_environments() or [self.env])

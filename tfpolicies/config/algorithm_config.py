@@ -9,21 +9,21 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from tfpolicies.config import run_sections, sections
-from tfpolicies.config.dialect import ALIASES, CONSTANTS, GUESTS
-from tfpolicies.config.multi_agent import MultiAgent, as_predicate, policy_specs
-from tfpolicies.config.multi_agent_setup import Spaces, SpaceSources, policy_config
+from tfpolicies.config.dialect import ALIASES, ALSO_ACCEPTED_BY, FIXED_SETTINGS
+from tfpolicies.config.multi_agent import MultiAgentSettings, as_predicate, make_policy_specs
+from tfpolicies.config.multi_agent_setup import SpaceResolver, Spaces, make_policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
-from tfpolicies.config.sectioned import SectionedConfig
-from tfpolicies.envs.making import check_process_count, is_instance, require_alone
+from tfpolicies.config.sectioned import BaseConfig
+from tfpolicies.envs.making import check_instance_suffices, check_process_count, is_env_instance
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
-from tfpolicies.envs.vector import SteppedTogether
-from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches, show_value
+from tfpolicies.envs.vector import CustomVectorEnv
+from tfpolicies.errors import ConfigError, UnknownSettingError, show_value, suggest_similar_names
 from tfpolicies.models.spaces import MASK
 from tfpolicies.type_aliases import Setting
 
 logger = logging.getLogger("tfpolicies")
 
-EnvSource = Setting | MultiAgentEnv | SteppedTogether | VectorEnv[Any, Any, Any]
+EnvArgument = Setting | MultiAgentEnv | CustomVectorEnv | VectorEnv[Any, Any, Any]
 """An argument of `environment`: a name, a class, a creator or an environment."""
 
 
@@ -37,7 +37,7 @@ class _NotProvided:
 _NOT_PROVIDED: Any = _NotProvided()
 
 
-class AlgorithmConfig(SectionedConfig):
+class AlgorithmConfig(BaseConfig):
     """All settings of an algorithm, in frozen sections, changed by fluent methods.
 
     Every method takes keywords, changes only those given, checks them at once and returns the same
@@ -46,35 +46,35 @@ class AlgorithmConfig(SectionedConfig):
     Args:
         algo_class: the `Algorithm` that `build` makes.
 
-    >>> config = AlgorithmConfig().training(lr=3e-4).debugging(seed=1)
-    >>> config.lr, config["seed"]
+    >>> make_config = AlgorithmConfig().training(lr=3e-4).debugging(seed=1)
+    >>> make_config.lr, make_config["seed"]
     (0.0003, 1)
-    >>> config.training(learning_rat=1)
+    >>> make_config.training(learning_rat=1)
     Traceback (most recent call last):
     ...
     TypeError: training() got an unexpected keyword 'learning_rat'. ...
     """
 
-    training_section: type = sections.Training
+    training_section: type = sections.TrainingSettings
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(
             {
-                "environment": sections.Environment,
-                "rollouts": sections.Rollouts,
+                "environment": sections.EnvironmentSettings,
+                "rollouts": sections.RolloutSettings,
                 "training": self.training_section,
-                "multi_agent": MultiAgent,
-                "framework": sections.Framework,
-                "resources": run_sections.Resources,
-                "exploration": sections.Exploration,
-                "evaluation": run_sections.Evaluation,
-                "debugging": run_sections.Debugging,
-                "reporting": run_sections.Reporting,
-                "checkpointing": run_sections.Checkpointing,
-                "callbacks": run_sections.Callbacks,
-                "fault_tolerance": run_sections.FaultTolerance,
-                "python_environment": run_sections.PythonEnvironment,
-                "experimental": run_sections.Experimental,
+                "multi_agent": MultiAgentSettings,
+                "framework": sections.FrameworkSettings,
+                "resources": run_sections.ResourceSettings,
+                "exploration": sections.ExplorationSettings,
+                "evaluation": run_sections.EvaluationSettings,
+                "debugging": run_sections.DebuggingSettings,
+                "reporting": run_sections.ReportingSettings,
+                "checkpointing": run_sections.CheckpointingSettings,
+                "callbacks": run_sections.CallbackSettings,
+                "fault_tolerance": run_sections.FaultToleranceSettings,
+                "python_environment": run_sections.PythonEnvironmentSettings,
+                "experimental": run_sections.ExperimentalSettings,
             }
         )
         if algo_class is not None:
@@ -82,22 +82,24 @@ class AlgorithmConfig(SectionedConfig):
 
     # -- fluent methods -----------------------------------------------------------------------
 
-    def environment(self, env: EnvSource = _NOT_PROVIDED, **settings: Setting) -> AlgorithmConfig:
-        """Sets the environment; see `sections.Environment` for the settings.
+    def environment(self, env: EnvArgument = _NOT_PROVIDED, **settings: Setting) -> AlgorithmConfig:
+        """Sets the environment; see `sections.EnvironmentSettings` for the settings.
 
         `render_env`, `is_atari` and `auto_wrap_old_gym_envs` are accepted at their defaults, like
-        all `CONSTANTS` of `dialect.py`.
+        all `FIXED_SETTINGS` of `dialect.py`.
         """
-        return self._change("environment", _with("env", env, settings))
+        return self._change("environment", _add_if_provided("env", env, settings))
 
     def rollouts(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets how experience is collected; see `sections.Rollouts`.
+        """Sets how experience is collected; see `sections.RolloutSettings`.
 
         Settings of `fault_tolerance` are accepted with a warning.
         """
-        moved = [name for name in settings if ALIASES.get(name, name) in GUESTS["rollouts"]]
-        if moved:
-            logger.warning("%s: now a setting of `fault_tolerance()`.", ", ".join(moved))
+        moved_names = [
+            name for name in settings if ALIASES.get(name, name) in ALSO_ACCEPTED_BY["rollouts"]
+        ]
+        if moved_names:
+            logger.warning("%s: now a setting of `fault_tolerance()`.", ", ".join(moved_names))
         return self._change("rollouts", settings)
 
     def env_runners(self, **settings: Setting) -> AlgorithmConfig:
@@ -118,15 +120,15 @@ class AlgorithmConfig(SectionedConfig):
     def framework(
         self, framework: str | None = _NOT_PROVIDED, **settings: Setting
     ) -> AlgorithmConfig:
-        """Sets how policies run; see `sections.Framework`. None is the default, "tf2"."""
-        return self._change("framework", _with("framework", framework, settings))
+        """Sets how policies run; see `sections.FrameworkSettings`. None is the default, "tf2"."""
+        return self._change("framework", _add_if_provided("framework", framework, settings))
 
     def resources(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets the hardware resources; see `run_sections.Resources`."""
+        """Sets the hardware resources; see `run_sections.ResourceSettings`."""
         return self._change("resources", settings)
 
     def fault_tolerance(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets how failures are handled; see `run_sections.FaultTolerance`."""
+        """Sets how failures are handled; see `run_sections.FaultToleranceSettings`."""
         return self._change("fault_tolerance", settings)
 
     def exploration(self, **settings: Setting) -> AlgorithmConfig:
@@ -134,23 +136,23 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("exploration", settings)
 
     def evaluation(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets how policies are evaluated; see `run_sections.Evaluation`."""
+        """Sets how policies are evaluated; see `run_sections.EvaluationSettings`."""
         return self._change("evaluation", settings)
 
     def debugging(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets seed, log level and NaN handling; see `run_sections.Debugging`."""
+        """Sets seed, log level and NaN handling; see `run_sections.DebuggingSettings`."""
         return self._change("debugging", settings)
 
     def reporting(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets the length of an iteration and its metrics; see `run_sections.Reporting`."""
+        """Sets the length of an iteration and its metrics; see `run_sections.ReportingSettings`."""
         return self._change("reporting", settings)
 
     def checkpointing(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets the content of checkpoints; see `run_sections.Checkpointing`."""
+        """Sets the content of checkpoints; see `run_sections.CheckpointingSettings`."""
         return self._change("checkpointing", settings)
 
     def python_environment(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets environment variables of remote workers; see `run_sections.PythonEnvironment`."""
+        """Sets environment variables of remote workers; see `run_sections.PythonEnvironmentSettings`."""
         return self._change("python_environment", settings)
 
     def offline_data(self, **settings: Setting) -> AlgorithmConfig:
@@ -169,7 +171,7 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("rl_module", settings)
 
     def experimental(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets experimental settings; see `run_sections.Experimental`."""
+        """Sets experimental settings; see `run_sections.ExperimentalSettings`."""
         return self._change("experimental", settings)
 
     def callbacks(self, callbacks_class: Callable[[], Any] | None) -> AlgorithmConfig:
@@ -232,15 +234,15 @@ class AlgorithmConfig(SectionedConfig):
             TypeError: for an unknown argument.
             UsageError: if `policies_to_train` has another type; also an AssertionError.
 
-        >>> config = AlgorithmConfig().multi_agent(policies={"a", "b"}, policies_to_train=["a"])
-        >>> config.policies["b"]
-        PolicySpec(policy_class=None, observation_space=None, action_space=None, config=None)
+        >>> make_config = AlgorithmConfig().multi_agent(get_policies={"a", "b"},
+        policies_to_train=["a"]) >>> make_config.get_policies["b"] PolicySpec(policy_class=None,
+        observation_space=None, action_space=None, config=None)
         """
-        told = {name: x for name, x in locals().items() if name not in ("self", "unknown")}
-        given = {name: x for name, x in told.items() if x is not _NOT_PROVIDED}
-        self._change("multi_agent", given | unknown)
-        trained = given.get("policies_to_train")
-        if isinstance(trained, Collection) and not trained:
+        arguments = {name: x for name, x in locals().items() if name not in ("self", "unknown")}
+        settings = {name: x for name, x in arguments.items() if x is not _NOT_PROVIDED}
+        self._change("multi_agent", settings | unknown)
+        trained_ids = settings.get("policies_to_train")
+        if isinstance(trained_ids, Collection) and not trained_ids:
             logger.warning("policies_to_train is empty: no policy will be trained.")
         return self
 
@@ -259,7 +261,7 @@ class AlgorithmConfig(SectionedConfig):
         self,
         *,
         policies: Mapping[str, Any] | Collection[str] | None = None,
-        env: EnvSource = None,
+        env: EnvArgument = None,
         spaces: Mapping[str, Spaces] | None = None,
         default_policy_class: type | None = None,
     ) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
@@ -287,16 +289,19 @@ class AlgorithmConfig(SectionedConfig):
             ConfigError: for a space that is not given anywhere, a policy whose agents have
                 different spaces, or an invalid override.
         """
-        sources = SpaceSources(self, env, spaces or {})
+        sources = SpaceResolver(self, env, spaces or {})
         specs = {}
         for policy_id, spec in (
-            self.policies if policies is None else policy_specs(policies)
+            self.policies if policies is None else make_policy_specs(policies)
         ).items():
             policy_class = spec.policy_class or default_policy_class
-            own = spec.observation_space, spec.action_space
-            both = [sources.space(policy_id, i) if own[i] is None else own[i] for i in (0, 1)]
-            config = policy_config(self, policy_id, policy_class, spec.config or {})
-            specs[policy_id] = PolicySpec(policy_class, both[0], both[1], config)
+            spec_spaces = spec.observation_space, spec.action_space
+            policy_spaces = [
+                sources.get_space(policy_id, i) if spec_spaces[i] is None else spec_spaces[i]
+                for i in (0, 1)
+            ]
+            config = make_policy_config(self, policy_id, policy_class, spec.config or {})
+            specs[policy_id] = PolicySpec(policy_class, policy_spaces[0], policy_spaces[1], config)
         return specs, as_predicate(self.policies_to_train)
 
     def settings_for(self, config_class: type[AlgorithmConfig]) -> dict[str, Any]:
@@ -306,32 +311,36 @@ class AlgorithmConfig(SectionedConfig):
         changed here and that the class has; others keep the defaults of the class. Multi-agent
         settings do not apply to a single policy.
         """
-        mine = isinstance(self, config_class)
-        settings = self._as_dict("multi_agent") if mine else self._changed("multi_agent")
-        known = config_class()._layout.readable
-        return {key: value for key, value in settings.items() if key in known}
+        is_same_class = isinstance(self, config_class)
+        settings = (
+            self._as_dict("multi_agent")
+            if is_same_class
+            else self._get_changed_settings("multi_agent")
+        )
+        readable = config_class()._layout.readable
+        return {key: value for key, value in settings.items() if key in readable}
 
     def copy_for_policy(self) -> AlgorithmConfig:
         """Returns an unfrozen copy with default multi-agent settings."""
-        twin = self.copy(copy_frozen=False)
-        twin._sections["multi_agent"] = MultiAgent()
-        return twin
+        config = self.copy(copy_frozen=False)
+        config._sections["multi_agent"] = MultiAgentSettings()
+        return config
 
-    def add_foreign(self, settings: Mapping[str, Any]) -> None:
+    def add_custom_settings(self, settings: Mapping[str, Any]) -> None:
         """Adds settings with custom names, for a custom policy class."""
         self._check_not_frozen(", ".join(settings))
-        self._foreign.update(settings)
+        self._custom_settings.update(settings)
 
-    def _check_parts(self, parts: Mapping[str, Any]) -> None:
+    def _check_sections(self, parts: Mapping[str, Any]) -> None:
         """Checks the overrides of policies whose classes are known."""
         if "multi_agent" not in parts:
             return
-        default = self._default_policy_class()
+        default = self._get_default_policy_class()
         for policy_id, spec in parts["multi_agent"].policies.items():
             if spec.config:
-                policy_config(self, policy_id, spec.policy_class or default, spec.config)
+                make_policy_config(self, policy_id, spec.policy_class or default, spec.config)
 
-    def _default_policy_class(self) -> type:
+    def _get_default_policy_class(self) -> type:
         """Returns the algorithm's policy class, or `object`, which accepts any override."""
         find = getattr(self.algo_class, "get_default_policy_class", None)
         try:
@@ -339,17 +348,22 @@ class AlgorithmConfig(SectionedConfig):
         except ConfigError:
             return object
 
-    def _multi_agent_settings(self, nested: object) -> dict[str, Any]:
-        if not isinstance(nested, Mapping):
-            raise ConfigError(f"multiagent must be a dict of settings, got {nested!r}.")
-        known = [name for name, home in self._homes.items() if home == "multi_agent"]
-        for name in nested:
-            if name not in known and getattr(CONSTANTS.get(name), "method", "") != "multi_agent":
+    def _multi_agent_settings(self, multiagent: object) -> dict[str, Any]:
+        if not isinstance(multiagent, Mapping):
+            raise ConfigError(f"multiagent must be a dict of settings, got {multiagent!r}.")
+        allowed = [
+            name for name, section in self._section_by_setting.items() if section == "multi_agent"
+        ]
+        for name in multiagent:
+            if (
+                name not in allowed
+                and getattr(FIXED_SETTINGS.get(name), "method", "") != "multi_agent"
+            ):
                 raise UnknownSettingError(
-                    f"multiagent has no key {name!r}.{near_matches(str(name), known)} It takes "
-                    f"{', '.join(known)}."
+                    f"multiagent has no key {name!r}.{suggest_similar_names(str(name), allowed)} It takes "
+                    f"{', '.join(allowed)}."
                 )
-        return dict(nested)
+        return dict(multiagent)
 
     # -- complete configs ---------------------------------------------------------------------
 
@@ -363,12 +377,14 @@ class AlgorithmConfig(SectionedConfig):
         self.require_values()
         self._validate_policies()
         self._validate_mask()
-        if is_instance(self.env):
-            elsewhere = (self.evaluation_config or {}).get("env") is not None
-            evaluates = self.evaluation_interval is not None and not elsewhere
+        if is_env_instance(self.env):
+            has_evaluation_env = (self.evaluation_config or {}).get("env") is not None
+            evaluates = self.evaluation_interval is not None and not has_evaluation_env
             envs, workers = self.num_envs_per_worker, self.num_rollout_workers
             processes = self.env_processes
-            require_alone(self.env, envs, workers, evaluates=evaluates, num_processes=processes)
+            check_instance_suffices(
+                self.env, envs, workers, evaluates=evaluates, num_processes=processes
+            )
         check_process_count(self.num_envs_per_worker, self.env_processes)
         if self.evaluation_config is not None:
             self.copy(copy_frozen=False).update_from_dict(self.evaluation_config)
@@ -391,13 +407,15 @@ class AlgorithmConfig(SectionedConfig):
         if self.enable_connectors:
             return
         policies = self._policies
-        own = {f" of policies[{pid!r}]": spec.config or {} for pid, spec in policies.items()}
-        for whose, settings in {"": self, **own}.items():
+        overrides_by_policy = {
+            f" of policies[{pid!r}]": spec.config or {} for pid, spec in policies.items()
+        }
+        for suffix, settings in {"": self, **overrides_by_policy}.items():
             for name in sections.CONNECTORS:
-                listed = settings.get(name)
-                if listed:
+                connectors = settings.get(name)
+                if connectors:
                     raise ConfigError(
-                        f"{name}{whose} has {len(listed)} connectors, but "
+                        f"{name}{suffix} has {len(connectors)} connectors, but "
                         f"enable_connectors=False; leave it out, or set {name}=[]."
                     )
 
@@ -421,17 +439,19 @@ class AlgorithmConfig(SectionedConfig):
             )
 
     def _validate_policies(self) -> None:
-        trained, policies = self.policies_to_train, self._policies
+        policies_to_train, policies = self.policies_to_train, self._policies
         unknown = (
-            [x for x in trained if x not in policies] if isinstance(trained, Collection) else []
+            [x for x in policies_to_train if x not in policies]
+            if isinstance(policies_to_train, Collection)
+            else []
         )
         if unknown:
             raise ConfigError(
                 f"policies_to_train has {unknown}, not defined in policies={sorted(policies)}."
-                f"{near_matches(unknown[0], policies)} Add them by multi_agent(policies=...)."
+                f"{suggest_similar_names(unknown[0], policies)} Add them by multi_agent(policies=...)."
             )
 
-    def fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
+    def get_fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
         """Returns the rows of each environment per `sample()`, with "auto" resolved.
 
         "auto" is `train_batch_size / (environments of all workers)`, rounded up; of several
@@ -442,17 +462,16 @@ class AlgorithmConfig(SectionedConfig):
                 `num_envs_per_worker` by default.
             worker_index: of the worker, from 1; 0 for the largest length of any worker.
 
-        >>> config = AlgorithmConfig().training(train_batch_size=4000)
-        >>> config = config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto")
-        >>> [config.fragment_length(worker_index=i) for i in (1, 2, 3)]
-        [1334, 1333, 1333]
+        >>> make_config = AlgorithmConfig().training(train_batch_size=4000) >>> make_config =
+        make_config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto") >>>
+        [make_config.get_fragment_length(worker_index=i) for i in (1, 2, 3)] [1334, 1333, 1333]
         """
         if self.rollout_fragment_length != "auto":
             return int(self.rollout_fragment_length)
         envs = num_envs or self.num_envs_per_worker
         all_envs = envs * max(1, self.num_rollout_workers)
-        share, rest = divmod(self.train_batch_size, all_envs)
-        return int(share + (max(0, worker_index - 1) * envs < rest))
+        share, remainder = divmod(self.train_batch_size, all_envs)
+        return int(share + (max(0, worker_index - 1) * envs < remainder))
 
     def get_evaluation_config_object(self) -> AlgorithmConfig:
         """Returns the config of evaluation workers: a copy with `evaluation_config` applied.
@@ -463,16 +482,16 @@ class AlgorithmConfig(SectionedConfig):
         Raises:
             ConfigError: for an override that is unknown or invalid.
         """
-        made = self.copy(copy_frozen=False).update_from_dict(self.evaluation_config or {})
-        made.evaluation(evaluation_config=None, in_evaluation=True)
-        if made.evaluation_duration_unit == "episodes":
-            return made.rollouts(batch_mode="complete_episodes", rollout_fragment_length=1)
-        duration, workers = made.evaluation_duration, max(1, made.evaluation_num_workers)
+        config = self.copy(copy_frozen=False).update_from_dict(self.evaluation_config or {})
+        config.evaluation(evaluation_config=None, in_evaluation=True)
+        if config.evaluation_duration_unit == "episodes":
+            return config.rollouts(batch_mode="complete_episodes", rollout_fragment_length=1)
+        duration, workers = config.evaluation_duration, max(1, config.evaluation_num_workers)
         length = 10 if duration == "auto" else -(-duration // workers)
-        return made.rollouts(batch_mode="truncate_episodes", rollout_fragment_length=length)
+        return config.rollouts(batch_mode="truncate_episodes", rollout_fragment_length=length)
 
     def build(
-        self, env: EnvSource = None, logger_creator: None = None, use_copy: bool = True
+        self, env: EnvArgument = None, logger_creator: None = None, use_copy: bool = True
     ) -> Any:
         """Builds the algorithm.
 
@@ -493,7 +512,7 @@ class AlgorithmConfig(SectionedConfig):
         return algorithm_class(config)
 
     @classmethod
-    def tuned(cls, env: str) -> AlgorithmConfig:
+    def from_tuned(cls, env: str) -> AlgorithmConfig:
         """Returns a config with settings that are known to learn well in an environment.
 
         `tfpolicies tuned` lists them with their sources; see also `docs/tuned.md`.
@@ -506,7 +525,7 @@ class AlgorithmConfig(SectionedConfig):
                 nearest ones), or if this class has no algorithm.
 
         >>> from tfpolicies import SACConfig
-        >>> SACConfig.tuned("Pendulum-v1").training(gamma=0.98).lr
+        >>> SACConfig.from_tuned("Pendulum-v1").training(sample_gamma=0.98).lr
         0.001
         """
         config = cls()
@@ -522,5 +541,5 @@ class AlgorithmConfig(SectionedConfig):
         return self.algo_class
 
 
-def _with(name: str, value: EnvSource, settings: dict[str, Any]) -> dict[str, Any]:
+def _add_if_provided(name: str, value: EnvArgument, settings: dict[str, Any]) -> dict[str, Any]:
     return settings if value is _NOT_PROVIDED else {name: value, **settings}

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from tfpolicies.errors import near_matches
-from tfpolicies.marks import for_place
+from tfpolicies.errors import suggest_similar_names
+from tfpolicies.marks import allow_in_checkpoint
 
 logger = logging.getLogger("tfpolicies")
 
 
-@for_place("callbacks")
+@allow_in_checkpoint("callbacks")
 class DefaultCallbacks:
     """User callbacks without effect; subclass it and override the methods you need.
 
@@ -114,26 +114,26 @@ def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
 
 def warn_of_unknown_methods(callbacks: DefaultCallbacks) -> None:
     """Warns about methods with the prefix of callbacks that `DefaultCallbacks` does not have."""
-    kind = type(callbacks)
-    for name in dir(kind):
+    callbacks_class = type(callbacks)
+    for name in dir(callbacks_class):
         if name.startswith(("on_", "_on_")) and not hasattr(DefaultCallbacks, name):
             hooks = [x for x in vars(DefaultCallbacks) if x.startswith("on_")]
             logger.warning(
                 "%s.%s is never called: DefaultCallbacks has no such method.%s To end training, "
                 "pass learn(..., callbacks=[f]) a function f(algorithm, result) that returns "
                 "False.",
-                kind.__name__,
+                callbacks_class.__name__,
                 name,
-                near_matches(name, hooks),
+                suggest_similar_names(name, hooks),
             )
 
 
-def follows_episodes(callbacks: DefaultCallbacks) -> bool:
+def has_episode_methods(callbacks: DefaultCallbacks) -> bool:
     """Returns whether a method for single episodes is overridden."""
     return any(overrides(callbacks, name) for name in _EPISODE_HOOKS)
 
 
-def gets_batches(callbacks: DefaultCallbacks) -> bool:
+def has_batch_methods(callbacks: DefaultCallbacks) -> bool:
     """Returns whether a method that gets sampled rows is overridden."""
     return any(overrides(callbacks, name) for name in _BATCH_HOOKS)
 
@@ -144,38 +144,42 @@ def make_multi_callbacks(
     """Returns a class whose methods call those of all given classes, in order.
 
     >>> class Hello(DefaultCallbacks):
-    ...     def on_algorithm_init(self, *, algorithm):
-    ...         print("hello", algorithm)
-    >>> make_multi_callbacks([Hello, Hello])().on_algorithm_init(algorithm="there")
+    ...     def on_algorithm_init(self, *, build):
+    ...         print("hello", build)
+    >>> make_multi_callbacks([Hello, Hello])().on_algorithm_init(build="there")
     hello there
     hello there
     """
-    kinds = list(callback_class_list)
-    return _calling_all(kinds, lambda: [kind() for kind in kinds])
+    classes = list(callback_class_list)
+    return _make_dispatching_class(
+        classes, lambda: [callback_class() for callback_class in classes]
+    )
 
 
-def joined_callbacks(parts: Sequence[DefaultCallbacks]) -> DefaultCallbacks:
+def join_callbacks(callbacks: Sequence[DefaultCallbacks]) -> DefaultCallbacks:
     """Returns callbacks whose methods call those of all given ones, in order.
 
     >>> class Hello(DefaultCallbacks):
-    ...     def on_algorithm_init(self, *, algorithm):
-    ...         print("hello", algorithm)
-    >>> joined_callbacks([Hello(), DefaultCallbacks()]).on_algorithm_init(algorithm="there")
+    ...     def on_algorithm_init(self, *, build):
+    ...         print("hello", build)
+    >>> join_callbacks([Hello(), DefaultCallbacks()]).on_algorithm_init(build="there")
     hello there
     """
-    return _calling_all([type(part) for part in parts], lambda: list(parts))()
+    return _make_dispatching_class(
+        [type(callback) for callback in callbacks], lambda: list(callbacks)
+    )()
 
 
 class _MultiCallbacks(DefaultCallbacks):
     parts: list[DefaultCallbacks]
 
 
-def _calling_all(
-    kinds: Sequence[type[DefaultCallbacks]], make_parts: Callable[[], list[DefaultCallbacks]]
+def _make_dispatching_class(
+    classes: Sequence[type[DefaultCallbacks]], make_parts: Callable[[], list[DefaultCallbacks]]
 ) -> type[DefaultCallbacks]:
     """Returns a class with the overridden methods of some classes, which calls its parts."""
 
-    def calls_all(name: str) -> Callable[..., bool | None]:
+    def make_method(name: str) -> Callable[..., bool | None]:
         def method(self: _MultiCallbacks, **arguments: object) -> bool | None:
             results = [getattr(part, name)(**arguments) for part in self.parts]
             return False if any(result is False for result in results) else None
@@ -186,8 +190,9 @@ def _calling_all(
         self.parts = make_parts()
 
     methods = {
-        name: calls_all(name)
-        for name, own in vars(DefaultCallbacks).items()
-        if name.startswith("on_") and any(getattr(kind, name) is not own for kind in kinds)
+        name: make_method(name)
+        for name, default_method in vars(DefaultCallbacks).items()
+        if name.startswith("on_")
+        and any(getattr(callback_class, name) is not default_method for callback_class in classes)
     }
     return type("MultiCallbacks", (_MultiCallbacks,), {"__init__": init, **methods})

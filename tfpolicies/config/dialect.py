@@ -14,12 +14,12 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.porting_tables import LATER_SETTINGS, codes, read_table
+from tfpolicies.porting_tables import LATER_SETTINGS, extract_code, read_table
 from tfpolicies.type_aliases import Setting
 
 logger = logging.getLogger("tfpolicies")
 
-_LATER = {row.names[0]: codes(row.here)[0] for row in read_table(LATER_SETTINGS)}
+_RENAMED = {row.names[0]: extract_code(row.replacement)[0] for row in read_table(LATER_SETTINGS)}
 
 DICT_NAMES = {
     "lambda_": "lambda",
@@ -32,7 +32,7 @@ DICT_NAMES = {
 
 ALIASES = {
     **{old: name for name, old in DICT_NAMES.items()},
-    **_LATER,
+    **_RENAMED,
     "framework_str": "framework",
     "input": "input_",
     "policy_model_config": "model",
@@ -41,7 +41,7 @@ ALIASES = {
 }
 """Alias of a setting -> its canonical name."""
 
-GROUPS: Mapping[str, Mapping[str, str]] = {
+SETTING_GROUPS: Mapping[str, Mapping[str, str]] = {
     "optimization": {
         "actor_learning_rate": "actor_lr",
         "critic_learning_rate": "critic_lr",
@@ -50,7 +50,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 """Dict settings that set several others: by name, the setting of each key."""
 
-GUESTS: Mapping[str, tuple[str, ...]] = {
+ALSO_ACCEPTED_BY: Mapping[str, tuple[str, ...]] = {
     "rollouts": (
         "restart_failed_sub_environments",
         "recreate_failed_workers",
@@ -74,7 +74,7 @@ GUESTS: Mapping[str, tuple[str, ...]] = {
 """Settings of other sections that a method accepts, as in older or newer versions of RLlib."""
 
 
-class Constant(NamedTuple):
+class FixedSetting(NamedTuple):
     """A setting of RLlib that has the same value in all configs.
 
     Attributes:
@@ -87,46 +87,55 @@ class Constant(NamedTuple):
 
     method: str
     value: Any
-    why: str
-    harmless: tuple[Any, ...] = ()
-    said: str | None = None
+    reason: str
+    ignored_values: tuple[Any, ...] = ()
+    warning: str | None = None
 
 
-_GONE = -1
+_DEPRECATED = -1
 """RLlib's default of deprecated arguments."""
 
 
-def _read_constants() -> dict[str, Constant]:
-    """Reads `constant_settings.json`, which groups settings with the same reason.
+def _read_fixed_settings() -> dict[str, FixedSetting]:
+    """Reads `constant_settings.encode`, which groups settings with the same reason.
 
     The keys of an entry are those of `Constant`, with "values" for name -> value.
     """
     text = resources.files(__package__).joinpath("constant_settings.json").read_text("utf-8")
     return {
-        name: Constant(
-            each["method"], value, each["why"], tuple(each.get("harmless", ())), each.get("said")
+        name: FixedSetting(
+            entry["method"],
+            value,
+            entry["why"],
+            tuple(entry.get("harmless", ())),
+            entry.get("said"),
         )
-        for each in json.loads(text)
-        for name, value in each["values"].items()
+        for entry in json.loads(text)
+        for name, value in entry["values"].items()
     }
 
 
-CONSTANTS: Mapping[str, Constant] = _read_constants()
+FIXED_SETTINGS: Mapping[str, FixedSetting] = _read_fixed_settings()
 """Fixed settings by name."""
 
 
-def require_constant(name: str, value: Setting) -> None:
+def check_fixed_setting(name: str, value: Setting) -> None:
     """Raises a `ConfigError` unless a fixed setting gets its value, or one without effect."""
-    constant = CONSTANTS[name]
-    if any(_same(value, accepted) for accepted in (constant.value, *constant.harmless)):
-        if constant.said and not _same(value, constant.value):
-            logger.warning("%s=%r %s: %s.", name, value, constant.said, constant.why)
+    fixed = FIXED_SETTINGS[name]
+    if any(
+        _is_same_value(value, accepted_value)
+        for accepted_value in (fixed.value, *fixed.ignored_values)
+    ):
+        if fixed.warning and not _is_same_value(value, fixed.value):
+            logger.warning("%s=%r %s: %s.", name, value, fixed.warning, fixed.reason)
         return
-    if constant.value == _GONE:
-        raise ConfigError(f"{name}={value!r} has been deprecated: {constant.why}.")
-    raise ConfigError(f"{name} must be {constant.value!r} here, got {value!r}: {constant.why}.")
+    if fixed.value == _DEPRECATED:
+        raise ConfigError(f"{name}={value!r} has been deprecated: {fixed.reason}.")
+    raise ConfigError(f"{name} must be {fixed.value!r} here, got {value!r}: {fixed.reason}.")
 
 
-def _same(value: Setting, accepted: Setting) -> bool:
-    kinds = {type(value), type(accepted)}
-    return value is accepted or ((len(kinds) == 1 or kinds == {int, float}) and value == accepted)
+def _is_same_value(value: Setting, accepted_value: Setting) -> bool:
+    types = {type(value), type(accepted_value)}
+    return value is accepted_value or (
+        (len(types) == 1 or types == {int, float}) and value == accepted_value
+    )

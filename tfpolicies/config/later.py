@@ -8,10 +8,10 @@ from typing import Any
 from tfpolicies.errors import UsageError
 
 
-class _Later:
+class _LazyClass:
     """A class attribute that is resolved in the module of its owner when it is read."""
 
-    _carried: Any = None  # the class, after unpickling in a process without its module
+    _pickled_class: Any = None  # the class, after unpickling in a process without its module
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -20,23 +20,23 @@ class _Later:
         self._module = owner.__module__
 
     def __get__(self, instance: object, owner: type) -> Any:
-        found = self._found()
-        if found is None:  # an AttributeError would be read as a missing attribute
+        resolved = self._resolve()
+        if resolved is None:  # an AttributeError would be read as a missing attribute
             raise UsageError(
                 f"{owner.__name__} refers to a class {self._name!r}, but the module "
                 f"{self._module!r} has none. Define it there, or set the attribute to the class "
                 "itself below its definition."
             )
-        return found
+        return resolved
 
-    def _found(self) -> Any:
-        return getattr(sys.modules.get(self._module), self._name, self._carried)
+    def _resolve(self) -> Any:
+        return getattr(sys.modules.get(self._module), self._name, self._pickled_class)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_carried": self._found()}
+        return {**vars(self), "_carried": self._resolve()}
 
 
-def later(name: str) -> Any:
+def lazy_class(name: str) -> Any:
     """Returns a class attribute that resolves to a class of the owner's module.
 
     Use it where the loss and policies of an algorithm are defined before its config::
@@ -50,4 +50,4 @@ def later(name: str) -> Any:
     Raises:
         UsageError: when it is read, if the module has no such class.
     """
-    return _Later(name)
+    return _LazyClass(name)

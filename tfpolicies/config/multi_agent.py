@@ -11,22 +11,22 @@ from typing import Any
 import gymnasium as gym
 
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
-from tfpolicies.config.read_only import copied
-from tfpolicies.config.sectioned import SectionedConfig
-from tfpolicies.config.sections import CONNECTORS, connector_states
+from tfpolicies.config.read_only import copy_containers
+from tfpolicies.config.sectioned import BaseConfig
+from tfpolicies.config.sections import CONNECTORS, encode_connectors
 from tfpolicies.config.setting import Section, check, setting
 from tfpolicies.errors import ConfigError, UsageError, show_value
-from tfpolicies.marks import for_place
-from tfpolicies.rules import BOOL, COUNT, function, one_of
+from tfpolicies.marks import allow_in_checkpoint
+from tfpolicies.rules import BOOL, POSITIVE_INT, function, one_of
 
-ToTrain = Callable[..., bool] | None
+TrainPredicate = Callable[..., bool] | None
 MappingFn = Callable[..., str]
 
-SpecGiven = PolicySpec | tuple[Any, ...] | list[Any]
-PoliciesGiven = Mapping[str, SpecGiven] | Collection[str]
+SpecArgument = PolicySpec | tuple[Any, ...] | list[Any]
+PoliciesArgument = Mapping[str, SpecArgument] | Collection[str]
 
 
-@for_place("policy_mapping_fn")
+@allow_in_checkpoint("policy_mapping_fn")
 def default_policy_mapping(
     agent_id: Hashable, episode: object = None, worker: object = None, **kwargs: object
 ) -> str:
@@ -47,27 +47,27 @@ _DEFAULT_POLICIES: Mapping[str, PolicySpec] = {DEFAULT_POLICY_ID: PolicySpec()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiAgent(Section):
+class MultiAgentSettings(Section):
     """Multi-agent settings; `AlgorithmConfig.multi_agent` documents them."""
 
     policies: Mapping[str, PolicySpec] = field(default_factory=lambda: _DEFAULT_POLICIES)
-    policy_map_capacity: int = setting(100, COUNT)  # policies with their variables in memory
+    policy_map_capacity: int = setting(100, POSITIVE_INT)  # policies with their variables in memory
     policy_mapping_fn: MappingFn = setting(
-        default_policy_mapping, kept=lambda x: default_policy_mapping if x is None else x
+        default_policy_mapping, normalize=lambda x: default_policy_mapping if x is None else x
     )
-    policies_to_train: Collection[str] | ToTrain = None  # None: all
+    policies_to_train: Collection[str] | TrainPredicate = None  # None: all
     policy_states_are_swappable: bool = setting(False, BOOL)
     observation_fn: Callable[..., Mapping[Any, Any]] | None = setting(None, _OBSERVATION_FN)
     count_steps_by: str = setting("env_steps", one_of("env_steps", "agent_steps"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "policies", policy_specs(self.policies))
+        object.__setattr__(self, "policies", make_policy_specs(self.policies))
         require_mapping_fn(self.policy_mapping_fn)
         as_predicate(self.policies_to_train)
 
 
-def policy_specs(policies: PoliciesGiven) -> dict[str, PolicySpec]:
+def make_policy_specs(policies: PoliciesArgument) -> dict[str, PolicySpec]:
     """Converts policies, in any form that `AlgorithmConfig.multi_agent` takes, to specs by id.
 
     Ids of a set are sorted, so that a run does not depend on the hash seed of the process.
@@ -75,8 +75,8 @@ def policy_specs(policies: PoliciesGiven) -> dict[str, PolicySpec]:
     Raises:
         ConfigError: for an invalid id or policy spec.
 
-    >>> policy_specs(["a"]) == policy_specs({"a": (None, None, None, None)}) == {"a": PolicySpec()}
-    True
+    >>> make_policy_specs(["a"]) == make_policy_specs({"a": (None, None, None, None)}) == {"a":
+    PolicySpec()} True
     """
     if not isinstance(policies, Mapping | list | tuple | set | frozenset):
         raise ConfigError(
@@ -86,39 +86,39 @@ def policy_specs(policies: PoliciesGiven) -> dict[str, PolicySpec]:
     ids = sorted(policies, key=str) if isinstance(policies, set | frozenset) else list(policies)
     for policy_id in ids:
         validate_policy_id(policy_id, error=True)  # before it is hashed
-    given = policies if isinstance(policies, Mapping) else dict.fromkeys(ids, PolicySpec())
-    return {policy_id: _policy_spec(policy_id, given[policy_id]) for policy_id in ids}
+    specs = policies if isinstance(policies, Mapping) else dict.fromkeys(ids, PolicySpec())
+    return {policy_id: _make_policy_spec(policy_id, specs[policy_id]) for policy_id in ids}
 
 
-def _policy_spec(policy_id: str, given: SpecGiven) -> PolicySpec:
-    here = f"policies[{policy_id!r}]"
-    if not isinstance(given, PolicySpec):
-        if not isinstance(given, list | tuple) or len(given) != 4:
+def _make_policy_spec(policy_id: str, spec: SpecArgument) -> PolicySpec:
+    location = f"policies[{policy_id!r}]"
+    if not isinstance(spec, PolicySpec):
+        if not isinstance(spec, list | tuple) or len(spec) != 4:
             raise ConfigError(
                 "Policy specs must be tuples/lists of (class, observation_space, action_space, "
-                f"config), or PolicySpecs; {here} is {show_value(given)}."
+                f"config), or PolicySpecs; {location} is {show_value(spec)}."
             )
-        given = PolicySpec(*given)
-    config = given.config
-    if isinstance(config, SectionedConfig):
+        spec = PolicySpec(*spec)
+    config = spec.config
+    if isinstance(config, BaseConfig):
         config = config.settings_for(type(config))  # all of them
-    for name, kind, rule in (
+    for name, expected_type, rule in (
         ("policy_class", type, "a class of policies or None"),
         ("observation_space", gym.Space, "a gymnasium space or None"),
         ("action_space", gym.Space, "a gymnasium space or None"),
         ("config", Mapping, "a dict or AlgorithmConfig, or None"),
     ):
-        found = config if name == "config" else getattr(given, name)
-        check(found is None or isinstance(found, kind), f"{here}.{name}", rule, found)
+        value = config if name == "config" else getattr(spec, name)
+        check(value is None or isinstance(value, expected_type), f"{location}.{name}", rule, value)
     if config is not None:
-        config = _with_connector_states(here, copied(config))
-    return dataclasses.replace(given, config=config)
+        config = _encode_connectors(location, copy_containers(config))
+    return dataclasses.replace(spec, config=config)
 
 
-def _with_connector_states(here: str, config: dict[str, Any]) -> dict[str, Any]:
+def _encode_connectors(location: str, config: dict[str, Any]) -> dict[str, Any]:
     states = {
-        name: connector_states(f"{here}.config[{name!r}]", kind, config[name])
-        for name, kind in CONNECTORS.items()
+        name: encode_connectors(f"{location}.config[{name!r}]", connector_class, config[name])
+        for name, connector_class in CONNECTORS.items()
         if name in config
     }
     return {**config, **states}
@@ -142,7 +142,7 @@ def require_mapping_fn(policy_mapping_fn: MappingFn | None) -> None:
         raise ConfigError(f"{rule}, got {name}{signature}: {error}.") from None
 
 
-def as_predicate(policies_to_train: Collection[str] | ToTrain) -> ToTrain:
+def as_predicate(policies_to_train: Collection[str] | TrainPredicate) -> TrainPredicate:
     """Returns the predicate of trained policies, `f(policy_id, batch=None)`; None for all.
 
     Args:
@@ -156,23 +156,23 @@ def as_predicate(policies_to_train: Collection[str] | ToTrain) -> ToTrain:
     """
     if policies_to_train is None or callable(policies_to_train):
         return policies_to_train
-    listed = isinstance(policies_to_train, list | set | tuple | frozenset)
-    if not listed or not all(isinstance(policy_id, str) for policy_id in policies_to_train):
+    is_collection = isinstance(policies_to_train, list | set | tuple | frozenset)
+    if not is_collection or not all(isinstance(policy_id, str) for policy_id in policies_to_train):
         raise UsageError(
             "policies_to_train must be a list, set or tuple of policy ids, or a function "
             "(policy_id, batch=None) -> bool, or None for all; got "
             f"{show_value(policies_to_train)}."
         )
-    return _AmongIds(frozenset(policies_to_train))
+    return _IdPredicate(frozenset(policies_to_train))
 
 
-def is_surely_trained(policy_id: str, predicate: ToTrain) -> bool:
+def is_surely_trained(policy_id: str, predicate: TrainPredicate) -> bool:
     """Returns whether a policy is certain to be trained, whatever the batch."""
-    return predicate is None or (isinstance(predicate, _AmongIds) and predicate(policy_id))
+    return predicate is None or (isinstance(predicate, _IdPredicate) and predicate(policy_id))
 
 
 @dataclass(frozen=True)
-class _AmongIds:
+class _IdPredicate:
     """Returns True for some ids; unlike a nested function it can be pickled."""
 
     ids: frozenset[str]

@@ -9,19 +9,19 @@ from typing import Any
 import gymnasium as gym
 
 from tfpolicies.config.search_spaces import has_search_space, require_values
-from tfpolicies.config.sectioned import SectionedConfig
+from tfpolicies.config.sectioned import BaseConfig
 from tfpolicies.errors import ConfigError
 
 _SPACES = ("observation_space", "action_space")
-_ENV = "__env__"
+_ENV_KEY = "__env__"
 
 Spaces = tuple[gym.Space[Any] | None, gym.Space[Any] | None]  # of observations, of actions
 _ByAgent = Mapping[Any, gym.Space[Any]] | gym.spaces.Dict
 
 
-def policy_config(
-    config: SectionedConfig, policy_id: str, policy_class: type | None, overrides: Mapping[str, Any]
-) -> SectionedConfig:
+def make_policy_config(
+    config: BaseConfig, policy_id: str, policy_class: type | None, overrides: Mapping[str, Any]
+) -> BaseConfig:
     """Returns the complete config of one policy: a copy of `config` with the overrides.
 
     It has the `config_class` of the policy's class, if there is one. Overrides for a custom policy
@@ -31,79 +31,85 @@ def policy_config(
     Raises:
         ConfigError: for an override that is unknown or invalid, naming the policy.
     """
-    wanted = type(config) if policy_class is None else getattr(policy_class, "config_class", None)
-    kind: Any = wanted or type(config)
-    made: SectionedConfig
+    named_class = (
+        type(config) if policy_class is None else getattr(policy_class, "config_class", None)
+    )
+    config_class: Any = named_class or type(config)
+    result: BaseConfig
     try:
-        if isinstance(config, kind):
-            made = config.copy_for_policy()
+        if isinstance(config, config_class):
+            result = config.copy_for_policy()
         else:
-            made = kind().update_from_dict(config.settings_for(kind))
-        if wanted is None:
-            foreign = {key: value for key, value in overrides.items() if key not in made}
-            overrides = {key: value for key, value in overrides.items() if key in made}
-            made.add_foreign(foreign)
+            result = config_class().update_from_dict(config.settings_for(config_class))
+        if named_class is None:
+            custom_settings = {key: value for key, value in overrides.items() if key not in result}
+            overrides = {key: value for key, value in overrides.items() if key in result}
+            result.add_custom_settings(custom_settings)
         require_values({key: value for key, value in overrides.items() if has_search_space(value)})
-        return made.update_from_dict(overrides)
+        return result.update_from_dict(overrides)
     except ConfigError as error:
         raise ConfigError(f"policies[{policy_id!r}].config: {error}") from error
 
 
 @dataclass(frozen=True)
-class SpaceSources:
+class SpaceResolver:
     """Resolves the spaces of policies whose specs have none."""
 
-    config: SectionedConfig
+    config: BaseConfig
     env: Any
     spaces: Mapping[str, Spaces]
 
-    def space(self, policy_id: str, i: int) -> gym.Space[Any] | None:
+    def get_space(self, policy_id: str, i: int) -> gym.Space[Any] | None:
         """Returns a policy's observation (0) or action (1) space.
 
         Raises:
             ConfigError: if there is none, or its agents have different ones.
         """
-        own = self.spaces.get(policy_id, (None, None))[i]
-        if own is not None:
-            return own
+        given_space = self.spaces.get(policy_id, (None, None))[i]
+        if given_space is not None:
+            return given_space
         name = _SPACES[i]
-        found = self._of_env(i)
-        if found is None:
-            found = self.config[name]
-        if found is None:
+        space = self._get_env_space(i)
+        if space is None:
+            space = self.config[name]
+        if space is None:
             raise ConfigError(
                 f"{name} not provided for policy {policy_id!r}: give an environment, the space in "
                 f"its PolicySpec, spaces={{...}}, or config.environment({name}=...)."
             )
-        agents = _agents(self.env)
-        if isinstance(found, Mapping | gym.spaces.Dict) and agents and set(found.keys()) == agents:
-            return self._of_agents(policy_id, name, found)
-        return found
+        agents = _get_agent_ids(self.env)
+        if isinstance(space, Mapping | gym.spaces.Dict) and agents and set(space.keys()) == agents:
+            return self._get_agents_space(policy_id, name, space)
+        return space
 
-    def _of_env(self, i: int) -> gym.Space[Any] | None:
+    def _get_env_space(self, i: int) -> gym.Space[Any] | None:
         if self.env is None:
-            return self.spaces[_ENV][i] if _ENV in self.spaces else None
+            return self.spaces[_ENV_KEY][i] if _ENV_KEY in self.spaces else None
         single = getattr(self.env, f"single_{_SPACES[i]}", None)
         return getattr(self.env, _SPACES[i], None) if single is None else single
 
-    def _of_agents(self, policy_id: str, name: str, by_agent: _ByAgent) -> gym.Space[Any] | None:
+    def _get_agents_space(
+        self, policy_id: str, name: str, by_agent: _ByAgent
+    ) -> gym.Space[Any] | None:
         """Returns the space of the agents of a policy; None if it has no agents."""
-        every = list(by_agent.values())
-        if all(space == every[0] for space in every):
-            return every[0]
-        found: dict[Any, gym.Space[Any]] = {
-            agent: space for agent, space in by_agent.items() if self._policy_of(agent) == policy_id
+        all_spaces = list(by_agent.values())
+        if all(space == all_spaces[0] for space in all_spaces):
+            return all_spaces[0]
+        policy_spaces: dict[Any, gym.Space[Any]] = {
+            agent: space
+            for agent, space in by_agent.items()
+            if self._get_policy_id(agent) == policy_id
         }
-        kinds = list(found.values())
-        if any(space != kinds[0] for space in kinds):
+        distinct_spaces = list(policy_spaces.values())
+        if any(space != distinct_spaces[0] for space in distinct_spaces):
             raise ConfigError(
-                f"Policy {policy_id!r} acts for agents with different {name}s: {found}. Map them "
+                f"Policy {policy_id!r} acts for agents with different {name}s: {policy_spaces}. Map them "
                 "to several policies, by multi_agent(policies=..., policy_mapping_fn=...), or give "
                 f"the policy's {name} in its PolicySpec."
             )
-        return kinds[0] if kinds else None
+        return distinct_spaces[0] if distinct_spaces else None
 
-    def _policy_of(self, agent: Hashable) -> str:
+    def _get_policy_id(self, agent: Hashable) -> str:
         try:
             policy_id: str = self.config.policy_mapping_fn(agent, None, worker=None)
             return policy_id
@@ -115,7 +121,7 @@ class SpaceSources:
             ) from error
 
 
-def _agents(env: object) -> set[Any]:
+def _get_agent_ids(env: object) -> set[Any]:
     """Returns the ids of all agents of an environment; empty if single-agent or unknown."""
     if hasattr(env, "get_agent_ids"):
         return set(env.get_agent_ids())

@@ -16,14 +16,14 @@ from tfpolicies.rules import is_unicode
 from tfpolicies.storage.json_values import (
     decode_value,
     encode_value,
-    find_missing,
-    warn_of_unavailable,
+    find_unresolved,
+    warn_unavailable_objects,
 )
-from tfpolicies.storage.places import Places, admitted
+from tfpolicies.storage.places import AllowedObjects, resolve_allowed
 
 logger = logging.getLogger("tfpolicies")
 
-_NOT_IN_IDS = '<>:"/\\|?'
+_FORBIDDEN_CHARACTERS = '<>:"/\\|?'
 
 
 def validate_policy_id(policy_id: str, error: bool = False) -> None:
@@ -39,19 +39,19 @@ def validate_policy_id(policy_id: str, error: bool = False) -> None:
             have; or, with `error`, if it breaks another rule.
     """
     rule = (
-        f"A policy id must be a non-empty str without any of {_NOT_IN_IDS} and without a space or "
+        f"A policy id must be a non-empty str without any of {_FORBIDDEN_CHARACTERS} and without a space or "
         f"dot at its end, and valid UTF-8; got {show_value(policy_id)}."
     )
     if not isinstance(policy_id, str) or not policy_id or not is_unicode(policy_id):
         raise ConfigError(rule)
-    if set(policy_id) & set(_NOT_IN_IDS) or policy_id[-1] in " .":
+    if set(policy_id) & set(_FORBIDDEN_CHARACTERS) or policy_id[-1] in " .":
         if error:
             raise ConfigError(rule)
         logger.warning("%s It is accepted anyway.", rule)
 
 
 _FIELDS = ("policy_class", "observation_space", "action_space", "config")
-_PLACES: dict[str, Places] = {"policy_class": POLICY_CLASS, "config": POLICY_SETTINGS}
+_PLACES: dict[str, AllowedObjects] = {"policy_class": POLICY_CLASS, "config": POLICY_SETTINGS}
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class PolicySpec:
         config = self.config.to_dict() if hasattr(self.config, "to_dict") else self.config
         values = (self.policy_class, self.observation_space, self.action_space, config)
         record = {name: encode_value(value) for name, value in zip(_FIELDS, values, strict=True)}
-        warn_of_unavailable(record)
+        warn_unavailable_objects(record)
         return record
 
     @classmethod
     def deserialize(
-        cls, spec: Mapping[str, Any], *, known: Mapping[str, Any] | None = None
+        cls, spec: Mapping[str, Any], *, objects: Mapping[str, Any] | None = None
     ) -> PolicySpec:
         """Restores a spec from `serialize`.
 
@@ -102,14 +102,14 @@ class PolicySpec:
         Raises:
             CheckpointError: if the spec lacks a field, or names something not in `objects`.
         """
-        lacking = [name for name in _FIELDS if name not in spec]
-        if lacking:
-            raise CheckpointError(f"The policy spec lacks {', '.join(lacking)}.")
-        stored = {name: decode_value(spec[name]) for name in _FIELDS}
-        values = admitted(stored, _PLACES, known=known)
-        missing = find_missing(values)
+        missing_fields = [name for name in _FIELDS if name not in spec]
+        if missing_fields:
+            raise CheckpointError(f"The policy spec lacks {', '.join(missing_fields)}.")
+        decoded = {name: decode_value(spec[name]) for name in _FIELDS}
+        values = resolve_allowed(decoded, _PLACES, objects=objects)
+        missing = find_unresolved(values)
         if missing:
-            names = ", ".join(found.name for found in missing.values())
+            names = ", ".join(missing_value.name for missing_value in missing.values())
             raise CheckpointError(
                 f"The policy spec names {names}, which the caller must provide: "
                 "PolicySpec.deserialize(spec, known={path: object})."

@@ -13,7 +13,7 @@ from tfpolicies.type_aliases import Setting
 Write = Callable[[dict[str, Any]], None]
 
 
-class ConfigDict(dict[str, Any]):
+class LiveDict(dict[str, Any]):
     """A dict of a config: changes are written back to the setting, if they are valid.
 
     Nested dicts are also of this class; copies are plain dicts.
@@ -23,7 +23,7 @@ class ConfigDict(dict[str, Any]):
         write: called with the complete new content; raises if it is invalid.
 
     >>> found = []
-    >>> ConfigDict({"a": {"b": 1}}, found.append)["a"]["b"] = 2
+    >>> LiveDict({"a": {"b": 1}}, found.append)["a"]["b"] = 2
     >>> found
     [{'a': {'b': 2}}]
     """
@@ -31,19 +31,19 @@ class ConfigDict(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any], write: Write) -> None:
         self._write = write
         super().__init__()
-        self._hold(values)
+        self._set_values(values)
 
-    def _hold(self, values: Mapping[str, Any]) -> None:
+    def _set_values(self, values: Mapping[str, Any]) -> None:
         super().clear()
         for key, part in values.items():
-            super().__setitem__(key, handed_out(part, functools.partial(self.__setitem__, key)))
+            super().__setitem__(key, wrap_mutable(part, functools.partial(self.__setitem__, key)))
 
     def _change(self, name: str, *args: Setting, **kwargs: Setting) -> Any:
         """Calls a method of a plain copy and writes the result back to the config."""
         values = dict(self)
         result = getattr(values, name)(*args, **kwargs)
         self._write(values)
-        self._hold(values)
+        self._set_values(values)
         return result
 
     def __setitem__(self, key: str, value: Setting) -> None:
@@ -52,7 +52,7 @@ class ConfigDict(dict[str, Any]):
     def __delitem__(self, key: str) -> None:
         self._change("__delitem__", key)
 
-    def __ior__(self, other: Mapping[str, Any]) -> ConfigDict:  # type: ignore[override, misc]
+    def __ior__(self, other: Mapping[str, Any]) -> LiveDict:  # type: ignore[override, misc]
         self._change("update", other)
         return self
 
@@ -76,77 +76,81 @@ class ConfigDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-PLAIN = frozenset((type(None), bool, int, float, str, type))
+PLAIN_TYPES = frozenset((type(None), bool, int, float, str, type))
 """Types of values that need no copy; most settings have them."""
 
 
-def is_same(value: Setting, present: Setting) -> bool:
+def is_same(value: Setting, current: Setting) -> bool:
     """Returns whether two values are identical, or equal and plain, also within containers."""
-    if value is present or type(value) is not type(present):
-        return value is present
-    if isinstance(value, dict) and isinstance(present, dict) and type(value) in _DICTS:
-        same_keys = list(value) == list(present)
-        return same_keys and is_same([*value.values()], [*present.values()])
-    if isinstance(value, list | tuple) and isinstance(present, list | tuple):
-        same = [x is y or is_same(x, y) for x, y in zip(value, present, strict=False)]
-        return len(value) == len(present) and all(same)
-    return type(value) in PLAIN and bool(value == present)
+    if value is current or type(value) is not type(current):
+        return value is current
+    if isinstance(value, dict) and isinstance(current, dict) and type(value) in _DICT_TYPES:
+        same_keys = list(value) == list(current)
+        return same_keys and is_same([*value.values()], [*current.values()])
+    if isinstance(value, list | tuple) and isinstance(current, list | tuple):
+        parts_equal = [x is y or is_same(x, y) for x, y in zip(value, current, strict=False)]
+        return len(value) == len(current) and all(parts_equal)
+    return type(value) in PLAIN_TYPES and bool(value == current)
 
 
-def is_equal(value: object, present: object) -> bool:
+def is_equal(value: object, current: object) -> bool:
     """Returns whether two settings are equal; False if undecidable, as for dicts with arrays."""
     try:
-        return bool(value is present or value == present)
+        return bool(value is current or value == current)
     except ValueError:
         return False
 
 
-_DICTS = frozenset((dict, ConfigDict))
+_DICT_TYPES = frozenset((dict, LiveDict))
 
 
 def is_dict(value: object) -> TypeGuard[dict[str, Any]]:
     """Returns whether a value is a plain dict, not another mapping such as `gym.spaces.Dict`."""
-    return type(value) in _DICTS
+    return type(value) in _DICT_TYPES
 
 
-def copied(value: Setting | PolicySpec) -> Any:
+def copy_containers(value: Setting | PolicySpec) -> Any:
     """Copies plain dicts, lists and sets, but not the objects in them."""
-    if type(value) in PLAIN:
+    if type(value) in PLAIN_TYPES:
         return value
-    if isinstance(value, dict) and type(value) in _DICTS:
-        return {key: x if type(x) in PLAIN else copied(x) for key, x in value.items()}
+    if isinstance(value, dict) and type(value) in _DICT_TYPES:
+        return {
+            key: x if type(x) in PLAIN_TYPES else copy_containers(x) for key, x in value.items()
+        }
     if isinstance(value, list):
-        return [x if type(x) in PLAIN else copied(x) for x in value]
+        return [x if type(x) in PLAIN_TYPES else copy_containers(x) for x in value]
     return set(value) if isinstance(value, set) else value
 
 
-def in_dict(value: Setting | PolicySpec) -> Any:
+def to_dict_value(value: Setting | PolicySpec) -> Any:
     """Returns a copy of `value` for `to_dict`, with policy specs as 4-tuples."""
-    if isinstance(value, dict) and type(value) in _DICTS:
-        return {key: x if type(x) in PLAIN else in_dict(x) for key, x in value.items()}
+    if isinstance(value, dict) and type(value) in _DICT_TYPES:
+        return {key: x if type(x) in PLAIN_TYPES else to_dict_value(x) for key, x in value.items()}
     if isinstance(value, PolicySpec):
         spaces = value.observation_space, value.action_space
-        return value.policy_class, *spaces, copied(value.config)
-    return copied(value)
+        return value.policy_class, *spaces, copy_containers(value.config)
+    return copy_containers(value)
 
 
-def handed_out(value: Setting | PolicySpec, write: Write) -> Any:
-    """Returns `value` for a reader: dicts as `ConfigDict`, lists and specs as copies."""
+def wrap_mutable(value: Setting | PolicySpec, write: Write) -> Any:
+    """Returns `value` for a reader: dicts as `LiveDict`, lists and specs as copies."""
     if is_dict(value):
-        return ConfigDict(value, write)
+        return LiveDict(value, write)
     if isinstance(value, PolicySpec):
-        return dataclasses.replace(value, config=copied(value.config))
-    return copied(value)
+        return dataclasses.replace(value, config=copy_containers(value.config))
+    return copy_containers(value)
 
 
-def merged(present: Mapping[str, Any], changes: Mapping[str, Any], *, deep: bool) -> dict[str, Any]:
+def merge_dicts(
+    current: Mapping[str, Any], changes: Mapping[str, Any], *, deep: bool
+) -> dict[str, Any]:
     """Merges `changes` into a copy of `current`.
 
-    >>> merged({"a": {"x": 1}}, {"a": {"y": 2}}, deep=True)
+    >>> merge_dicts({"a": {"x": 1}}, {"a": {"y": 2}}, deep=True)
     {'a': {'x': 1, 'y': 2}}
     """
-    result = dict(present)
+    result = dict(current)
     for key, value in changes.items():
-        both = is_dict(value) and is_dict(result.get(key))
-        result[key] = merged(result[key], value, deep=True) if deep and both else value
+        both_dicts = is_dict(value) and is_dict(result.get(key))
+        result[key] = merge_dicts(result[key], value, deep=True) if deep and both_dicts else value
     return result

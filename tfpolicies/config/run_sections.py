@@ -9,93 +9,99 @@ from typing import Any
 from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.config.setting import Merge, Section, setting
 from tfpolicies.rules import (
-    AMOUNT,
     BOOL,
-    COUNT,
-    COUNT_OR_AUTO,
     DICT,
+    NON_NEGATIVE,
     POSITIVE,
-    Rule,
-    count,
+    POSITIVE_INT,
+    POSITIVE_INT_OR_AUTO,
+    Validator,
     function,
+    int_at_least,
     is_number,
     one_of,
 )
 
-_SHARES = Rule(
+_RESOURCE_DICT = Validator(
     lambda x: (
         isinstance(x, Mapping)
-        and all(isinstance(key, str) and AMOUNT.holds(amount) for key, amount in x.items())
+        and all(isinstance(key, str) and NON_NEGATIVE.is_valid(amount) for key, amount in x.items())
     ),
     "a dict {name: amount >= 0}",
 )
-_TEXTS = Rule(
+_STRING_DICT = Validator(
     lambda x: (
         isinstance(x, Mapping) and all(isinstance(text, str) for pair in x.items() for text in pair)
     ),
     "a dict of texts {name: value}",
 )
-_GPUS = Rule(
+_GPUS = Validator(
     lambda x: is_number(x) and 0 <= x <= 1,
     "0 or 1 (a learner uses one GPU at most), or a share between",
 )
 _PLACEMENT = one_of("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_SECONDS = Rule(POSITIVE.holds, "a number of seconds > 0").or_none()
-_OVERRIDES = Rule(DICT.holds, "a dict of overrides").or_none()
-_EVALUATES = function("a function (algorithm, evaluation_workers) -> dict").or_none()
-_SEED = Rule(count(0).holds, "an int >= 0").or_none()
-_MAKER = Rule(lambda x: x is None or callable(x), "a DefaultCallbacks subclass")
+_SECONDS = Validator(POSITIVE.is_valid, "a number of seconds > 0").or_none()
+_OVERRIDES = Validator(DICT.is_valid, "a dict of overrides").or_none()
+_EVALUATION_FN = function("a function (algorithm, evaluation_workers) -> dict").or_none()
+_SEED = Validator(int_at_least(0).is_valid, "an int >= 0").or_none()
+_CALLBACKS_CLASS = Validator(lambda x: x is None or callable(x), "a DefaultCallbacks subclass")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resources(Section):
+class ResourceSettings(Section):
     """Hardware resources; per-worker settings apply to remote workers."""
 
     num_gpus: float = setting(0, _GPUS)  # 1: the learner uses a GPU, if available
-    num_cpus_per_worker: float = setting(1, AMOUNT)  # CPUs that Ray reserves per worker
-    num_gpus_per_worker: float = setting(0, AMOUNT)  # GPUs that Ray reserves per worker
-    num_cpus_for_local_worker: float = setting(1, AMOUNT)  # reserved for the learner
-    custom_resources_per_worker: Mapping[str, float] = setting({}, _SHARES)  # Ray's
+    num_cpus_per_worker: float = setting(1, NON_NEGATIVE)  # CPUs that Ray reserves per worker
+    num_gpus_per_worker: float = setting(0, NON_NEGATIVE)  # GPUs that Ray reserves per worker
+    num_cpus_for_local_worker: float = setting(1, NON_NEGATIVE)  # reserved for the learner
+    custom_resources_per_worker: Mapping[str, float] = setting({}, _RESOURCE_DICT)  # Ray's
     placement_strategy: str = setting("PACK", _PLACEMENT)  # of workers on Ray's nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaultTolerance(Section):
+class FaultToleranceSettings(Section):
     """Handling of failed environments and workers."""
 
     restart_failed_sub_environments: bool = setting(False, BOOL)  # recreated, its episode dropped
     # consecutive, of each; None: unlimited
-    max_num_sub_environment_restarts: int | None = setting(None, count(0).or_none())
+    max_num_sub_environment_restarts: int | None = setting(None, int_at_least(0).or_none())
     env_step_timeout_s: float | None = setting(None, _SECONDS)  # a longer reset or step fails
     recreate_failed_workers: bool = setting(False, BOOL)  # dead remote workers are replaced
     ignore_worker_failures: bool = setting(False, BOOL)  # continues with the remaining ones
-    max_num_worker_restarts: int = setting(1000, count(0))  # of each worker
-    delay_between_worker_restarts_s: float = setting(60.0, AMOUNT)  # seconds
-    num_consecutive_worker_failures_tolerance: int = setting(100, count(0))  # rounds with none
-    worker_health_probe_timeout_s: float = setting(60.0, AMOUNT)  # until one counts as dead
-    worker_restore_timeout_s: float = setting(1800.0, AMOUNT)  # until a new one must be ready
+    max_num_worker_restarts: int = setting(1000, int_at_least(0))  # of each worker
+    delay_between_worker_restarts_s: float = setting(60.0, NON_NEGATIVE)  # seconds
+    num_consecutive_worker_failures_tolerance: int = setting(
+        100, int_at_least(0)
+    )  # rounds with none
+    worker_health_probe_timeout_s: float = setting(60.0, NON_NEGATIVE)  # until one counts as dead
+    worker_restore_timeout_s: float = setting(1800.0, NON_NEGATIVE)  # until a new one must be ready
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Section):
+class EvaluationSettings(Section):
     """Evaluation of policies in separate environments."""
 
-    evaluation_interval: int | None = setting(None, COUNT.or_none())  # None: only by `evaluate()`
-    evaluation_duration: int | str = setting(10, COUNT_OR_AUTO)  # "auto": while training runs
+    evaluation_interval: int | None = setting(
+        None, POSITIVE_INT.or_none()
+    )  # None: only by `evaluate()`
+    evaluation_duration: int | str = setting(
+        10, POSITIVE_INT_OR_AUTO
+    )  # "auto": while training runs
     evaluation_duration_unit: str = setting("episodes", one_of("episodes", "timesteps"))
     evaluation_config: Mapping[str, Any] | None = setting(  # overrides, e.g. {"explore": False}
-        None, _OVERRIDES, merge=Merge.KEYS, kept=as_overrides
+        None, _OVERRIDES, merge=Merge.KEYS, normalize=as_overrides
     )
-    evaluation_num_workers: int = setting(0, count(0))  # remote; 0: in this process
+    evaluation_num_workers: int = setting(0, int_at_least(0))  # remote; 0: in this process
     evaluation_parallel_to_training: bool = setting(False, BOOL)  # concurrently with training
-    evaluation_sample_timeout_s: float | None = setting(180.0, AMOUNT.or_none())  # per worker
-    custom_evaluation_function: Callable[..., Any] | None = setting(None, _EVALUATES)
+    evaluation_sample_timeout_s: float | None = setting(180.0, NON_NEGATIVE.or_none())  # per worker
+    custom_evaluation_function: Callable[..., Any] | None = setting(None, _EVALUATION_FN)
     always_attach_evaluation_results: bool = setting(False, BOOL)  # every result has the latest
     in_evaluation: bool = setting(False, BOOL)  # set by `get_evaluation_config_object`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Debugging(Section):
+class DebuggingSettings(Section):
     """Seed, logging and checks."""
 
     seed: int | None = setting(None, _SEED)  # of all generators; None: random
@@ -107,19 +113,21 @@ class Debugging(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reporting(Section):
+class ReportingSettings(Section):
     """Metrics that `train()` reports, and the length of an iteration."""
 
-    metrics_num_episodes_for_smoothing: int = setting(100, COUNT)  # in the mean return
-    metrics_episode_collection_timeout_s: float = setting(60.0, AMOUNT)  # for workers' episodes
+    metrics_num_episodes_for_smoothing: int = setting(100, POSITIVE_INT)  # in the mean return
+    metrics_episode_collection_timeout_s: float = setting(
+        60.0, NON_NEGATIVE
+    )  # for workers' episodes
     keep_per_episode_custom_metrics: bool = setting(False, BOOL)  # all values, not mean, min, max
-    min_time_s_per_iteration: float | None = setting(None, AMOUNT.or_none())  # seconds
-    min_sample_timesteps_per_iteration: int = setting(0, count(0))  # environment steps
-    min_train_timesteps_per_iteration: int = setting(0, count(0))  # trained steps
+    min_time_s_per_iteration: float | None = setting(None, NON_NEGATIVE.or_none())  # seconds
+    min_sample_timesteps_per_iteration: int = setting(0, int_at_least(0))  # environment steps
+    min_train_timesteps_per_iteration: int = setting(0, int_at_least(0))  # trained steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpointing(Section):
+class CheckpointingSettings(Section):
     """Content of checkpoints."""
 
     new_episodes_at_checkpoint: bool = setting(False, BOOL)  # makes resumed runs identical
@@ -128,21 +136,21 @@ class Checkpointing(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Callbacks(Section):
+class CallbackSettings(Section):
     """User callbacks."""
 
-    callbacks: Callable[[], Any] | None = setting(None, _MAKER)
+    callbacks: Callable[[], Any] | None = setting(None, _CALLBACKS_CLASS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonEnvironment(Section):
+class PythonEnvironmentSettings(Section):
     """Environment variables of remote worker processes."""
 
-    extra_python_environs_for_worker: Mapping[str, str] = setting({}, _TEXTS)  # variables
+    extra_python_environs_for_worker: Mapping[str, str] = setting({}, _STRING_DICT)  # variables
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experimental(Section):
+class ExperimentalSettings(Section):
     """RLlib's experimental settings, without effect: several optimizers mean several losses."""
 
     _tf_policy_handles_more_than_one_loss: bool = setting(False, BOOL)

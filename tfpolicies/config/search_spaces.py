@@ -6,24 +6,24 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from tfpolicies.config.read_only import PLAIN
+from tfpolicies.config.read_only import PLAIN_TYPES
 from tfpolicies.errors import ConfigError
 from tfpolicies.type_aliases import Setting
 
 
-def require_values(searched: Mapping[str, Any]) -> None:
+def require_values(search_spaces: Mapping[str, Any]) -> None:
     """Raises a `ConfigError` that refers to Ray Tune if settings have search spaces.
 
     Args:
         search_spaces: settings with search spaces, by name.
 
-    >>> require_values({})
-    >>> require_values({"lr": {"grid_search": [0.1, 0.2]}})
+    >>> require_non_empty({})
+    >>> require_non_empty({"lr": {"grid_search": [0.1, 0.2]}})
     Traceback (most recent call last):
     ...
     tfpolicies.errors.ConfigError: lr has the search space {'grid_search': [0.1, 0.2]}, ...
     """
-    for name, value in searched.items():
+    for name, value in search_spaces.items():
         raise ConfigError(
             f"{name} has the search space {value}, but a value is needed here. Give the config "
             "without it to Ray Tune: tune.Tuner(tune_trainable(config), "
@@ -44,7 +44,7 @@ def has_search_space(value: Setting) -> bool:
     """
     if isinstance(value, Mapping):
         return set(value) == {"grid_search"} or any(
-            map(has_search_space, [x for x in value.values() if type(x) not in PLAIN])
+            map(has_search_space, [x for x in value.values() if type(x) not in PLAIN_TYPES])
         )
     bases = inspect.getmro(type(value))
-    return any(kind.__module__.startswith("ray.tune.search") for kind in bases)
+    return any(base.__module__.startswith("ray.tune.search") for base in bases)

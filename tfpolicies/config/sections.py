@@ -11,59 +11,61 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.config.idioms import described_schedule, optimizer_settings, rate_hint
+from tfpolicies.config.idioms import describe_optimizer, normalize_schedule, suggest_learning_rate
 from tfpolicies.config.setting import Merge, Section, check, setting
 from tfpolicies.connectors import ActionConnector, AgentConnector, Connector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.running_filter import FILTER, REWARD_FILTER
-from tfpolicies.models.settings import model_settings
+from tfpolicies.models.running_filter import FILTER_RULE, REWARD_FILTER_RULE
+from tfpolicies.models.settings import complete_model_config
 from tfpolicies.models.spaces import MASK
 from tfpolicies.rules import (
-    AMOUNT,
     BOOL,
-    COUNT,
-    COUNT_OR_AUTO,
     DICT,
+    FRACTION,
+    NON_NEGATIVE,
     POSITIVE,
-    UNIT,
-    Rule,
-    count,
+    POSITIVE_INT,
+    POSITIVE_INT_OR_AUTO,
+    Validator,
     function,
+    int_at_least,
     is_number,
     is_one_of,
     is_schedule,
     one_of,
 )
 from tfpolicies.type_aliases import Setting
-from tfpolicies.ways import WAYS
+from tfpolicies.ways import ACTING_RUNTIMES
 
-_SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
-_ENV = Rule(
+_SPACE = Validator(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
+_ENV = Validator(
     lambda x: x is None or isinstance(x, str) or callable(x) or hasattr(x, "reset"),
     "a name, 'package.module:Class', an environment class or creator, or None",
 )
-_CLIP = Rule(
-    lambda x: x is None or isinstance(x, bool) or POSITIVE.holds(x),
+_CLIP_REWARDS = Validator(
+    lambda x: x is None or isinstance(x, bool) or POSITIVE.is_valid(x),
     "None, True, False or a number > 0",
 )
-_KEY = Rule(lambda x: isinstance(x, str) and x != "", "a non-empty text")
+_NON_EMPTY_STRING = Validator(lambda x: isinstance(x, str) and x != "", "a non-empty text")
 _TASK_FN = function("a function (result, env, env_context) -> task").or_none()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment(Section):
+class EnvironmentSettings(Section):
     """The environment."""
 
     env: Any = setting(None, _ENV)  # name, "package.module:Class", environment class or None
     env_config: Mapping[str, Any] = setting({}, DICT, merge=Merge.DEEP)  # for the env's creator
     observation_space: gym.Space[Any] | None = setting(None, _SPACE)  # None: the environment's
     action_space: gym.Space[Any] | None = setting(None, _SPACE)  # None: the environment's
-    clip_rewards: bool | float | None = setting(None, _CLIP)  # True: their sign; x: to [-x, x]
+    clip_rewards: bool | float | None = setting(
+        None, _CLIP_REWARDS
+    )  # True: their sign; x: to [-x, x]
     normalize_actions: bool = setting(True, BOOL)  # act in [-1, 1], mapped to the Box's bounds
     clip_actions: bool = setting(False, BOOL)  # if not normalised: to the Box's bounds
     disable_env_checking: bool = setting(False, BOOL)
-    action_mask_key: str = setting(MASK, _KEY)  # others only with a custom model
+    action_mask_key: str = setting(MASK, _NON_EMPTY_STRING)  # others only with a custom model
     env_task_fn: Callable[..., Any] | None = setting(None, _TASK_FN)  # returns the next task
 
 
@@ -74,149 +76,162 @@ CONNECTORS: dict[str, Any] = {
 """Settings that are lists of connectors, and the classes of these."""
 
 
-def connector_state(name: str, kind: type[Connector], given: Any) -> list[Any]:
+def encode_connector(name: str, connector_class: type[Connector], value: Any) -> list[Any]:
     """Returns the JSON state of a connector, as stored in configs and checkpoints.
 
     Raises:
         ConfigError: if it is neither a connector of that class nor its state.
     """
-    is_state = isinstance(given, list | tuple) and len(given) == 2
-    made = restore(given[0], given[1], kind) if is_state else given
-    rule = f"a list of {kind.__name__} objects or of their states [name, arguments]"
-    check(isinstance(made, kind), name, rule, given)
-    return list(made.to_state())
+    is_state = isinstance(value, list | tuple) and len(value) == 2
+    connector = restore(value[0], value[1], connector_class) if is_state else value
+    rule = f"a list of {connector_class.__name__} objects or of their states [name, arguments]"
+    check(isinstance(connector, connector_class), name, rule, value)
+    return list(connector.to_state())
 
 
-def connector_states(name: str, kind: type[Connector], listed: Sequence[object]) -> list[list[Any]]:
-    """Returns the JSON states of a list of connectors; see `connector_state`.
+def encode_connectors(
+    name: str, connector_class: type[Connector], values: Sequence[object]
+) -> list[list[Any]]:
+    """Returns the JSON states of a list of connectors; see `encode_connector`.
 
     Raises:
         ConfigError: if it is not a list of such connectors.
     """
-    check(isinstance(listed, list | tuple), name, "a list of connectors", listed)
-    return [connector_state(name, kind, given) for given in listed]
+    check(isinstance(values, list | tuple), name, "a list of connectors", values)
+    return [encode_connector(name, connector_class, value) for value in values]
 
 
 _BATCH_MODE = one_of("truncate_episodes", "complete_episodes")
-_COMPRESSION = Rule(lambda x: is_one_of(x, True, False, "bulk"), "a bool, 'bulk'")
-_FILTER = Rule(
-    lambda x: FILTER.holds(x) or callable(x), f"{FILTER.words}, or f(shape) that returns a filter"
+_COMPRESSION = Validator(lambda x: is_one_of(x, True, False, "bulk"), "a bool, 'bulk'")
+_FILTER = Validator(
+    lambda x: FILTER_RULE.is_valid(x) or callable(x),
+    f"{FILTER_RULE.description}, or f(shape) that returns a filter",
 )
-_COEF = Rule(lambda x: is_number(x) and 0 < x <= 1, "a number in (0, 1]").or_none()
+_EMA_COEFFICIENT = Validator(lambda x: is_number(x) and 0 < x <= 1, "a number in (0, 1]").or_none()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollouts(Section):
+class RolloutSettings(Section):
     """Collection of experience."""
 
-    num_rollout_workers: int = setting(0, count(0))  # 0: in this process
-    num_envs_per_worker: int = setting(1, COUNT)  # environments stepped together by a worker
-    env_processes: int = setting(0, count(0))  # that run them; 0: in the worker's process
-    rollout_fragment_length: int | str = setting(200, COUNT_OR_AUTO)  # rows per env and sample()
+    num_rollout_workers: int = setting(0, int_at_least(0))  # 0: in this process
+    num_envs_per_worker: int = setting(1, POSITIVE_INT)  # environments stepped together by a worker
+    env_processes: int = setting(0, int_at_least(0))  # that run them; 0: in the worker's process
+    rollout_fragment_length: int | str = setting(
+        200, POSITIVE_INT_OR_AUTO
+    )  # rows per env and sample()
     batch_mode: str = setting("truncate_episodes", _BATCH_MODE)
     compress_observations: bool | str = setting(False, _COMPRESSION)  # True: rows; "bulk": columns
     observation_filter: Any = setting("NoFilter", _FILTER)  # running statistics, or a custom filter
     agent_connectors: Sequence[Any] = ()  # connectors or their states; each policy gets a copy
     action_connectors: Sequence[Any] = ()  # for actions; policies may override both
     # scales training rewards by running statistics of rewards or ("ReturnStdFilter") returns
-    reward_filter: str = setting("NoFilter", REWARD_FILTER)
+    reward_filter: str = setting("NoFilter", REWARD_FILTER_RULE)
     update_worker_filter_stats: bool = setting(True, BOOL)  # workers get the merged statistics
     use_worker_filter_stats: bool = setting(True, BOOL)  # workers' statistics are merged
     enable_connectors: bool = setting(True, BOOL)  # False: connector lists must be empty
     create_env_on_local_worker: bool = setting(False, BOOL)  # even with remote workers
     validate_workers_after_construction: bool = setting(True, BOOL)  # failures are errors
-    sampler_perf_stats_ema_coef: float | None = setting(None, _COEF)  # None: means of all steps
+    sampler_perf_stats_ema_coef: float | None = setting(
+        None, _EMA_COEFFICIENT
+    )  # None: means of all steps
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, kind in CONNECTORS.items():
-            states = connector_states(name, kind, getattr(self, name))
+        for name, connector_class in CONNECTORS.items():
+            states = encode_connectors(name, connector_class, getattr(self, name))
             object.__setattr__(self, name, tuple(states))
 
 
 def _is_model(model: Setting) -> bool:
     """Returns whether a model is given as a dict; also checks its settings."""
     if isinstance(model, Mapping):
-        model_settings(model)
+        complete_model_config(model)
     return isinstance(model, Mapping)
 
 
-def _model_hint(model: Setting) -> str:
+def _suggest_model(model: Setting) -> str:
     if isinstance(model, list | tuple):
         return " (layers go into keras.Sequential([...]))"
     return " (a file is read by keras.models.load_model)" if isinstance(model, str) else ""
 
 
-def _as_model(given: Setting) -> Any:
+def _normalize_model(model: Setting) -> Any:
     """Wraps a model or a model factory in a dict of settings."""
-    is_own = callable(given) and not isinstance(given, Mapping)
-    return {"custom_model": given} if is_own else given
+    is_model_or_factory = callable(model) and not isinstance(model, Mapping)
+    return {"custom_model": model} if is_model_or_factory else model
 
 
-SCHEDULE = Rule(is_schedule, "a list [[timestep, value], ...] with increasing timesteps").or_none()
+SCHEDULE = Validator(
+    is_schedule, "a list [[timestep, value], ...] with increasing timesteps"
+).or_none()
 
 
-def _changes(rate: Setting) -> bool:
+def _is_schedule_or_function(rate: Setting) -> bool:
     """Returns whether a learning rate is a schedule or a function of the step."""
     return isinstance(rate, Mapping) or callable(rate)
 
 
-_RATE = Rule(
-    lambda x: _changes(x) or AMOUNT.holds(x),
+_RATE = Validator(
+    lambda x: _is_schedule_or_function(x) or NON_NEGATIVE.is_valid(x),
     "a number >= 0, a function of environment steps or a Keras LearningRateSchedule",
-    rate_hint,
+    suggest_learning_rate,
 )
-_LIMIT = Rule(POSITIVE.or_none().holds, "None or > 0")
+_LIMIT = Validator(POSITIVE.or_none().is_valid, "None or > 0")
 _NORM = one_of("global_norm", "norm", "value")
-_MODEL = Rule(_is_model, "a dict, a keras.Model or a factory of one", _model_hint)
-_TYPED = Rule(
-    lambda x: DICT.holds(x) and isinstance(x.get("type"), Hashable),
+_MODEL = Validator(_is_model, "a dict, a keras.Model or a factory of one", _suggest_model)
+_DICT_WITH_TYPE = Validator(
+    lambda x: DICT.is_valid(x) and isinstance(x.get("type"), Hashable),
     "a dict {'type': a name or a class, ...}",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Section):
+class TrainingSettings(Section):
     """Training settings shared by all algorithms."""
 
-    gamma: float = setting(0.99, UNIT)  # discount per environment step
+    gamma: float = setting(0.99, FRACTION)  # discount per environment step
     # number, f(environment steps) or a Keras LearningRateSchedule
-    lr: Any = setting(0.001, _RATE, kept=described_schedule)
+    lr: Any = setting(0.001, _RATE, normalize=normalize_schedule)
     lr_schedule: Any = setting(None, SCHEDULE)  # [[timestep, lr], ...], piecewise linear
     grad_clip: float | None = setting(None, _LIMIT)  # None: no limit
     grad_clip_by: str = setting("global_norm", _NORM)  # all variables, each, each entry
-    train_batch_size: int = setting(32, COUNT)  # rows of one training step
-    model: Mapping[str, Any] = setting(MODEL_DEFAULTS, _MODEL, merge=Merge.KEYS, kept=_as_model)
-    optimizer: Mapping[str, Any] = setting({}, _TYPED, merge=Merge.KEYS)  # {"type": "adam", ...}
-    max_requests_in_flight_per_sampler_worker: int = setting(2, COUNT)  # parallel requests
+    train_batch_size: int = setting(32, POSITIVE_INT)  # rows of one training step
+    model: Mapping[str, Any] = setting(
+        MODEL_DEFAULTS, _MODEL, merge=Merge.KEYS, normalize=_normalize_model
+    )
+    optimizer: Mapping[str, Any] = setting(
+        {}, _DICT_WITH_TYPE, merge=Merge.KEYS
+    )  # {"type": "adam", ...}
+    max_requests_in_flight_per_sampler_worker: int = setting(2, POSITIVE_INT)  # parallel requests
 
     def __post_init__(self) -> None:
-        for name, given in (("lr", self.lr), ("optimizer", self.optimizer)):
-            instead = optimizer_settings(given)
-            if instead is not None:
+        for name, value in (("lr", self.lr), ("optimizer", self.optimizer)):
+            suggestion = describe_optimizer(value)
+            if suggestion is not None:
                 raise ConfigError(
                     f"{name} cannot be an optimizer object, since each policy creates its own "
-                    f"optimizer; got {type(given).__name__}(...). Write training({instead})."
+                    f"optimizer; got {type(value).__name__}(...). Write training({suggestion})."
                 )
         super().__post_init__()
         rule = "left out if lr is a schedule itself"
-        fits = self.lr_schedule is None or not _changes(self.lr)
-        check(fits, "lr_schedule", rule, self.lr_schedule)
+        is_consistent = self.lr_schedule is None or not _is_schedule_or_function(self.lr)
+        check(is_consistent, "lr_schedule", rule, self.lr_schedule)
 
 
-_SESSION = Rule(DICT.holds, "a dict of ConfigProto fields")
-_FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", *WAYS)
-_JIT = Rule(lambda x: is_one_of(x, True, False, "auto"), "True, False or 'auto'")
+_SESSION = Validator(DICT.is_valid, "a dict of ConfigProto fields")
+_FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", *ACTING_RUNTIMES)
+_JIT = Validator(lambda x: is_one_of(x, True, False, "auto"), "True, False or 'auto'")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framework(Section):
+class FrameworkSettings(Section):
     """Runtime of policies."""
 
     # "tf2": traced functions; "tf": graph mode, for policies without an explicit class
-    framework: str = setting("tf2", _FRAMEWORK, kept=lambda x: "tf2" if x is None else x)
+    framework: str = setting("tf2", _FRAMEWORK, normalize=lambda x: "tf2" if x is None else x)
     eager_tracing: bool = setting(True, BOOL)  # False: eager, for debugging
-    eager_max_retraces: int | None = setting(20, count(0).or_none())  # per function
+    eager_max_retraces: int | None = setting(20, int_at_least(0).or_none())  # per function
     inference: str = setting("auto", _INFERENCE)  # for acting; "auto": the faster one
     jit_compile: bool | str = setting("auto", _JIT)  # learning compiled by XLA
     tf_session_args: Mapping[str, Any] = setting(  # of sessions in graph mode
@@ -236,10 +251,10 @@ class Framework(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exploration(Section):
+class ExplorationSettings(Section):
     """Exploration: whether and how actions are sampled."""
 
     explore: bool = setting(True, BOOL)
     exploration_config: Mapping[str, Any] = setting(
-        {"type": "StochasticSampling"}, _TYPED, merge=Merge.TYPED
+        {"type": "StochasticSampling"}, _DICT_WITH_TYPE, merge=Merge.TYPED
     )

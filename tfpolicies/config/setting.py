@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.config.read_only import copied, is_dict, merged
+from tfpolicies.config.read_only import copy_containers, is_dict, merge_dicts
 from tfpolicies.errors import ConfigError, show_value
-from tfpolicies.rules import Rule, is_one_of
+from tfpolicies.rules import Validator, is_one_of
 from tfpolicies.type_aliases import Setting
 
 
@@ -27,10 +27,10 @@ class Merge(enum.Enum):
 
 def setting(
     default: Setting,
-    rule: Rule | None = None,
+    rule: Validator | None = None,
     *,
     merge: Merge | None = None,
-    kept: Callable[[Any], Any] | None = None,
+    normalize: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Returns the dataclass field of a setting.
 
@@ -42,35 +42,38 @@ def setting(
         merge: how a given dict is merged into the current one; it replaces it by default.
         normalize: converts a given value to its stored form.
     """
-    every = {"rule": rule, "merge": merge, "kept": kept}
-    told = {name: value for name, value in every.items() if value is not None}
+    arguments = {"rule": rule, "merge": merge, "kept": normalize}
+    metadata = {name: value for name, value in arguments.items() if value is not None}
     if isinstance(default, dict | list):
-        shared = copied(default)  # shared by all sections, which never modify it
-        return field(default_factory=lambda: shared, metadata=told)
-    return field(default=default, metadata=told)
+        shared = copy_containers(default)  # shared by all sections, which never modify it
+        return field(default_factory=lambda: shared, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @functools.cache
 def get_metadata(section: type) -> Mapping[str, Mapping[str, Any]]:
     """Returns the arguments of `setting` for each setting of a section, by name."""
     result: dict[str, Mapping[str, Any]] = {}
-    for kind in reversed(section.__mro__):
-        for each in vars(kind).get("__dataclass_fields__", {}).values():
-            result[each.name] = {**result.get(each.name, {}), **each.metadata}
+    for base in reversed(section.__mro__):
+        for dataclass_field in vars(base).get("__dataclass_fields__", {}).values():
+            result[dataclass_field.name] = {
+                **result.get(dataclass_field.name, {}),
+                **dataclass_field.metadata,
+            }
     return result
 
 
 @functools.cache
-def _rules(section: type) -> list[tuple[str, Rule, Any]]:
+def _get_rules(section: type) -> list[tuple[str, Validator, Any]]:
     """Returns name, rule and validated default of the settings of a section with rules."""
     rules = []
-    for each in fields(section):
-        rule = get_metadata(section)[each.name].get("rule")
+    for dataclass_field in fields(section):
+        rule = get_metadata(section)[dataclass_field.name].get("rule")
         if rule is not None:
-            make = each.default_factory
-            default = each.default if make is MISSING else make()
-            require(each.name, rule, default)
-            rules.append((each.name, rule, default))
+            factory = dataclass_field.default_factory
+            default = dataclass_field.default if factory is MISSING else factory()
+            require(dataclass_field.name, rule, default)
+            rules.append((dataclass_field.name, rule, default))
     return rules
 
 
@@ -83,18 +86,18 @@ class Section:
     """
 
     def __post_init__(self) -> None:
-        kind: type = type(self)
-        for name, rule, default in _rules(kind):
+        section_class: type = type(self)
+        for name, rule, default in _get_rules(section_class):
             value = getattr(self, name)
             if value is not default:  # saves time: configs change often
                 require(name, rule, value)
 
 
-def require(name: str, rule: Rule, value: object) -> None:
+def require(name: str, rule: Validator, value: object) -> None:
     """Raises a `ConfigError` with name, rule and value, unless the value fulfils the rule."""
-    if not rule.holds(value):
+    if not rule.is_valid(value):
         hint = rule.hint(value)
-        raise ConfigError(f"{name} must be {rule.words}{hint}, got {show_value(value)}.")
+        raise ConfigError(f"{name} must be {rule.description}{hint}, got {show_value(value)}.")
 
 
 def check(condition: bool, name: str, rule: str, value: object) -> None:
@@ -103,7 +106,7 @@ def check(condition: bool, name: str, rule: str, value: object) -> None:
         raise ConfigError(f"{name} must be {rule}, got {show_value(value)}.")
 
 
-def taken(told: Mapping[str, Any], present: Setting, value: Setting) -> Any:
+def merge_value(metadata: Mapping[str, Any], current: Setting, value: Setting) -> Any:
     """Returns a given value in its stored form, merged into the current value for dicts.
 
     NumPy numbers become Python numbers, and a whole float becomes an integer if the rule requires
@@ -114,28 +117,28 @@ def taken(told: Mapping[str, Any], present: Setting, value: Setting) -> Any:
         current: the current value.
         value: the given value.
     """
-    merge = told.get("merge", Merge.REPLACE)
-    value = _as_python(value)
+    merge = metadata.get("merge", Merge.REPLACE)
+    value = _to_python(value)
     if merge in (Merge.KEYS, Merge.TYPED) and is_dict(value):
-        value = {key: _as_python(part) for key, part in value.items()}
-    rule = told.get("rule")
+        value = {key: _to_python(part) for key, part in value.items()}
+    rule = metadata.get("rule")
     if isinstance(value, float) and value.is_integer() and rule is not None:
         value = int(value) if rule.holds(int(value)) and not rule.holds(value) else value
-    if "kept" in told:
-        value = told["kept"](value)
+    if "kept" in metadata:
+        value = metadata["kept"](value)
     if merge is Merge.REPLACE or not isinstance(value, Mapping):
-        return copied(value)
-    base = present if isinstance(present, Mapping) else {}
-    kind = base.get("type")
-    if merge is Merge.TYPED and not is_one_of(value.get("type", kind), kind):
+        return copy_containers(value)
+    base = current if isinstance(current, Mapping) else {}
+    current_type = base.get("type")
+    if merge is Merge.TYPED and not is_one_of(value.get("type", current_type), current_type):
         base = {}
-    return copied(merged(base, value, deep=merge is Merge.DEEP))
+    return copy_containers(merge_dicts(base, value, deep=merge is Merge.DEEP))
 
 
-def _as_python(value: Setting) -> Any:
+def _to_python(value: Setting) -> Any:
     """Converts NumPy scalars to Python numbers, also in lists and tuples."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(map(_as_python, value))
+        return type(value)(map(_to_python, value))
     return value

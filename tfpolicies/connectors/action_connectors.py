@@ -9,7 +9,7 @@ import numpy as np
 from tfpolicies.connectors.connector import ActionConnector, ActionStep, register_connector
 from tfpolicies.errors import UsageError
 from tfpolicies.models.action_mapping import ActionMapping
-from tfpolicies.models.spaces import Leaf, is_float_box, leaves, nest, pick
+from tfpolicies.models.spaces import Leaf, get_at_path, is_float_box, leaves, unflatten
 
 
 class _LeafwiseActions(ActionConnector):
@@ -19,16 +19,18 @@ class _LeafwiseActions(ActionConnector):
         arrays = []
         for leaf in leaves(self.space):
             try:
-                actions = np.asarray(pick(step.actions, leaf.path))
+                actions = np.asarray(get_at_path(step.actions, leaf.path))
             except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise UsageError(_mismatch(leaf, type(step.actions).__name__)) from error
+                raise UsageError(
+                    _make_mismatch_message(leaf, type(step.actions).__name__)
+                ) from error
             if actions.shape[1:] != leaf.shape or actions.ndim == 0:
-                raise UsageError(_mismatch(leaf, f"shape {actions.shape}"))
-            arrays.append(self._mapped(leaf, actions))
-        return step._replace(actions=nest(self.space, arrays))
+                raise UsageError(_make_mismatch_message(leaf, f"shape {actions.shape}"))
+            arrays.append(self._map_leaf(leaf, actions))
+        return step._replace(actions=unflatten(self.space, arrays))
 
     @abc.abstractmethod
-    def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
+    def _map_leaf(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
         """Returns the mapped actions `[N, *leaf.shape]` of one leaf."""
 
 
@@ -36,7 +38,7 @@ class _LeafwiseActions(ActionConnector):
 class ClipActions(_LeafwiseActions):
     """Clips float Boxes of actions to their bounds; other leaves stay unchanged."""
 
-    def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
+    def _map_leaf(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
         if not is_float_box(leaf.space):
             return actions
         return ActionMapping(leaf.space, normalize=False, clip=True).leaf_to_env(leaf, actions)
@@ -51,14 +53,14 @@ class UnsquashActions(_LeafwiseActions):
     is finite.
     """
 
-    def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
+    def _map_leaf(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
         return ActionMapping(leaf.space, normalize=True, clip=False).leaf_to_env(leaf, actions)
 
 
-def _mismatch(leaf: Leaf, got: str) -> str:
-    wanted = ", ".join(("N", *map(str, leaf.shape)))
+def _make_mismatch_message(leaf: Leaf, received: str) -> str:
+    shape = ", ".join(("N", *map(str, leaf.shape)))
     where = f" at {'/'.join(leaf.path)!r}" if leaf.path else ""
     return (
-        f"Actions must be nested as the action space, with arrays [{wanted}]{where}, but got "
-        f"{got}. Give one action a batch axis."
+        f"Actions must be nested as the action space, with arrays [{shape}]{where}, but got "
+        f"{received}. Give one action a batch axis."
     )

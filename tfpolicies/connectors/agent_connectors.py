@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from tfpolicies.connectors.connector import AgentConnector, AgentStep, register_connector
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.preprocessed import preprocess
-from tfpolicies.models.spaces import batch_leaves, has_mask, leaves, nest
+from tfpolicies.models.preprocessed import flatten_observations
+from tfpolicies.models.spaces import batch_leaves, has_mask, leaves, unflatten
 from tfpolicies.rules import FINITE
 
 
@@ -24,9 +24,9 @@ class ObservationConnector(AgentConnector):
 
     def observation_space(self, space: spaces.Space) -> spaces.Space:
         if not has_mask(space):
-            return self._seen_space(space)
+            return self._transform_space(space)
         parts = [
-            (key, self._seen_space(part) if key == "observations" else part)
+            (key, self._transform_space(part) if key == "observations" else part)
             for key, part in space.items()  # type: ignore[attr-defined]
         ]
         return spaces.Dict(parts)
@@ -35,18 +35,20 @@ class ObservationConnector(AgentConnector):
         space, obs = self.space, step.obs
         arrays = batch_leaves(leaves(space), obs, "obs")
         if not has_mask(space):
-            return step._replace(obs=self._seen(space, arrays, step))
-        nested = nest(space, arrays)
-        inner = space["observations"]  # type: ignore[index]
-        below = batch_leaves(leaves(inner), nested["observations"], "obs")
-        return step._replace(obs={**nested, "observations": self._seen(inner, below, step)})
+            return step._replace(obs=self._transform(space, arrays, step))
+        nested = unflatten(space, arrays)
+        obs_space = space["observations"]  # type: ignore[index]
+        obs_arrays = batch_leaves(leaves(obs_space), nested["observations"], "obs")
+        return step._replace(
+            obs={**nested, "observations": self._transform(obs_space, obs_arrays, step)}
+        )
 
     @abc.abstractmethod
-    def _seen_space(self, space: spaces.Space) -> spaces.Space:
+    def _transform_space(self, space: spaces.Space) -> spaces.Space:
         """Returns the space of the transformed observations of `space`."""
 
     @abc.abstractmethod
-    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+    def _transform(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
         """Transforms observations, given as one array `[N, *leaf.shape]` per leaf of `space`."""
 
 
@@ -78,7 +80,7 @@ class ClipReward(AgentConnector):
     changes_observations = False
 
     def __init__(self, sign: bool = False, limit: float | None = None) -> None:
-        if not isinstance(sign, bool) or not (limit is None or FINITE.holds(limit)):
+        if not isinstance(sign, bool) or not (limit is None or FINITE.is_valid(limit)):
             raise ConfigError(
                 f"ClipReward takes a bool and a number, but got sign={sign!r}, limit={limit!r}."
             )
@@ -114,7 +116,7 @@ class ClipObservations(ObservationConnector):
     """
 
     def __init__(self, low: float, high: float) -> None:
-        if not (FINITE.holds(low) and FINITE.holds(high) and low < high):
+        if not (FINITE.is_valid(low) and FINITE.is_valid(high) and low < high):
             raise ConfigError(
                 "ClipObservations needs finite numbers `low` < `high`, but got "
                 f"low={low!r}, high={high!r}."
@@ -125,21 +127,21 @@ class ClipObservations(ObservationConnector):
     def params(self) -> dict[str, Any]:
         return {"low": self.low, "high": self.high}
 
-    def _seen_space(self, space: spaces.Space) -> spaces.Space:
-        return map_boxes(space, self._clipped_box)
+    def _transform_space(self, space: spaces.Space) -> spaces.Space:
+        return map_boxes(space, self._clip_box)
 
-    def _clipped_box(self, box: spaces.Box) -> spaces.Box:
+    def _clip_box(self, box: spaces.Box) -> spaces.Box:
         if not np.issubdtype(box.dtype, np.floating):
             return box
         low, high = (np.clip(bound, self.low, self.high) for bound in (box.low, box.high))
         return spaces.Box(low, high, dtype=box.dtype)
 
-    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+    def _transform(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
         clipped = [
             np.clip(array, self.low, self.high) if array.dtype == np.float32 else array
             for array in arrays
         ]
-        return nest(space, clipped)
+        return unflatten(space, clipped)
 
 
 @register_connector
@@ -150,10 +152,10 @@ class FlattenObservations(ObservationConnector):
     value outside its discrete space raises an ObservationError.
     """
 
-    def _seen_space(self, space: spaces.Space) -> spaces.Space:
+    def _transform_space(self, space: spaces.Space) -> spaces.Space:
         leaves(space)  # raises for spaces without arrays of fixed shapes
         flat: Any = spaces.flatten_space(space)
         return spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
 
-    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
-        return preprocess(leaves(space), arrays)
+    def _transform(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+        return flatten_observations(leaves(space), arrays)

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from tfpolicies.errors import ConfigError, UsageError, near_matches
+from tfpolicies.errors import ConfigError, UsageError, suggest_similar_names
 from tfpolicies.type_aliases import Json
 
 
@@ -102,7 +102,7 @@ class Connector(abc.ABC):
         """
 
     @property
-    def remembers(self) -> bool:
+    def is_stateful(self) -> bool:
         """True if it keeps data of running episodes, that is, if its class overrides `reset`."""
         return type(self).reset is not Connector.reset
 
@@ -121,10 +121,10 @@ class Connector(abc.ABC):
         Raises:
             ConfigError: if they are not this class's arguments.
         """
-        known = list(inspect.signature(cls).parameters)
-        if not isinstance(params, Mapping) or not set(params) <= set(known):
+        names = list(inspect.signature(cls).parameters)
+        if not isinstance(params, Mapping) or not set(params) <= set(names):
             raise ConfigError(
-                f"The state of {cls.__name__} must be a dict with keys of {known}, but got "
+                f"The state of {cls.__name__} must be a dict with keys of {names}, but got "
                 f"{params!r}. Restore what `to_state` returned."
             )
         try:
@@ -153,7 +153,7 @@ class AgentConnector(Connector):
     @abc.abstractmethod
     def __call__(self, step: AgentStep) -> AgentStep: ...
 
-    def alone(self, step: AgentStep) -> AgentStep:
+    def apply_without_update(self, step: AgentStep) -> AgentStep:
         """Transforms rows that do not belong to a sampled episode, without learning from them."""
         return self(step)
 
@@ -187,17 +187,17 @@ def register_connector(cls: _Class) -> _Class:
     """
     if not (isinstance(cls, type) and issubclass(cls, Connector)):
         raise UsageError(f"Only subclasses of Connector can be registered, but got {cls!r}.")
-    other = _REGISTRY.get(cls.__name__, cls)
-    if other.__module__ != cls.__module__ or other.__qualname__ != cls.__qualname__:
+    registered = _REGISTRY.get(cls.__name__, cls)
+    if registered.__module__ != cls.__module__ or registered.__qualname__ != cls.__qualname__:
         raise UsageError(
             f"The connector {cls.__name__!r} is registered already, as "
-            f"{other.__module__}.{other.__qualname__}. Rename the new class."
+            f"{registered.__module__}.{registered.__qualname__}. Rename the new class."
         )
     _REGISTRY[cls.__name__] = cls
     return cls
 
 
-def restore(name: Json, state: Json, kind: type[Connector] = Connector) -> Connector:
+def restore(name: Json, state: Json, base_class: type[Connector] = Connector) -> Connector:
     """Returns a new connector, not connected yet, from the result of `to_state`.
 
     Args:
@@ -212,10 +212,12 @@ def restore(name: Json, state: Json, kind: type[Connector] = Connector) -> Conne
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ConfigError(
             f"There is no connector {name!r}; registered are {sorted(_REGISTRY)}."
-            f"{near_matches(name, _REGISTRY)} Import the module that defines it, decorated with "
+            f"{suggest_similar_names(name, _REGISTRY)} Import the module that defines it, decorated with "
             "`@register_connector`."
         )
-    found = _REGISTRY[name]
-    if not issubclass(found, kind):
-        raise ConfigError(f"The connector {name!r} is not an {kind.__name__}; give one of those.")
-    return found.from_params(state)
+    connector_class = _REGISTRY[name]
+    if not issubclass(connector_class, base_class):
+        raise ConfigError(
+            f"The connector {name!r} is not an {base_class.__name__}; give one of those."
+        )
+    return connector_class.from_params(state)

@@ -12,7 +12,14 @@ from gymnasium import spaces
 from tfpolicies.connectors.agent_connectors import ObservationConnector, map_boxes
 from tfpolicies.connectors.connector import AgentStep, register_connector
 from tfpolicies.errors import ConfigError, ObservationError
-from tfpolicies.models.spaces import batch_leaves, has_mask, is_float_box, leaves, nest, pick
+from tfpolicies.models.spaces import (
+    batch_leaves,
+    get_at_path,
+    has_mask,
+    is_float_box,
+    leaves,
+    unflatten,
+)
 
 
 @register_connector
@@ -36,9 +43,9 @@ class OwnFilter(ObservationConnector):
         ConfigError: if `make` cannot be called.
 
     >>> def halves(shape):
-    ...     return lambda observation, update: observation / 2
+    ...     return lambda observation, apply_optimizer: observation / 2
     >>> half = OwnFilter(halves)
-    >>> half.connect(spaces.Box(-1.0, 1.0, (1,)))
+    >>> half.add_policy(spaces.Box(-1.0, 1.0, (1,)))
     Box(-inf, inf, (1,), float32)
     >>> half(AgentStep(np.array([[1.0], [-1.0]], np.float32), np.arange(2))).obs.tolist()
     [[0.5], [-0.5]]
@@ -55,7 +62,7 @@ class OwnFilter(ObservationConnector):
         self._make = make
         self._name = name or getattr(make, "__qualname__", type(make).__name__)
         self._updates = updates
-        self._unshared = 0  # observations that other workers do not have
+        self._num_pending = 0  # observations that other workers do not have
         self.filter: Any = None
 
     def params(self) -> dict[str, Any]:
@@ -63,38 +70,41 @@ class OwnFilter(ObservationConnector):
 
     def connect(self, space: spaces.Space) -> spaces.Space:
         if self.filter is None and self._make is not None:
-            inner: Any = space["observations"] if has_mask(space) else space  # type: ignore[index]
-            shapes = [leaf.shape if is_float_box(leaf.space) else None for leaf in leaves(inner)]
-            self.filter = self._make(nest(inner, shapes))
+            obs_space: Any = space["observations"] if has_mask(space) else space  # type: ignore[index]
+            shapes = [
+                leaf.shape if is_float_box(leaf.space) else None for leaf in leaves(obs_space)
+            ]
+            self.filter = self._make(unflatten(obs_space, shapes))
         return super().connect(space)
 
-    def alone(self, step: AgentStep) -> AgentStep:
-        before, self._updates = self._updates, False
+    def apply_without_update(self, step: AgentStep) -> AgentStep:
+        updates, self._updates = self._updates, False
         try:
             return self(step)
         finally:
-            self._updates = before
+            self._updates = updates
 
-    def _seen_space(self, space: spaces.Space) -> spaces.Space:
-        return map_boxes(space, _unbounded)
+    def _transform_space(self, space: spaces.Space) -> spaces.Space:
+        return map_boxes(space, _remove_bounds)
 
-    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+    def _transform(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
         if self.filter is None:
             raise ConfigError(
                 f"The observation_filter {self._name!r} is your function, which no file contains. "
                 "Set it in the config again: rollouts(observation_filter=...)."
             )
         rows = [
-            self.filter(nest(space, [leaf[i] for leaf in arrays]), update=self._updates)
+            self.filter(unflatten(space, [leaf[i] for leaf in arrays]), update=self._updates)
             for i in range(len(arrays[0]))
         ]
-        self._unshared += self._updates * len(rows)
-        found = leaves(self._seen_space(space))
+        self._num_pending += self._updates * len(rows)
+        output_leaves = leaves(self._transform_space(space))
         try:
-            batch = nest(
-                space, [np.stack([pick(row, leaf.path) for row in rows]) for leaf in found]
+            batch = unflatten(
+                space,
+                [np.stack([get_at_path(row, leaf.path) for row in rows]) for leaf in output_leaves],
             )
-            return nest(space, batch_leaves(found, batch, "obs"))
+            return unflatten(space, batch_leaves(output_leaves, batch, "obs"))
         except (ObservationError, KeyError, IndexError, TypeError, ValueError) as error:
             raise ObservationError(
                 f"The observation_filter {self._name!r} must return observations of the shapes of "
@@ -106,19 +116,19 @@ class OwnFilter(ObservationConnector):
     @property
     def pending_count(self) -> int:
         """The number of observations that were not shared with other workers yet."""
-        return self._unshared
+        return self._num_pending
 
     def snapshot(self) -> OwnFilter:
         """Returns a copy with its own copy of the filter."""
-        twin = copy.copy(self)
-        twin._make = None  # not needed in other processes
-        own_copy = getattr(self.filter, "copy", None)
-        twin.filter = copy.deepcopy(self.filter) if own_copy is None else own_copy()
-        return twin
+        copied = copy.copy(self)
+        copied._make = None  # not needed in other processes
+        copy_filter = getattr(self.filter, "copy", None)
+        copied.filter = copy.deepcopy(self.filter) if copy_filter is None else copy_filter()
+        return copied
 
     def forget_pending(self) -> None:
         """Resets the filter's buffer of observations that other workers do not have."""
-        self._unshared = 0
+        self._num_pending = 0
         if hasattr(self.filter, "reset_buffer"):
             self.filter.reset_buffer()
 
@@ -135,5 +145,5 @@ class OwnFilter(ObservationConnector):
             self.filter = other.snapshot().filter
 
 
-def _unbounded(box: spaces.Box) -> spaces.Box:
+def _remove_bounds(box: spaces.Box) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, box.shape, np.float32) if is_float_box(box) else box

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from tfpolicies.batch.leaves import first_row, iterate_leaves, with_batch_axis
+from tfpolicies.batch.leaves import expand_batch_axis, get_first_row, iterate_leaves
 from tfpolicies.connectors.connector import (
     ActionConnector,
     ActionStep,
@@ -60,13 +60,13 @@ class ConnectorPipeline(Connector):
         UsageError: for a connector of the wrong class, or two of one name.
     """
 
-    kind: ClassVar[type[Connector]]
-    _told: ClassVar[set[str]] = {"connectors"}  # the allowed keys of `params`
+    connector_class: ClassVar[type[Connector]]
+    _state_keys: ClassVar[set[str]] = {"connectors"}  # the allowed keys of `params`
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
         self._connectors: tuple[Connector, ...] = ()
         self._timers: dict[str, _Timer] = {}
-        self._replace(tuple(connectors))
+        self._set_connectors(tuple(connectors))
 
     def connect(self, space: spaces.Space) -> spaces.Space:
         result = self.output_space(space)
@@ -82,11 +82,11 @@ class ConnectorPipeline(Connector):
 
     def __call__(self, step: Any) -> Any:
         for connector, timer in zip(self._connectors, self._timers.values(), strict=True):
-            given, start = step, perf_counter()
-            step = connector(given)
+            input_step, start = step, perf_counter()
+            step = connector(input_step)
             timer.seconds += perf_counter() - start
             timer.calls += 1
-            _require_step(connector, step, given)
+            _require_step(connector, step, input_step)
         return step
 
     def reset(self, env_ids: ArrayLike) -> None:
@@ -94,16 +94,16 @@ class ConnectorPipeline(Connector):
             connector.reset(env_ids)
 
     @property
-    def remembers(self) -> bool:
-        return any(connector.remembers for connector in self._connectors)
+    def is_stateful(self) -> bool:
+        return any(connector.is_stateful for connector in self._connectors)
 
-    def require_no_memory(self) -> None:
+    def require_stateless(self) -> None:
         """Checks that the pipeline can process a single row outside a running episode.
 
         Raises:
             UsageError: if a connector keeps data of running episodes.
         """
-        names = [connector.name for connector in self._connectors if connector.remembers]
+        names = [connector.name for connector in self._connectors if connector.is_stateful]
         if names:
             raise UsageError(
                 f"{', '.join(names)} needs a whole episode, step by step, not one row of it. Play "
@@ -131,7 +131,7 @@ class ConnectorPipeline(Connector):
         """Inserts a connector before the one at `index`."""
         connectors = list(self._connectors)
         connectors.insert(index, connector)
-        self._replace(tuple(connectors))
+        self._set_connectors(tuple(connectors))
 
     def insert_before(self, name: str, connector: Connector) -> None:
         """Inserts a connector before the one called `name`.
@@ -139,7 +139,7 @@ class ConnectorPipeline(Connector):
         Raises:
             UsageError: if there is none.
         """
-        self.insert(self._index(name), connector)
+        self.insert(self._get_index(name), connector)
 
     def insert_after(self, name: str, connector: Connector) -> None:
         """Inserts a connector after the one called `name`.
@@ -147,7 +147,7 @@ class ConnectorPipeline(Connector):
         Raises:
             UsageError: if there is none.
         """
-        self.insert(self._index(name) + 1, connector)
+        self.insert(self._get_index(name) + 1, connector)
 
     def remove(self, name: str) -> None:
         """Removes the connector called `name`.
@@ -155,11 +155,11 @@ class ConnectorPipeline(Connector):
         Raises:
             UsageError: if there is none.
         """
-        index = self._index(name)
-        self._replace(self._connectors[:index] + self._connectors[index + 1 :])
+        index = self._get_index(name)
+        self._set_connectors(self._connectors[:index] + self._connectors[index + 1 :])
 
     def __getitem__(self, key: int | str) -> Connector:
-        return self._connectors[self._index(key) if isinstance(key, str) else key]
+        return self._connectors[self._get_index(key) if isinstance(key, str) else key]
 
     def __len__(self) -> int:
         return len(self._connectors)
@@ -177,35 +177,37 @@ class ConnectorPipeline(Connector):
         Raises:
             ConfigError: if the parameters are malformed, or the connectors do not fit the space.
         """
-        fits = isinstance(params, Mapping) and {"connectors"} <= set(params) <= cls._told
-        states = params["connectors"] if fits else None
+        is_valid = isinstance(params, Mapping) and {"connectors"} <= set(params) <= cls._state_keys
+        states = params["connectors"] if is_valid else None
         if not isinstance(states, list) or not all(map(_is_state, states)):
             raise ConfigError(
                 f"The state of {cls.__name__} must be {{'connectors': [[name, params], ...]}}, "
                 f"but got {params!r}. Restore what `to_state` returned."
             )
         try:
-            made = cls([restore(name, state, cls.kind) for name, state in states])
+            pipeline = cls([restore(name, state, cls.connector_class) for name, state in states])
             if "space" in params:
-                made.connect(decode_space(params["space"]))
+                pipeline.connect(decode_space(params["space"]))
         except (UsageError, SpaceError, CheckpointError) as error:
             raise ConfigError(f"The state of {cls.__name__} cannot be used: {error}") from error
-        return made
+        return pipeline
 
     def __repr__(self) -> str:
         return f"{self.name}({list(self._connectors)})"
 
-    def _index(self, name: str) -> int:
+    def _get_index(self, name: str) -> int:
         names = [connector.name for connector in self._connectors]
         if name not in names:
             raise UsageError(f"{self.name} has no connector {name!r}, only {names}.")
         return names.index(name)
 
-    def _replace(self, connectors: tuple[Connector, ...]) -> None:
+    def _set_connectors(self, connectors: tuple[Connector, ...]) -> None:
         for connector in connectors:
-            if not isinstance(connector, self.kind) or isinstance(connector, ConnectorPipeline):
+            if not isinstance(connector, self.connector_class) or isinstance(
+                connector, ConnectorPipeline
+            ):
                 raise UsageError(
-                    f"{self.name} takes instances of subclasses of {self.kind.__name__}, but got "
+                    f"{self.name} takes instances of subclasses of {self.connector_class.__name__}, but got "
                     f"{connector!r}."
                 )
         names = [connector.name for connector in connectors]
@@ -228,8 +230,8 @@ class ConnectorPipeline(Connector):
 class AgentConnectorPipeline(ConnectorPipeline):
     """The connectors for observations and rewards before a policy gets them."""
 
-    kind = AgentConnector
-    _told: ClassVar = {"connectors", "space"}
+    connector_class = AgentConnector
+    _state_keys: ClassVar = {"connectors", "space"}
 
     def observation_space(self, space: spaces.Space) -> spaces.Space:
         """Returns the space of the observations that the policy gets."""
@@ -241,59 +243,61 @@ class AgentConnectorPipeline(ConnectorPipeline):
         The policy itself does not know that space. Custom space classes, which JSON cannot
         represent, are omitted.
         """
-        found = super().params()
+        params = super().params()
         if self._space is not None:
             with contextlib.suppress(UnsupportedSpaceError):
-                found["space"] = encode_space(self._space)
-        return found
+                params["space"] = encode_space(self._space)
+        return params
 
-    def seen(self, observation: Structure) -> Any:
+    def transform_observation(self, observation: Structure) -> Any:
         """Transforms one observation for a policy; neither has a batch axis.
 
         Raises:
             UsageError: if a connector keeps data of running episodes.
         """
-        self.require_no_memory()
-        step = AgentStep(with_batch_axis(observation), np.zeros(1, int))
+        self.require_stateless()
+        step = AgentStep(expand_batch_axis(observation), np.zeros(1, int))
         for connector in self:
-            given, step = step, connector.alone(step)  # type: ignore[attr-defined]
-            _require_step(connector, step, given)
-        return first_row(step.obs)
+            input_step, step = step, connector.apply_without_update(step)  # type: ignore[attr-defined]
+            _require_step(connector, step, input_step)
+        return get_first_row(step.obs)
 
 
 @register_connector
 class ActionConnectorPipeline(ConnectorPipeline):
     """The connectors for a policy's actions before the environment gets them."""
 
-    kind = ActionConnector
+    connector_class = ActionConnector
 
-    def done(self, action: Structure) -> Any:
+    def transform_action(self, action: Structure) -> Any:
         """Transforms one action for the environment; neither has a batch axis.
 
         Raises:
             UsageError: if a connector keeps data of running episodes.
         """
-        self.require_no_memory()
-        return first_row(self(ActionStep(with_batch_axis(action), np.zeros(1, int))).actions)
+        self.require_stateless()
+        return get_first_row(self(ActionStep(expand_batch_axis(action), np.zeros(1, int))).actions)
 
 
 _Agent: TypeAlias = AgentConnectorPipeline | None
 _Action: TypeAlias = ActionConnectorPipeline | None
 
 
-def connector_metrics(agent: _Agent, action: _Action) -> dict[str, dict[str, float]]:
+def connector_metrics(
+    agent_pipeline: _Agent, action_pipeline: _Action
+) -> dict[str, dict[str, float]]:
     """Returns the mean times in milliseconds, as `Policy.get_connector_metrics` reports them.
 
     >>> connector_metrics(None, None)
     {'agent_connectors': {}, 'action_connectors': {}}
     """
     return {
-        "agent_connectors": {} if agent is None else agent.timers,
-        "action_connectors": {} if action is None else action.timers,
+        "agent_connectors": {} if agent_pipeline is None else agent_pipeline.timers,
+        "action_connectors": {} if action_pipeline is None else action_pipeline.timers,
     }
 
 
-def tell_left_out(what: str, agent: _Agent, action: _Action) -> None:
+def warn_skipped_connectors(subject: str, agent_pipeline: _Agent, action_pipeline: _Action) -> None:
     """Logs once which connectors an object does not include.
 
     Args:
@@ -301,26 +305,33 @@ def tell_left_out(what: str, agent: _Agent, action: _Action) -> None:
         agent_pipeline: before the policy; connectors that keep observations unchanged are ignored.
         action_pipeline: after the policy.
     """
-    names = [each.name for each in agent or () if each.changes_observations]  # type: ignore[attr-defined]
-    _tell(what, agent, names, "give it observations that have passed through them")
-    names = [each.name for each in action or ()]
-    _tell(what, action, names, "pass its actions through them before you step the environment")
+    names = [connector.name for connector in agent_pipeline or () if connector.changes_observations]  # type: ignore[attr-defined]
+    _warn_once(subject, agent_pipeline, names, "give it observations that have passed through them")
+    names = [connector.name for connector in action_pipeline or ()]
+    _warn_once(
+        subject,
+        action_pipeline,
+        names,
+        "pass its actions through them before you step the environment",
+    )
 
 
-_told: dict[str, weakref.WeakSet[ConnectorPipeline]] = defaultdict(weakref.WeakSet)
+_warned_pipelines: dict[str, weakref.WeakSet[ConnectorPipeline]] = defaultdict(weakref.WeakSet)
 
 
-def _tell(what: str, pipeline: ConnectorPipeline | None, names: list[str], advice: str) -> None:
-    if pipeline is not None and names and pipeline not in _told[what]:
-        _told[what].add(pipeline)
-        told = ", ".join(names)
-        logger.warning("%s does not include the connectors %s: %s.", what, told, advice)
+def _warn_once(
+    subject: str, pipeline: ConnectorPipeline | None, names: list[str], advice: str
+) -> None:
+    if pipeline is not None and names and pipeline not in _warned_pipelines[subject]:
+        _warned_pipelines[subject].add(pipeline)
+        listed_names = ", ".join(names)
+        logger.warning("%s does not include the connectors %s: %s.", subject, listed_names, advice)
 
 
-def pipelines_to_state(agent: _Agent, action: _Action) -> dict[str, Any]:
+def pipelines_to_state(agent_pipeline: _Agent, action_pipeline: _Action) -> dict[str, Any]:
     """Returns the JSON state of both pipelines: `connector_configs` of a policy's state."""
-    pipelines = {"agent": agent, "action": action}
-    return {key: pipe.to_state() for key, pipe in pipelines.items() if pipe is not None}
+    pipelines = {"agent": agent_pipeline, "action": action_pipeline}
+    return {key: pipeline.to_state() for key, pipeline in pipelines.items() if pipeline is not None}
 
 
 def pipelines_from_state(state: Any) -> tuple[_Agent, _Action]:
@@ -329,22 +340,28 @@ def pipelines_from_state(state: Any) -> tuple[_Agent, _Action]:
     Raises:
         ConfigError: if the state is malformed.
     """
-    kinds: dict[str, type[ConnectorPipeline]] = {
+    pipeline_classes: dict[str, type[ConnectorPipeline]] = {
         "agent": AgentConnectorPipeline,
         "action": ActionConnectorPipeline,
     }
-    found: dict[str, Any] = {}
+    pipelines: dict[str, Any] = {}
     for key, entry in state.items() if isinstance(state, Mapping) else [(None, state)]:
-        if key not in kinds or not _is_state(entry) or entry[0] != kinds[key].__name__:
+        if (
+            key not in pipeline_classes
+            or not _is_state(entry)
+            or entry[0] != pipeline_classes[key].__name__
+        ):
             raise ConfigError(
                 "`connector_configs` must be {'agent': ['AgentConnectorPipeline', params], "
                 f"'action': ['ActionConnectorPipeline', params]}}, but got {state!r}."
             )
-        found[key] = restore(entry[0], entry[1], kinds[key])
-    return found.get("agent"), found.get("action")
+        pipelines[key] = restore(entry[0], entry[1], pipeline_classes[key])
+    return pipelines.get("agent"), pipelines.get("action")
 
 
-def successor(present: _Pipeline | None, restored: _Pipeline | None) -> _Pipeline | None:
+def choose_restored_pipeline(
+    current: _Pipeline | None, restored: _Pipeline | None
+) -> _Pipeline | None:
     """Returns the pipeline to use after restoring a state.
 
     It is the present one, with its data of running episodes, if it equals the restored one, or if
@@ -353,30 +370,30 @@ def successor(present: _Pipeline | None, restored: _Pipeline | None) -> _Pipelin
     Raises:
         SpaceError: if that is not possible; the present one stays unchanged.
     """
-    if present is None or restored is None:
-        return present if restored is None else restored
-    if present.is_connected and not restored.is_connected:
-        restored.connect(present.space)
-    return present if restored.to_state() == present.to_state() else restored
+    if current is None or restored is None:
+        return current if restored is None else restored
+    if current.is_connected and not restored.is_connected:
+        restored.connect(current.space)
+    return current if restored.to_state() == current.to_state() else restored
 
 
 def _is_state(entry: Json) -> TypeGuard[Sequence[Any]]:
     return isinstance(entry, list | tuple) and len(entry) == 2
 
 
-def _require_step(connector: Connector, step: Any, given: AgentStep | ActionStep) -> None:
-    if type(step) is not type(given):
+def _require_step(connector: Connector, step: Any, input_step: AgentStep | ActionStep) -> None:
+    if type(step) is not type(input_step):
         raise UsageError(
-            f"{connector.name} must return the {type(given).__name__} that it got, changed by "
+            f"{connector.name} must return the {type(input_step).__name__} that it got, changed by "
             f"`step._replace(...)`; it returned {step!r:.60}."
         )
-    rows = len(given.env_ids)
+    rows = len(input_step.env_ids)
     counts = [np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in iterate_leaves(step[0])]
-    wrong = next((count for count in counts if count != rows), None)
-    if wrong is not None:
+    wrong_count = next((count for count in counts if count != rows), None)
+    if wrong_count is not None:
         raise UsageError(
             f"{connector.name} must return one row of {step._fields[0]} for each of the {rows} "
-            f"rows that it got; it returned {wrong}."
+            f"rows that it got; it returned {wrong_count}."
         )
     rewards = step.rewards if isinstance(step, AgentStep) else None
     if rewards is not None and np.shape(rewards) != (rows,):

@@ -10,10 +10,10 @@ import ray
 from ray import cloudpickle
 
 from tfpolicies.system.gpus import claim_process
-from tfpolicies.system.quiet import extend_paths, load_tensorflow
+from tfpolicies.system.quiet import extend_sys_path, load_tensorflow
 
 
-class HostedWorker:
+class RemoteRolloutWorker:
     """Hosts a `RolloutWorker` in a Ray actor, and calls functions with it.
 
     Args:
@@ -26,7 +26,7 @@ class HostedWorker:
     def __init__(self, threads: int, environ: Mapping[str, str], paths: Sequence[str]) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.update(environ)
-        extend_paths(paths)
+        extend_sys_path(paths)
         claim_process(only_samples=True)
         load_tensorflow()
         import tensorflow as tf
@@ -35,21 +35,21 @@ class HostedWorker:
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         self._worker: Any = None
 
-    def build(self, arguments: bytes, names: list[tuple[str, str, bytes]]) -> Any:
+    def build(self, arguments: bytes, registries: list[tuple[str, str, bytes]]) -> Any:
         """Creates the worker; returns the description of its environments.
 
         Args:
             arguments: the pickled arguments of `RolloutWorker`; unpickling may need TensorFlow.
-            registries: the result of `pack_names`.
+            registries: the result of `pack_registries`.
         """
-        from tfpolicies.distributed.messages import describe
-        from tfpolicies.distributed.names import take_names
+        from tfpolicies.distributed.messages import describe_envs
+        from tfpolicies.distributed.names import register_packed
         from tfpolicies.rollout.rollout_worker import RolloutWorker
 
-        take_names(names)
+        register_packed(registries)
         self._worker = RolloutWorker(**cloudpickle.loads(arguments))
         self._worker.flushes_filters = False
-        return describe(self._worker)
+        return describe_envs(self._worker)
 
     def call(self, func: Callable[..., Any], *args: object) -> Any:
         """Returns `func(worker, *args)`."""

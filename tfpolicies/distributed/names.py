@@ -15,7 +15,7 @@ from tfpolicies.models.registry import MODELS
 
 logger = logging.getLogger("tfpolicies")
 
-_REGISTERS: dict[str, dict[str, Any]] = {
+_REGISTRIES: dict[str, dict[str, Any]] = {
     "environment": ENVIRONMENTS,
     "model": MODELS,
     "distribution": BOX_DISTRIBUTIONS,
@@ -23,34 +23,34 @@ _REGISTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def pack_names() -> list[tuple[str, str, bytes]]:
+def pack_registries() -> list[tuple[str, str, bytes]]:
     """Returns (registry, name, pickled object) of all registered names.
 
     An object that cannot be pickled is omitted; using its name in a worker then raises an error.
     """
     packed = []
-    for register, named in _REGISTERS.items():
-        for name, value in named.items():
+    for registry, objects in _REGISTRIES.items():
+        for name, value in objects.items():
             with contextlib.suppress(Exception):
-                packed.append((register, name, cloudpickle.dumps(value)))
+                packed.append((registry, name, cloudpickle.dumps(value)))
     return packed
 
 
-def take_names(packed: list[tuple[str, str, bytes]]) -> None:
-    """Registers the result of `pack_names` from another process.
+def register_packed(packed: list[tuple[str, str, bytes]]) -> None:
+    """Registers the result of `pack_registries` from another process.
 
     Objects that cannot be imported here are skipped with a warning: a run may not need them.
     """
-    for register, name, value in packed:
+    for registry, name, pickled in packed:
         try:
-            found = cloudpickle.loads(value)
+            registered = cloudpickle.loads(pickled)
         except Exception as error:
             logger.warning(
                 "the %s %r is not available in this worker: %s. Define it in a module that workers "
                 "can import, or in the script itself.",
-                register,
+                registry,
                 name,
                 error,
             )
             continue
-        _REGISTERS[register][name] = found
+        _REGISTRIES[registry][name] = registered

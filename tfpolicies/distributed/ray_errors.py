@@ -29,7 +29,7 @@ def require_sendable(arguments: Mapping[str, Any]) -> None:
             ) from error
 
 
-def fetched(reference: ray.ObjectRef) -> tuple[Any, BaseException | None]:
+def get_result(reference: ray.ObjectRef) -> tuple[Any, BaseException | None]:
     """Returns (result, None), or (None, error)."""
     try:
         return ray.get(reference), None
@@ -37,7 +37,7 @@ def fetched(reference: ray.ObjectRef) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def reason(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Returns the reason of a worker's failure in one line."""
     if isinstance(error, RayTaskError):
         return f"{type(error.cause).__name__}: {error.cause}"
@@ -47,15 +47,15 @@ def reason(error: BaseException) -> str:
     return str(error)
 
 
-def cause(error: BaseException, index: int) -> BaseException:
+def make_local_error(error: BaseException, index: int) -> BaseException:
     """Returns the exception to raise for a worker's error: the original one, or a `WorkerError`."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-        cause = error.cause
-        if hasattr(cause, "add_note"):
-            cause.add_note(f"raised in remote worker {index}")
-        return cause
+        original = error.cause
+        if hasattr(original, "add_note"):
+            original.add_note(f"raised in remote worker {index}")
+        return original
     return WorkerError(
-        f"Remote worker {index} failed: {reason(error)}. Set "
+        f"Remote worker {index} failed: {describe_failure(error)}. Set "
         "fault_tolerance(recreate_failed_workers=True) to replace failed workers, or "
         "fault_tolerance(ignore_worker_failures=True) to continue without them."
     )

@@ -16,24 +16,29 @@ from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.distributed.hosted_worker import HostedWorker
-from tfpolicies.distributed.messages import Alignment, align
-from tfpolicies.distributed.names import pack_names, take_names
-from tfpolicies.distributed.ray_cluster import amounts, cluster
-from tfpolicies.distributed.ray_errors import cause, fetched, reason, require_sendable
-from tfpolicies.distributed.tune import needs_of_worker
+from tfpolicies.distributed.hosted_worker import RemoteRolloutWorker
+from tfpolicies.distributed.messages import WorkerSnapshot, restore_snapshot
+from tfpolicies.distributed.names import pack_registries, register_packed
+from tfpolicies.distributed.ray_cluster import cluster, get_resource_amounts
+from tfpolicies.distributed.ray_errors import (
+    describe_failure,
+    get_result,
+    make_local_error,
+    require_sendable,
+)
+from tfpolicies.distributed.tune import get_worker_resources
 from tfpolicies.errors import WorkerError
-from tfpolicies.system.gpus import GROWS
+from tfpolicies.system.gpus import GROWTH_VARIABLE
 
 logger = logging.getLogger("tfpolicies")
 
-_SLICE = 0.5  # seconds of waiting after which silent workers are probed
+_POLL_SECONDS = 0.5  # seconds of waiting after which silent workers are probed
 _PATIENCE = 45.0  # seconds after which a worker that is not ready is reported
-_GOODBYE = 3.0  # seconds that workers have to close their environments
+_STOP_TIMEOUT_SECONDS = 3.0  # seconds that workers have to close their environments
 
 
 @dataclass(eq=False)
-class _Remote:
+class _RemoteWorker:
     """One remote worker.
 
     Attributes:
@@ -47,35 +52,35 @@ class _Remote:
         probe: the reference and the start time of a health probe.
         unawaited_calls: references of calls without a consumer.
         samples: references of requested samples.
-        requests: references of calls for `take_answers`.
+        requests: references of calls for `take_requested_results`.
     """
 
     index: int
     actor: Any = None
     building: Any = None
     healthy: bool = False
-    since: float = 0.0
+    state_since: float = 0.0
     restarts: int = 0
     probe: tuple[Any, float] | None = None
-    warned: bool = False
-    notices: list[Any] = field(default_factory=list)
+    has_warned: bool = False
+    unawaited_calls: list[Any] = field(default_factory=list)
     samples: list[Any] = field(default_factory=list)
     requests: list[Any] = field(default_factory=list)
 
-    def let_go(self) -> None:
+    def kill(self) -> None:
         """Ends its process, if it has one, and drops its pending calls."""
         actor, self.actor = self.actor, None
         self.building, self.healthy, self.probe = None, False, None
-        self.notices, self.samples, self.requests = [], [], []
+        self.unawaited_calls, self.samples, self.requests = [], [], []
         if actor is not None:
             ray.kill(actor)
 
 
-class _Answer(NamedTuple):
+class _CallResult(NamedTuple):
     """The result of a call in a worker, or its error."""
 
     reference: Any
-    remote: _Remote
+    remote: _RemoteWorker
     value: Any
     error: BaseException | None
 
@@ -97,61 +102,63 @@ class RayWorkers:
     def __init__(
         self,
         count: int,
-        arguments: Callable[[int, bool], Mapping[str, Any]],
+        make_arguments: Callable[[int, bool], Mapping[str, Any]],
         config: AlgorithmConfig,
-        alignment: Callable[[], Alignment],
+        make_snapshot: Callable[[], WorkerSnapshot],
     ) -> None:
-        self._arguments = arguments
+        self._make_arguments = make_arguments
         self._config = config
-        self._alignment = alignment
+        self._make_snapshot = make_snapshot
         self.num_restarts = 0
         self._recreated: list[int] = []
-        self._failed_rounds = 0
+        self._num_failed_rounds = 0
         self._stopped = False
-        self._names = pack_names()  # registered in the workers
-        self._remotes = [_Remote(i) for i in range(1, count + 1)]
+        self._sent_registries = pack_registries()  # registered in the workers
+        self._remotes = [_RemoteWorker(i) for i in range(1, count + 1)]
         cluster.join()
         try:
             for remote in self._remotes:
                 self._start(remote, recreated=False)
-            self.descriptions = self._await(self._remotes)
+            self.descriptions = self._wait_until_built(self._remotes)
         except BaseException:
             self.stop()
             raise
 
     require_sendable = staticmethod(require_sendable)
 
-    def share_names(self) -> None:
+    def sync_registries(self) -> None:
         """Sends names that were registered in this process since the last call to the workers."""
-        packed = pack_names()
-        new = [each for each in packed if each not in self._names]
-        if new:
-            self.call(lambda worker, packed: take_names(packed), new)
-            self._names = packed
+        registries = pack_registries()
+        new_entries = [entry for entry in registries if entry not in self._sent_registries]
+        if new_entries:
+            self.call(lambda worker, packed: register_packed(packed), new_entries)
+            self._sent_registries = registries
 
     # -- starting -----------------------------------------------------------------------------
 
-    def _start(self, remote: _Remote, *, recreated: bool) -> None:
+    def _start(self, remote: _RemoteWorker, *, recreated: bool) -> None:
         config = self._config
         environ = dict(config.extra_python_environs_for_worker)
         if config.num_gpus_per_worker:
-            environ.setdefault(GROWS, "true")
+            environ.setdefault(GROWTH_VARIABLE, "true")
         else:
             environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-        kind = ray.remote(concurrency_groups={"health": 1})(HostedWorker).options(
+        actor_class = ray.remote(concurrency_groups={"health": 1})(RemoteRolloutWorker).options(
             # A private cluster has no other users, and waiting for CPUs could deadlock.
-            num_cpus=0 if cluster.is_own else config.num_cpus_per_worker,
+            num_cpus=0 if cluster.is_private else config.num_cpus_per_worker,
             num_gpus=config.num_gpus_per_worker,
             resources=dict(config.custom_resources_per_worker) or None,
             scheduling_strategy="SPREAD" if "SPREAD" in config.placement_strategy else None,
             max_restarts=0,
         )
         threads = max(1, int(config.num_cpus_per_worker))
-        remote.actor = kind.remote(threads, environ, [os.path.abspath(path) for path in sys.path])
-        arguments = cloudpickle.dumps(dict(self._arguments(remote.index, recreated)))
-        remote.building = remote.actor.build.remote(arguments, self._names)
-        remote.since = time.monotonic()
-        remote.warned = False
+        remote.actor = actor_class.remote(
+            threads, environ, [os.path.abspath(path) for path in sys.path]
+        )
+        arguments = cloudpickle.dumps(dict(self._make_arguments(remote.index, recreated)))
+        remote.building = remote.actor.build.remote(arguments, self._sent_registries)
+        remote.state_since = time.monotonic()
+        remote.has_warned = False
 
     def add(self, count: int) -> None:
         """Adds workers, waits for them, and makes them equal to the others.
@@ -159,32 +166,34 @@ class RayWorkers:
         Raises:
             Exception: the error of creating one of them.
         """
-        first = self.num_workers + 1
-        added = [_Remote(index) for index in range(first, first + count)]
-        self._remotes += added
-        for remote in added:
+        first_index = self.num_workers + 1
+        new_remotes = [_RemoteWorker(index) for index in range(first_index, first_index + count)]
+        self._remotes += new_remotes
+        for remote in new_remotes:
             self._start(remote, recreated=False)
-        self._await(added)
-        self.send(align, self._alignment(), indices=range(first, first + count))
+        self._wait_until_built(new_remotes)
+        self.call_without_waiting(
+            restore_snapshot, self._make_snapshot(), indices=range(first_index, first_index + count)
+        )
 
-    def _await(self, remotes: Collection[_Remote]) -> dict[int, Any]:
+    def _wait_until_built(self, remotes: Collection[_RemoteWorker]) -> dict[int, Any]:
         """Waits until workers are built; returns the results of `build` by index."""
-        found = {}
+        results = {}
         building = {remote.building: remote for remote in remotes}
-        for _, remote, answer, error in self._answers(building):
+        for _, remote, value, error in self._iter_results(building):
             remote.building = None
             if error is None:
                 remote.healthy = True
-                found[remote.index] = answer
-            elif self._config.validate_workers_after_construction or not self._is_lenient():
-                raise cause(error, remote.index)
+                results[remote.index] = value
+            elif self._config.validate_workers_after_construction or not self._tolerates_failures():
+                raise make_local_error(error, remote.index)
             else:
-                self._fail(remote, error)
-        if not found:
+                self._handle_failure(remote, error)
+        if not results:
             raise WorkerError(
                 f"None of {len(remotes)} remote workers could be created. The log has the reasons."
             )
-        return found
+        return results
 
     # -- status -------------------------------------------------------------------------------
 
@@ -193,7 +202,7 @@ class RayWorkers:
         """The number of workers, including those that failed."""
         return len(self._remotes)
 
-    def healthy(self) -> list[int]:
+    def get_healthy_indices(self) -> list[int]:
         """Returns the indices of the workers that work."""
         return [remote.index for remote in self._remotes if remote.healthy]
 
@@ -202,10 +211,10 @@ class RayWorkers:
         """The number of requested samples that did not arrive yet."""
         return sum(len(remote.samples) for remote in self._remotes)
 
-    def take_recreated(self) -> list[int]:
+    def pop_recreated(self) -> list[int]:
         """Returns the indices of the workers that were restarted since the last call."""
-        found, self._recreated = self._recreated, []
-        return found
+        indices, self._recreated = self._recreated, []
+        return indices
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -228,22 +237,24 @@ class RayWorkers:
             Exception: the error of `func` in the first worker that raised one. Workers that died
                 are ignored.
         """
-        found, errors = {}, []
-        for _, remote, answer, error in self._answers(self._asked(func, args, indices), timeout):
+        results, errors = {}, []
+        for _, remote, value, error in self._iter_results(
+            self._submit(func, args, indices), timeout
+        ):
             if error is None:
-                found[remote.index] = answer
+                results[remote.index] = value
             elif isinstance(error, RayTaskError):
                 errors.append((remote.index, error))
             else:
-                self._fail(remote, error)
+                self._handle_failure(remote, error)
         if errors:
             index, error = min(errors, key=lambda pair: pair[0])
-            raise cause(error, index) from error
-        return dict(sorted(found.items()))
+            raise make_local_error(error, index) from error
+        return dict(sorted(results.items()))
 
-    def _asked(
+    def _submit(
         self, func: Callable[..., Any], args: tuple, indices: Collection[int] | None
-    ) -> dict[Any, _Remote]:
+    ) -> dict[Any, _RemoteWorker]:
         shared = [ray.put(part) for part in (func, *args)]
         return {
             remote.actor.call.remote(*shared): remote
@@ -251,26 +262,28 @@ class RayWorkers:
             if remote.healthy and (indices is None or remote.index in indices)
         }
 
-    def send(
+    def call_without_waiting(
         self, func: Callable[..., Any], *args: object, indices: Collection[int] | None = None
     ) -> None:
         """Calls `func(worker, *args)` in the healthy workers without waiting, in order."""
-        for reference, remote in self._asked(func, args, indices).items():
-            remote.notices.append(reference)
+        for reference, remote in self._submit(func, args, indices).items():
+            remote.unawaited_calls.append(reference)
 
-    def references(self, func: Callable[..., Any], indices: Collection[int] | None) -> list[Any]:
+    def get_references(
+        self, func: Callable[..., Any], indices: Collection[int] | None
+    ) -> list[Any]:
         """Returns Ray's references of `func(worker)` of the healthy workers, in order."""
-        return list(self._asked(func, (), indices))
+        return list(self._submit(func, (), indices))
 
     def request(self, func: Callable[..., Any], indices: Collection[int] | None) -> int:
-        """Calls `func(worker)` in workers for `take_answers`; returns the number of calls."""
-        self.look_after()
-        asked = self._asked(func, (), indices)
-        for reference, remote in asked.items():
+        """Calls `func(worker)` in workers for `take_requested_results`; returns the number of calls."""
+        self.check_workers()
+        calls = self._submit(func, (), indices)
+        for reference, remote in calls.items():
             remote.requests.append(reference)
-        return len(asked)
+        return len(calls)
 
-    def take_answers(self, timeout: float | None) -> list[tuple[int, Any]]:
+    def take_requested_results(self, timeout: float | None) -> list[tuple[int, Any]]:
         """Returns `(index, result)` of the calls of `request` that have finished.
 
         Args:
@@ -280,91 +293,93 @@ class RayWorkers:
             Exception: the error of a function in a worker; the other results stay. Workers that
                 died are ignored.
         """
-        waiting = {ref: remote for remote in self._remotes for ref in remote.requests}
-        answers = list(self._answers(waiting, timeout))
-        for reference, remote, _, error in answers:
+        pending = {ref: remote for remote in self._remotes for ref in remote.requests}
+        results = list(self._iter_results(pending, timeout))
+        for reference, remote, _, error in results:
             if isinstance(error, RayTaskError):
                 remote.requests.remove(reference)
-                raise cause(error, remote.index) from error
-        for reference, remote, _, error in answers:
+                raise make_local_error(error, remote.index) from error
+        for reference, remote, _, error in results:
             if error is None:
                 remote.requests.remove(reference)
             elif remote.healthy:
-                self._fail(remote, error)
-        return [(each.remote.index, each.value) for each in answers if each.error is None]
+                self._handle_failure(remote, error)
+        return [(result.remote.index, result.value) for result in results if result.error is None]
 
-    def _check_notices(self) -> None:
+    def _check_unawaited_calls(self) -> None:
         """Raises the error of a finished call of `send`, if there is one."""
         for remote in self._remotes:
-            if not remote.notices:
+            if not remote.unawaited_calls:
                 continue
-            done, remote.notices = ray.wait(
-                remote.notices, num_returns=len(remote.notices), timeout=0
+            done, remote.unawaited_calls = ray.wait(
+                remote.unawaited_calls, num_returns=len(remote.unawaited_calls), timeout=0
             )
             for reference in done:
-                _, error = fetched(reference)
+                _, error = get_result(reference)
                 if isinstance(error, RayTaskError):
-                    raise cause(error, remote.index) from error
+                    raise make_local_error(error, remote.index) from error
                 if error is not None and remote.healthy:
-                    self._fail(remote, error)
+                    self._handle_failure(remote, error)
 
-    def _answers(
-        self, asked: Mapping[Any, _Remote], timeout: float | None = None
-    ) -> Iterator[_Answer]:
+    def _iter_results(
+        self, calls: Mapping[Any, _RemoteWorker], timeout: float | None = None
+    ) -> Iterator[_CallResult]:
         """Yields the results of calls as they arrive, until the timeout."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiting = dict(asked)
-        while waiting:
-            left = _SLICE if deadline is None else max(0.0, deadline - time.monotonic())
-            for answer in self._arrived(waiting, min(_SLICE, left)):
-                del waiting[answer.reference]
-                yield answer
+        pending = dict(calls)
+        while pending:
+            remaining = _POLL_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            for result in self._wait_for_results(pending, min(_POLL_SECONDS, remaining)):
+                del pending[result.reference]
+                yield result
             if deadline is not None and time.monotonic() >= deadline:
                 return
 
-    def _arrived(self, waiting: Mapping[Any, _Remote], seconds: float = _SLICE) -> list[_Answer]:
+    def _wait_for_results(
+        self, pending: Mapping[Any, _RemoteWorker], seconds: float = _POLL_SECONDS
+    ) -> list[_CallResult]:
         """Waits briefly for results; probes workers that stay silent."""
-        references = list(waiting)
+        references = list(pending)
         done, _ = ray.wait(references, num_returns=1, timeout=seconds)
         if done:
             done, _ = ray.wait(references, num_returns=len(references), timeout=0)
-            return [_Answer(ref, waiting[ref], *fetched(ref)) for ref in done]
-        silent = {remote: self._trouble(remote) for remote in set(waiting.values())}
+            return [_CallResult(ref, pending[ref], *get_result(ref)) for ref in done]
+        failures = {remote: self._get_failure(remote) for remote in set(pending.values())}
         return [
-            _Answer(reference, remote, None, WorkerError(silent[remote]))
-            for reference, remote in waiting.items()
-            if silent[remote] is not None
+            _CallResult(reference, remote, None, WorkerError(failures[remote]))
+            for reference, remote in pending.items()
+            if failures[remote] is not None
         ]
 
-    def _trouble(self, remote: _Remote) -> str | None:
+    def _get_failure(self, remote: _RemoteWorker) -> str | None:
         """Returns why a silent worker counts as dead, or None."""
         now = time.monotonic()
         if remote.building is not None:
             limit = self._config.worker_restore_timeout_s
-            late = now - remote.since > limit
-            if now - remote.since > _PATIENCE and not remote.warned:
-                remote.warned = True
+            is_late = now - remote.state_since > limit
+            if now - remote.state_since > _PATIENCE and not remote.has_warned:
+                remote.has_warned = True
                 logger.warning(
                     "Remote worker %d is not ready after %g seconds. It requests %s; the cluster "
                     "has %s in total, of which %s are free.",
                     remote.index,
                     _PATIENCE,
-                    needs_of_worker(self._config),
-                    amounts(ray.cluster_resources()),
-                    amounts(ray.available_resources()),
+                    get_worker_resources(self._config),
+                    get_resource_amounts(ray.cluster_resources()),
+                    get_resource_amounts(ray.available_resources()),
                 )
-            return f"it was not ready after {limit:g} seconds" if late else None
+            return f"it was not ready after {limit:g} seconds" if is_late else None
         if remote.probe is None:
             remote.probe = remote.actor.trouble.remote(), now
             return None
-        reference, asked_at = remote.probe
+        reference, probe_start = remote.probe
         done, _ = ray.wait([reference], timeout=0)
         if done:
             remote.probe = None
-            answer, error = fetched(reference)
-            return None if error is not None else answer
+            status, error = get_result(reference)
+            return None if error is not None else status
         limit = self._config.worker_health_probe_timeout_s
-        return f"it has not answered for {limit:g} seconds" if now - asked_at > limit else None
+        return f"it has not answered for {limit:g} seconds" if now - probe_start > limit else None
 
     # -- sampling -----------------------------------------------------------------------------
 
@@ -385,25 +400,25 @@ class RayWorkers:
             Exception: the error of `func` in a worker, under the same condition.
         """
         while True:
-            self.look_after()
-            asked = self._asked(func, args, None)
-            for reference, remote in asked.items():
+            self.check_workers()
+            calls = self._submit(func, args, None)
+            for reference, remote in calls.items():
                 remote.samples.append(reference)
-            found = {}
-            for _, remote, answer, error in self._answers(asked, timeout):
+            results = {}
+            for _, remote, value, error in self._iter_results(calls, timeout):
                 remote.samples = []
                 if error is None:
-                    found[remote.index] = answer
+                    results[remote.index] = value
                 else:
-                    self._fail(remote, error)
-            late = [remote for remote in self._remotes if remote.samples]
-            for remote in late:
+                    self._handle_failure(remote, error)
+            late_workers = [remote for remote in self._remotes if remote.samples]
+            for remote in late_workers:
                 remote.samples = []
                 logger.warning("Remote worker %d took over %s seconds.", remote.index, timeout)
-            if not late:
-                self._count_round(found)
-            if found or late:
-                return [answer for _, answer in sorted(found.items())]
+            if not late_workers:
+                self._count_round(results)
+            if results or late_workers:
+                return [value for _, value in sorted(results.items())]
 
     def sample_ready(self, func: Callable[..., Any], in_flight: int) -> list[Any]:
         """Returns `func(worker)` of the workers that are ready, at least one; the others continue.
@@ -416,62 +431,62 @@ class RayWorkers:
             WorkerError: as `sample`.
         """
         while True:
-            self.look_after()
-            self._request(func, in_flight)
-            waiting = {ref: remote for remote in self._remotes for ref in remote.samples}
-            found, failed = [], False
-            for reference, remote, answer, error in self._arrived(waiting):
+            self.check_workers()
+            self._request_samples(func, in_flight)
+            pending = {ref: remote for remote in self._remotes for ref in remote.samples}
+            results, failed = [], False
+            for reference, remote, value, error in self._wait_for_results(pending):
                 if error is None:
-                    found.append(answer)
+                    results.append(value)
                     if reference in remote.samples:  # else its worker was killed before
                         remote.samples.remove(reference)
                 elif remote.healthy:
-                    self._fail(remote, error)
+                    self._handle_failure(remote, error)
                     failed = True
-            if failed or found:
-                self._count_round(found)
-            if found:
-                self._request(func, in_flight)
-                return found
+            if failed or results:
+                self._count_round(results)
+            if results:
+                self._request_samples(func, in_flight)
+                return results
 
-    def _request(self, func: Callable[..., Any], in_flight: int) -> None:
+    def _request_samples(self, func: Callable[..., Any], in_flight: int) -> None:
         for remote in self._remotes:
             while remote.healthy and len(remote.samples) < in_flight:
                 remote.samples.append(remote.actor.call.remote(func))
 
-    def _count_round(self, found: Collection[Any]) -> None:
+    def _count_round(self, results: Collection[Any]) -> None:
         """Counts consecutive rounds without a sample; raises if there are too many."""
-        self._failed_rounds = 0 if found else self._failed_rounds + 1
-        most = self._config.num_consecutive_worker_failures_tolerance
-        if self._failed_rounds > most:
+        self._num_failed_rounds = 0 if results else self._num_failed_rounds + 1
+        max_rounds = self._config.num_consecutive_worker_failures_tolerance
+        if self._num_failed_rounds > max_rounds:
             raise WorkerError(
-                f"All {self.num_workers} remote workers failed in {self._failed_rounds} "
+                f"All {self.num_workers} remote workers failed in {self._num_failed_rounds} "
                 "consecutive rounds of sampling, more than "
-                f"num_consecutive_worker_failures_tolerance={most}. The log says why each of them "
+                f"num_consecutive_worker_failures_tolerance={max_rounds}. The log says why each of them "
                 "failed; correct the environment, or raise the limit."
             )
 
     # -- failures -----------------------------------------------------------------------------
 
-    def _is_lenient(self) -> bool:
+    def _tolerates_failures(self) -> bool:
         return self._config.recreate_failed_workers or self._config.ignore_worker_failures
 
-    def _fail(self, remote: _Remote, error: BaseException) -> None:
+    def _handle_failure(self, remote: _RemoteWorker, error: BaseException) -> None:
         """Ends the process of a worker that failed; raises unless the config tolerates failures.
 
         If `func` raised in the worker, its process is healthy: it stays, and can be called again.
         """
         remote.samples = []
-        tells = not self._is_lenient() and not self._stopped
-        if tells and remote.healthy and isinstance(error, RayTaskError):
-            raise cause(error, remote.index) from error
-        remote.let_go()
-        remote.since = time.monotonic()
-        logger.warning("Remote worker %d failed: %s", remote.index, reason(error))
-        if tells:
-            raise cause(error, remote.index) from error
+        raises = not self._tolerates_failures() and not self._stopped
+        if raises and remote.healthy and isinstance(error, RayTaskError):
+            raise make_local_error(error, remote.index) from error
+        remote.kill()
+        remote.state_since = time.monotonic()
+        logger.warning("Remote worker %d failed: %s", remote.index, describe_failure(error))
+        if raises:
+            raise make_local_error(error, remote.index) from error
 
-    def look_after(self) -> None:
+    def check_workers(self) -> None:
         """Restarts workers that died, as the config says, and adds those that are ready.
 
         Waits if no other worker is healthy.
@@ -479,19 +494,19 @@ class RayWorkers:
         Raises:
             WorkerError: if none is left, and none can be restarted.
         """
-        self._check_notices()
+        self._check_unawaited_calls()
         while True:
             for remote in self._remotes:
                 # The first restart is immediate, later ones follow after the delay.
                 delay = self._config.delay_between_worker_restarts_s if remote.restarts else 0.0
-                is_due = time.monotonic() - remote.since >= delay
+                is_due = time.monotonic() - remote.state_since >= delay
                 if remote.actor is None and is_due and self._will_restart(remote):
                     remote.restarts += 1
                     self.num_restarts += 1
                     self._start(remote, recreated=True)
                 elif remote.building is not None:
-                    self._look_at(remote)
-            if self.healthy():
+                    self._check_building(remote)
+            if self.get_healthy_indices():
                 return
             if not any(r.building is not None or self._will_restart(r) for r in self._remotes):
                 raise WorkerError(
@@ -501,25 +516,27 @@ class RayWorkers:
                 )
             time.sleep(0.05)
 
-    def _will_restart(self, remote: _Remote) -> bool:
+    def _will_restart(self, remote: _RemoteWorker) -> bool:
         config = self._config
         return config.recreate_failed_workers and remote.restarts < config.max_num_worker_restarts
 
-    def _look_at(self, remote: _Remote) -> None:
+    def _check_building(self, remote: _RemoteWorker) -> None:
         """Makes a restarted worker available if it is ready."""
         done, _ = ray.wait([remote.building], timeout=0)
         if not done:
-            trouble = self._trouble(remote)
-            if trouble is not None:
-                self._fail(remote, WorkerError(trouble))
+            failure = self._get_failure(remote)
+            if failure is not None:
+                self._handle_failure(remote, WorkerError(failure))
             return
-        _, error = fetched(remote.building)
+        _, error = get_result(remote.building)
         if error is not None:
-            self._fail(remote, error)
+            self._handle_failure(remote, error)
             return
         remote.building = None
-        alignment = self._alignment()
-        remote.notices.append(remote.actor.call.remote(align, alignment, remote.restarts))
+        snapshot = self._make_snapshot()
+        remote.unawaited_calls.append(
+            remote.actor.call.remote(restore_snapshot, snapshot, remote.restarts)
+        )
         remote.healthy = True
         self._recreated.append(remote.index)
         logger.warning("Remote worker %d works again, restart %d.", remote.index, remote.restarts)
@@ -533,17 +550,17 @@ class RayWorkers:
         self._stopped = True
         try:
             if ray.is_initialized():
-                self._say_goodbye()
+                self._stop_workers()
         finally:
             cluster.leave()
 
-    def _say_goodbye(self) -> None:
-        calm = [r.actor for r in self._remotes if r.healthy and not r.samples]
-        if calm:
+    def _stop_workers(self) -> None:
+        idle_actors = [r.actor for r in self._remotes if r.healthy and not r.samples]
+        if idle_actors:
             ray.wait(
-                [actor.call.remote(methodcaller("stop")) for actor in calm],
-                num_returns=len(calm),
-                timeout=_GOODBYE,
+                [actor.call.remote(methodcaller("stop")) for actor in idle_actors],
+                num_returns=len(idle_actors),
+                timeout=_STOP_TIMEOUT_SECONDS,
             )
         for remote in self._remotes:
-            remote.let_go()
+            remote.kill()

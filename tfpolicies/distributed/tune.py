@@ -9,10 +9,10 @@ from typing import Any
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
 from tfpolicies.system.gpus import claim_process
-from tfpolicies.system.quiet import extend_paths, load_tensorflow
+from tfpolicies.system.quiet import extend_sys_path, load_tensorflow
 
 
-def ray_tune() -> Any:
+def import_ray_tune() -> Any:
     """Imports `ray.tune`.
 
     Raises:
@@ -27,24 +27,24 @@ def ray_tune() -> Any:
     return tune
 
 
-def default_config(algorithm: Any) -> AlgorithmConfig:
+def make_default_config(algorithm: Any) -> AlgorithmConfig:
     """Returns the default config of an algorithm class, which can build the algorithm."""
-    found = algorithm.get_default_config()
-    if isinstance(found, AlgorithmConfig):
-        config = found.copy(copy_frozen=False)  # an override may return a shared object
+    defaults = algorithm.get_default_config()
+    if isinstance(defaults, AlgorithmConfig):
+        config = defaults.copy(copy_frozen=False)  # an override may return a shared object
     else:  # a dict, as ported classes return it
-        config = algorithm.config_class().update_from_dict(dict(found))
+        config = algorithm.config_class().update_from_dict(dict(defaults))
     config.algo_class = algorithm
     return config
 
 
-def needs_of_worker(config: AlgorithmConfig) -> dict[str, float]:
+def get_worker_resources(config: AlgorithmConfig) -> dict[str, float]:
     """Returns the Ray resources of one remote worker."""
-    needs = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
-    return {**needs, **config.custom_resources_per_worker}
+    resources = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
+    return {**resources, **config.custom_resources_per_worker}
 
 
-def resource_request(config: AlgorithmConfig) -> Any:
+def make_resource_request(config: AlgorithmConfig) -> Any:
     """Returns the resources of a run as a `PlacementGroupFactory`: the learner, then each worker.
 
     Raises:
@@ -53,10 +53,10 @@ def resource_request(config: AlgorithmConfig) -> Any:
     learner = {"CPU": config.num_cpus_for_local_worker, "GPU": config.num_gpus}
     count = config.num_rollout_workers + config.evaluation_num_workers
     bundles = [
-        {kind: x for kind, x in bundle.items() if x}
-        for bundle in [learner, *[needs_of_worker(config)] * count]
+        {resource: amount for resource, amount in bundle.items() if amount}
+        for bundle in [learner, *[get_worker_resources(config)] * count]
     ]
-    return ray_tune().PlacementGroupFactory(bundles, strategy=config.placement_strategy)
+    return import_ray_tune().PlacementGroupFactory(bundles, strategy=config.placement_strategy)
 
 
 def tune_trainable(base: AlgorithmConfig | type) -> type:
@@ -81,23 +81,25 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
         run_config = tune.RunConfig(stop={"training_iteration": 20})
         tune.Tuner(tune_trainable(config), param_space=space, run_config=run_config).fit()
     """
-    tune: Any = ray_tune()
+    tune: Any = import_ray_tune()
     from ray import cloudpickle
 
-    from tfpolicies.distributed.names import pack_names, take_names
+    from tfpolicies.distributed.names import pack_registries, register_packed
 
-    given: Any = base
-    common = base if isinstance(base, AlgorithmConfig) else default_config(given)
-    name = getattr(common.algo_class, "__name__", "Algorithm")
-    pickled = cloudpickle.dumps(common.copy(copy_frozen=False))
-    names = pack_names()
+    algorithm_class: Any = base
+    base_config = (
+        base if isinstance(base, AlgorithmConfig) else make_default_config(algorithm_class)
+    )
+    name = getattr(base_config.algo_class, "__name__", "Algorithm")
+    pickled = cloudpickle.dumps(base_config.copy(copy_frozen=False))
+    names = pack_registries()
     paths = [os.path.abspath(path) for path in sys.path]
 
-    def configured(settings: dict[str, Any]) -> AlgorithmConfig:
+    def make_config(settings: dict[str, Any]) -> AlgorithmConfig:
         # Pickled separately: unpickling may need modules that only `paths` has.
-        extend_paths(paths)
+        extend_sys_path(paths)
         load_tensorflow()
-        take_names(names)
+        register_packed(names)
         return cloudpickle.loads(pickled).update_from_dict(settings)
 
     class Trainable(tune.Trainable):
@@ -106,14 +108,16 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
         @classmethod
         def default_resource_request(cls, config: dict[str, Any]) -> Any:
             """Returns the resources that the algorithm of a trial requests."""
-            made = configured(config)
-            request = getattr(made.algo_class, "default_resource_request", resource_request)
-            return request(made)
+            algorithm_config = make_config(config)
+            request = getattr(
+                algorithm_config.algo_class, "default_resource_request", make_resource_request
+            )
+            return request(algorithm_config)
 
         def setup(self, config: dict[str, Any]) -> None:
             """Builds the algorithm of a trial."""
             claim_process()
-            self.algorithm = configured(config).build(use_copy=False)
+            self.algorithm = make_config(config).build(use_copy=False)
 
         def step(self) -> dict[str, Any]:
             """Returns the result of an iteration, without the config, which Tune already has."""

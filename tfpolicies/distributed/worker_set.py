@@ -15,18 +15,18 @@ import gymnasium as gym
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import overrides
-from tfpolicies.config.idioms import missing_attribute
+from tfpolicies.config.idioms import describe_missing_attribute
 from tfpolicies.distributed import messages
-from tfpolicies.distributed.messages import Changes, Description, Harvest
+from tfpolicies.distributed.messages import EnvDescription, FilterDeltas, SampleResult
 from tfpolicies.envs.making import EnvContext
-from tfpolicies.errors import ConfigError, NotOfferedError
+from tfpolicies.errors import ConfigError, UnsupportedMethodError
 from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 from tfpolicies.rollout.rollout_worker import RolloutWorker
-from tfpolicies.rollout.sampler import Played
+from tfpolicies.rollout.sampler import EvaluationResult
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 from tfpolicies.storage.pickling import refuse_pickling
 
@@ -62,7 +62,7 @@ class WorkerSet(Extensible):
         WorkerError: if remote workers cannot be started.
     """
 
-    _describe_missing = staticmethod(missing_attribute)
+    _describe_missing = staticmethod(describe_missing_attribute)
 
     def __init__(
         self,
@@ -77,10 +77,12 @@ class WorkerSet(Extensible):
         self.config = config
         self.on_recreated: Callable[[list[int]], None] = lambda worker_ids: None
         self._metrics: list[RolloutMetrics] = []
-        self._changes: list[Changes] = []
-        self._partial: set[str] = set()  # policies of which only inference weights were sent last
-        self._sent: dict[str, Any] = {}  # by policy id, the version that was sent last
-        self._followed: dict[str, Any] = {}  # by policy id, the version that was copied last
+        self._filter_deltas: list[FilterDeltas] = []
+        self._inference_only: set[str] = (
+            set()
+        )  # policies of which only inference weights were sent last
+        self._sent_versions: dict[str, Any] = {}  # by policy id, the version that was sent last
+        self._copied_versions: dict[str, Any] = {}  # by policy id, the version that was copied last
         self._remotes: RayWorkers | None = None
         count = config.num_rollout_workers if num_workers is None else num_workers
         arguments: dict[str, Any] = {
@@ -91,16 +93,16 @@ class WorkerSet(Extensible):
             "spaces": spaces,
             "default_policy_class": default_policy_class,
         }
-        described = None
+        description = None
         if count:
-            self._remotes = _remote_workers(count, arguments, config, self._alignment)
-            described = next(iter(self._remotes.descriptions.values()))
-            arguments["spaces"] = {**described.spaces, **(spaces or {})}
-        arguments["config"] = _of_this_process(config)
+            self._remotes = _start_remote_workers(count, arguments, config, self._make_snapshot)
+            description = next(iter(self._remotes.descriptions.values()))
+            arguments["spaces"] = {**description.spaces, **(spaces or {})}
+        arguments["config"] = _make_local_config(config)
         try:
             self._local = RolloutWorker(**arguments)
-            self._description: Description = described or messages.describe(self._local)
-            self.align()
+            self._description: EnvDescription = description or messages.describe_envs(self._local)
+            self.sync_workers()
         except BaseException:
             if self._remotes is not None:
                 self._remotes.stop()
@@ -119,7 +121,7 @@ class WorkerSet(Extensible):
             NotOfferedError: if there are remote workers; it says how to call them.
         """
         if self._remotes is not None:
-            raise NotOfferedError(
+            raise UnsupportedMethodError(
                 "remote_workers() cannot return remote workers: call "
                 "workers.foreach_worker(lambda worker: worker.sample(), local_worker=False), with "
                 "remote_worker_ids=[...] for some of them."
@@ -132,7 +134,7 @@ class WorkerSet(Extensible):
 
     def healthy_worker_ids(self) -> list[int]:
         """Returns the indices of the remote workers that work, from 1."""
-        return [] if self._remotes is None else self._remotes.healthy()
+        return [] if self._remotes is None else self._remotes.get_healthy_indices()
 
     def num_healthy_remote_workers(self) -> int:
         """Returns the number of remote workers that work."""
@@ -150,15 +152,15 @@ class WorkerSet(Extensible):
         """Returns the number of environments per worker."""
         return self._description.num_envs or self.config.num_envs_per_worker
 
-    def has_several_agents(self) -> bool:
+    def is_multi_agent(self) -> bool:
         """Returns whether the environments have several agents each."""
-        return self._description.several_agents
+        return self._description.is_multi_agent
 
     def rows_per_sample(self) -> int:
         """Returns the number of rows of one sample: a fragment of all sampling environments."""
         indices = range(1, self.num_remote_workers() + 1) or [0]
         envs = self.num_envs()
-        return sum(self.config.fragment_length(envs, i) * envs for i in indices)
+        return sum(self.config.get_fragment_length(envs, i) * envs for i in indices)
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -189,15 +191,17 @@ class WorkerSet(Extensible):
             Exception: the error of `func` in a worker.
         """
         del healthy_only
-        self._complete_weights()  # before `func` may change them here
-        found = [func(self._local)] if local_worker else []
+        self._send_full_weights()  # before `func` may change them here
+        results = [func(self._local)] if local_worker else []
         if self._remotes is not None:
-            self._remotes.look_after()
+            self._remotes.check_workers()
             if return_obj_refs:
-                return found + self._remotes.references(func, remote_worker_ids)
-            answers = self._remotes.call(func, indices=remote_worker_ids, timeout=timeout_seconds)
-            found += answers.values()
-        return found
+                return results + self._remotes.get_references(func, remote_worker_ids)
+            remote_results = self._remotes.call(
+                func, indices=remote_worker_ids, timeout=timeout_seconds
+            )
+            results += remote_results.values()
+        return results
 
     def foreach_worker_with_id(
         self, func: Callable[[int, RolloutWorker], Any], local_worker: bool = True, **options: Any
@@ -220,7 +224,9 @@ class WorkerSet(Extensible):
         Raises:
             Exception: the error of `func` in a worker.
         """
-        return self._joined(operator.methodcaller("foreach_policy", func), local_worker)
+        return self._foreach_worker_flat(
+            operator.methodcaller("foreach_policy", func), local_worker
+        )
 
     def foreach_policy_to_train(
         self, func: Callable[..., Any], local_worker: bool = True
@@ -229,7 +235,9 @@ class WorkerSet(Extensible):
 
         The arguments are those of `foreach_policy`.
         """
-        return self._joined(operator.methodcaller("foreach_policy_to_train", func), local_worker)
+        return self._foreach_worker_flat(
+            operator.methodcaller("foreach_policy_to_train", func), local_worker
+        )
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
         """Returns `func(env)` for each environment, a list per worker; the local worker's is first.
@@ -246,7 +254,9 @@ class WorkerSet(Extensible):
         """Returns `func(env, env_context)` for each environment, as `foreach_env` does."""
         return self.foreach_worker(operator.methodcaller("foreach_env_with_context", func))
 
-    def _joined(self, func: Callable[[RolloutWorker], list[Any]], local_worker: bool) -> list[Any]:
+    def _foreach_worker_flat(
+        self, func: Callable[[RolloutWorker], list[Any]], local_worker: bool
+    ) -> list[Any]:
         return list(itertools.chain.from_iterable(self.foreach_worker(func, local_worker)))
 
     # -- sampling -----------------------------------------------------------------------------
@@ -261,7 +271,7 @@ class WorkerSet(Extensible):
         """
         if self._remotes is None:
             return [self._local.sample()]
-        return self._gathered(self._remotes.sample(messages.harvest))
+        return self._collect_results(self._remotes.sample(messages.sample_with_metrics))
 
     def sample_ready(self) -> list[SampleBatch | MultiAgentBatch]:
         """Returns the batches that are ready, at least one; remote workers continue sampling.
@@ -275,19 +285,21 @@ class WorkerSet(Extensible):
         if self._remotes is None:
             return [self._local.sample()]
         in_flight = self.config.max_requests_in_flight_per_sampler_worker
-        return self._gathered(self._remotes.sample_ready(messages.harvest, in_flight))
+        return self._collect_results(
+            self._remotes.sample_ready(messages.sample_with_metrics, in_flight)
+        )
 
-    def _gathered(self, found: list[Harvest]) -> list[SampleBatch | MultiAgentBatch]:
-        for each in found:
-            self._metrics += each.metrics
-            if each.changes and self.config.use_worker_filter_stats:
-                self._changes.append(each.changes)
-        self.tell_of_recreated()
-        return [each.batch for each in found]
+    def _collect_results(self, results: list[SampleResult]) -> list[SampleBatch | MultiAgentBatch]:
+        for result in results:
+            self._metrics += result.metrics
+            if result.filter_deltas and self.config.use_worker_filter_stats:
+                self._filter_deltas.append(result.filter_deltas)
+        self.notify_recreated()
+        return [result.batch for result in results]
 
-    def tell_of_recreated(self) -> None:
+    def notify_recreated(self) -> None:
         """Calls `on_recreated` if workers were restarted since the last call."""
-        recreated = [] if self._remotes is None else self._remotes.take_recreated()
+        recreated = [] if self._remotes is None else self._remotes.pop_recreated()
         if recreated:
             self.on_recreated(recreated)
 
@@ -317,9 +329,11 @@ class WorkerSet(Extensible):
         policies = self._local.policy_map
         addition = PolicyAddition.from_arguments(policies, policy_id, policy_cls, policy, **kwargs)
         with PolicyTransaction() as transaction:
-            return self.add_within(transaction, addition)
+            return self.add_in_transaction(transaction, addition)
 
-    def add_within(self, transaction: PolicyTransaction, addition: PolicyAddition) -> Policy:
+    def add_in_transaction(
+        self, transaction: PolicyTransaction, addition: PolicyAddition
+    ) -> Policy:
         """Adds a policy to all workers as part of a transaction.
 
         Returns:
@@ -331,24 +345,26 @@ class WorkerSet(Extensible):
         """
         local, policy_id = self._local.policies, addition.policy_id
         if self._remotes is None:
-            return local.add_within(transaction, addition)
-        self._remotes.share_names()
-        addition = self._with_spaces(addition)
-        mapping_fn, to_train = addition.policy_mapping_fn, addition.is_policy_to_train
-        self._require_sendable({"policy_mapping_fn": mapping_fn, "policies_to_train": to_train})
-        before = local.mapping_and_trainable
-        added = local.add_within(transaction, addition)
-        remote_addition = addition.as_state(messages.acting_state(added))
+            return local.add_in_transaction(transaction, addition)
+        self._remotes.sync_registries()
+        addition = self._add_remote_spaces(addition)
+        mapping_fn, policies_to_train = addition.policy_mapping_fn, addition.is_policy_to_train
+        self._require_sendable(
+            {"policy_mapping_fn": mapping_fn, "policies_to_train": policies_to_train}
+        )
+        previous = local.mapping_and_trainable
+        policy = local.add_in_transaction(transaction, addition)
+        remote_addition = addition.with_state(messages.get_inference_state(policy))
         remotes = _RemotePolicies(self._remotes, local)
-        transaction.add(remotes, remote_addition, before)
-        self._sent[policy_id] = added.driver.version
-        return added
+        transaction.add(remotes, remote_addition, previous)
+        self._sent_versions[policy_id] = policy.driver.version
+        return policy
 
     def _require_sendable(self, arguments: Mapping[str, Any]) -> None:
         if self._remotes is not None:
             self._remotes.require_sendable(arguments)
 
-    def _with_spaces(self, addition: PolicyAddition) -> PolicyAddition:
+    def _add_remote_spaces(self, addition: PolicyAddition) -> PolicyAddition:
         """Completes an addition with the spaces of the remote workers' environments."""
         spec, healthy = addition.spec, self.healthy_worker_ids()
         if spec is None or self._local.environments is not None or self._remotes is None:
@@ -356,9 +372,9 @@ class WorkerSet(Extensible):
         spaces = spec.observation_space, spec.action_space
         if None not in spaces or not healthy:
             return addition
-        arguments = messages.spaces_for, addition.policy_id, spec
-        answers = self._remotes.call(*arguments, indices=healthy[:1])
-        observation_space, action_space = next(iter(answers.values()), spaces)
+        arguments = messages.get_policy_spaces, addition.policy_id, spec
+        results = self._remotes.call(*arguments, indices=healthy[:1])
+        observation_space, action_space = next(iter(results.values()), spaces)
         spec = replace(spec, observation_space=observation_space, action_space=action_space)
         return replace(addition, spec=spec)
 
@@ -372,11 +388,11 @@ class WorkerSet(Extensible):
         self._require_sendable(kwargs)
         self.require_unmapped(policy_id, kwargs.get("policy_mapping_fn"))
         self._local.remove_policy(policy_id=policy_id, **kwargs)
-        self._sent.pop(policy_id, None)
-        self._followed.pop(policy_id, None)
+        self._sent_versions.pop(policy_id, None)
+        self._copied_versions.pop(policy_id, None)
         if self._remotes is not None:
-            roles = self._local.policies.mapping_and_trainable
-            self._remotes.call(messages.remove_policy, policy_id, roles)
+            mapping_and_trainable = self._local.policies.mapping_and_trainable
+            self._remotes.call(messages.remove_policy, policy_id, mapping_and_trainable)
 
     def require_unmapped(
         self, policy_id: str, policy_mapping_fn: Callable[..., str] | None = None
@@ -401,9 +417,11 @@ class WorkerSet(Extensible):
             policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, returns a policy id.
             policies_to_train: `f(policy_id, batch=None)`; None for all.
         """
-        roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
-        self._require_sendable(roles._asdict())
-        self.foreach_worker(lambda worker: worker.policies.assign(roles))
+        mapping_and_trainable = MappingAndTrainable(policy_mapping_fn, policies_to_train)
+        self._require_sendable(mapping_and_trainable._asdict())
+        self.foreach_worker(
+            lambda worker: worker.policies.set_mapping_and_trainable(mapping_and_trainable)
+        )
 
     # -- synchronization ----------------------------------------------------------------------
 
@@ -431,22 +449,32 @@ class WorkerSet(Extensible):
             return
         local, changed = self._local, []
         for policy_id in local.policy_map if policies is None else policies:
-            now = self._now(policy_id)
-            if policy_id in local.policy_map and (now is None or now != self._sent.get(policy_id)):
+            version = self._get_version(policy_id)
+            if policy_id in local.policy_map and (
+                version is None or version != self._sent_versions.get(policy_id)
+            ):
                 changed.append(policy_id)
         if to_worker_indices is None:
-            self._sent |= {policy_id: self._now(policy_id) for policy_id in changed}
+            self._sent_versions |= {
+                policy_id: self._get_version(policy_id) for policy_id in changed
+            }
         if changed or global_vars is not None:
-            to_sample = not overrides(local.callbacks, "on_postprocess_trajectory")
-            news = messages.news_of(local, changed, global_vars, to_sample=to_sample)
-            self._remotes.send(messages.take_news, news, indices=to_worker_indices)
-            self._partial |= news.partial
+            inference_only = not overrides(local.callbacks, "on_postprocess_trajectory")
+            update = messages.make_weights_update(
+                local, changed, global_vars, inference_only=inference_only
+            )
+            self._remotes.call_without_waiting(
+                messages.apply_weights_update, update, indices=to_worker_indices
+            )
+            self._inference_only |= update.partial
 
-    def _complete_weights(self) -> None:
+    def _send_full_weights(self) -> None:
         """Sends the weights that sampling did not need, before user code runs in remote workers."""
-        partial, self._partial = self._partial & {*self._local.policy_map}, set()
-        if partial and self._remotes is not None:
-            self._remotes.send(messages.take_news, messages.news_of(self._local, partial))
+        policy_ids, self._inference_only = self._inference_only & {*self._local.policy_map}, set()
+        if policy_ids and self._remotes is not None:
+            self._remotes.call_without_waiting(
+                messages.apply_weights_update, messages.make_weights_update(self._local, policy_ids)
+            )
 
     def sync_filters(self) -> None:
         """Applies the filter statistics of all workers in all workers.
@@ -457,20 +485,26 @@ class WorkerSet(Extensible):
         self._local.observation_filters.flush()
         if self._remotes is None:
             return
-        changes, self._changes = self._changes, []
-        sent = {pid for pid, known in self._sent.items() if known == self._now(pid)}
-        merged: set[str] = set()
-        for each in changes:
-            merged |= messages.merge_changes(self._local, each)
-        if self.config.update_worker_filter_stats and merged:
-            self._remotes.send(messages.take_filters, messages.filters_of(self._local, merged))
-            self._sent.update({pid: self._now(pid) for pid in merged & sent})
+        deltas, self._filter_deltas = self._filter_deltas, []
+        synced_ids = {
+            pid for pid, version in self._sent_versions.items() if version == self._get_version(pid)
+        }
+        merged_ids: set[str] = set()
+        for delta in deltas:
+            merged_ids |= messages.merge_filter_deltas(self._local, delta)
+        if self.config.update_worker_filter_stats and merged_ids:
+            self._remotes.call_without_waiting(
+                messages.sync_filters, messages.copy_filters(self._local, merged_ids)
+            )
+            self._sent_versions.update(
+                {pid: self._get_version(pid) for pid in merged_ids & synced_ids}
+            )
 
-    def _now(self, policy_id: str) -> Any:
+    def _get_version(self, policy_id: str) -> Any:
         policies = self._local.policy_map
-        return policies.handle(policy_id).driver.version if policy_id in policies else None
+        return policies.get_handle(policy_id).driver.version if policy_id in policies else None
 
-    def follow(self, leader: RolloutWorker) -> None:
+    def copy_weights_from(self, source: RolloutWorker) -> None:
         """Copies the acting state of a worker of another set to the policies of all workers.
 
         Policies that did not change since the last call are skipped.
@@ -479,26 +513,28 @@ class WorkerSet(Extensible):
             source: the source; policies that only it has are ignored.
         """
         local, changed = self._local, []
-        for policy_id in leader.policy_map:
+        for policy_id in source.policy_map:
             if policy_id not in local.policy_map:
                 continue
-            policy = leader.policy_map.handle(policy_id)
-            own: Any = local.policy_map.handle(policy_id)
-            now = policy.driver.version
-            if now is None or self._followed.get(policy_id) != now:
-                own.driver.copy_from(leader.policy_map[policy_id])
-                theirs = messages.own_filter_of(policy)
-                for name, mine in messages.own_filter_of(own).items():
-                    mine.sync(theirs[name])
-                self._followed[policy_id] = now
+            policy = source.policy_map.get_handle(policy_id)
+            local_policy: Any = local.policy_map.get_handle(policy_id)
+            version = policy.driver.version
+            if version is None or self._copied_versions.get(policy_id) != version:
+                local_policy.driver.copy_from(source.policy_map[policy_id])
+                source_filters = messages.get_custom_filter(policy)
+                for name, local_filter in messages.get_custom_filter(local_policy).items():
+                    local_filter.sync(source_filters[name])
+                self._copied_versions[policy_id] = version
                 changed.append(policy_id)
-            own.global_timestep = policy.global_timestep
+            local_policy.global_timestep = policy.global_timestep
         if self._remotes is not None and changed:
-            news = messages.news_of(local, changed, with_filters=True, to_sample=True)
-            self._remotes.send(messages.take_news, news)
-            self._partial |= news.partial
+            update = messages.make_weights_update(
+                local, changed, with_filters=True, inference_only=True
+            )
+            self._remotes.call_without_waiting(messages.apply_weights_update, update)
+            self._inference_only |= update.partial
 
-    def play(self, amount: int, *, by_episodes: bool) -> Played | None:
+    def play(self, amount: int, *, by_episodes: bool) -> EvaluationResult | None:
         """Plays whole episodes: in the remote workers, each its share, or in the local worker.
 
         Args:
@@ -512,16 +548,16 @@ class WorkerSet(Extensible):
         limit = self.config.evaluation_sample_timeout_s
         if self._remotes is None:
             return play(self._local, amount, by_episodes=by_episodes, seconds=limit)
-        self._remotes.look_after()
-        healthy = self._remotes.healthy()
-        each, rest = divmod(amount, len(healthy))
-        shares = {index: each + (i < rest) for i, index in enumerate(healthy)}
+        self._remotes.check_workers()
+        healthy = self._remotes.get_healthy_indices()
+        share, remainder = divmod(amount, len(healthy))
+        shares = {index: share + (i < remainder) for i, index in enumerate(healthy)}
         seconds = None if limit is None else _SHARE_OF_TIMEOUT * limit
-        job = messages.play_share, shares, by_episodes, seconds
-        found = self._remotes.sample(*job, timeout=limit)
-        return functools.reduce(Played.plus, found) if found else None
+        call = messages.evaluate_share, shares, by_episodes, seconds
+        results = self._remotes.sample(*call, timeout=limit)
+        return functools.reduce(EvaluationResult.merge, results) if results else None
 
-    def align(self, *, new_episodes: bool = False) -> None:
+    def sync_workers(self, *, new_episodes: bool = False) -> None:
         """Makes all remote workers equal to the local one: policies, mapping, filters, counters.
 
         Args:
@@ -529,12 +565,14 @@ class WorkerSet(Extensible):
         """
         if self._remotes is None:
             return
-        self._sent = {pid: self._now(pid) for pid in self._local.policy_map}
-        episodes = self._remotes.num_restarts if new_episodes else None
-        self._remotes.send(messages.align, self._alignment(), episodes)
+        self._sent_versions = {pid: self._get_version(pid) for pid in self._local.policy_map}
+        episode_seed = self._remotes.num_restarts if new_episodes else None
+        self._remotes.call_without_waiting(
+            messages.restore_snapshot, self._make_snapshot(), episode_seed
+        )
 
-    def _alignment(self) -> messages.Alignment:
-        return messages.alignment_of(self._local)
+    def _make_snapshot(self) -> messages.WorkerSnapshot:
+        return messages.make_snapshot(self._local)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the algorithm, or its policies.")
@@ -554,25 +592,25 @@ class _RemotePolicies:
         local_policies: the policies of the local worker.
     """
 
-    def __init__(self, remotes: RayWorkers, local: WorkerPolicies) -> None:
+    def __init__(self, remotes: RayWorkers, local_policies: WorkerPolicies) -> None:
         self._remotes = remotes
-        self._local = local
+        self._local_policies = local_policies
 
     def apply(self, addition: PolicyAddition) -> None:
         """Adds a policy of the local worker by its state."""
-        roles = self._local.mapping_and_trainable
-        self._remotes.call(messages.add_policy, addition, roles)
+        mapping_and_trainable = self._local_policies.mapping_and_trainable
+        self._remotes.call(messages.add_policy, addition, mapping_and_trainable)
 
-    def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
+    def revert(self, policy_id: str, previous: MappingAndTrainable) -> None:
         """Removes a policy where it exists, and restores the mapping and the trained policies."""
-        self._remotes.call(messages.remove_policy, policy_id, before)
+        self._remotes.call(messages.remove_policy, policy_id, previous)
 
 
-def _remote_workers(
+def _start_remote_workers(
     count: int,
     arguments: Mapping[str, Any],
     config: AlgorithmConfig,
-    alignment: Callable[[], messages.Alignment],
+    make_snapshot: Callable[[], messages.WorkerSnapshot],
 ) -> RayWorkers:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
@@ -584,17 +622,17 @@ def _remote_workers(
 
     config.freeze()
 
-    def arguments_of(index: int, recreated: bool) -> dict[str, Any]:
+    def get_arguments(index: int, recreated: bool) -> dict[str, Any]:
         return {**arguments, "worker_index": index, "recreated_worker": recreated}
 
-    return RayWorkers(count, arguments_of, config, alignment)
+    return RayWorkers(count, get_arguments, config, make_snapshot)
 
 
-def _of_this_process(config: AlgorithmConfig) -> AlgorithmConfig:
+def _make_local_config(config: AlgorithmConfig) -> AlgorithmConfig:
     """Returns the config of the local worker, with its TensorFlow session settings."""
     if not config.local_tf_session_args:
         return config
-    given = config.copy(copy_frozen=False)
-    given.framework(tf_session_args=config.local_tf_session_args)
+    local_config = config.copy(copy_frozen=False)
+    local_config.framework(tf_session_args=config.local_tf_session_args)
     config.freeze()
-    return given
+    return local_config

@@ -11,11 +11,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from tfpolicies.errors import EnvError, show_value
 
 Infos: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-_FINAL = ("final_obs", "final_observation", "terminal_observation")
+_FINAL_OBS_KEYS = ("final_obs", "final_observation", "terminal_observation")
 """Keys of infos for the last observation of an episode."""
 
 
-def stated_mode(env: VectorEnv) -> AutoresetMode | None:
+def get_declared_mode(env: VectorEnv) -> AutoresetMode | None:
     """Returns the autoreset mode in an environment's metadata; None if it has none.
 
     Raises:
@@ -31,7 +31,7 @@ def stated_mode(env: VectorEnv) -> AutoresetMode | None:
         ) from error
 
 
-def final_observations(infos: Infos, indices: Sequence[int]) -> Any:
+def get_final_observations(infos: Infos, indices: Sequence[int]) -> Any:
     """Returns the last observations of ended episodes from the infos of a step.
 
     Args:
@@ -43,16 +43,19 @@ def final_observations(infos: Infos, indices: Sequence[int]) -> Any:
         missing.
     """
     if not isinstance(infos, Mapping):
-        rows = [next((infos[i][key] for key in _FINAL if key in infos[i]), None) for i in indices]
+        rows = [
+            next((infos[i][key] for key in _FINAL_OBS_KEYS if key in infos[i]), None)
+            for i in indices
+        ]
         return None if any(x is None for x in rows) else rows
-    batch: Any = next((infos[key] for key in _FINAL if infos.get(key) is not None), None)
+    batch: Any = next((infos[key] for key in _FINAL_OBS_KEYS if infos.get(key) is not None), None)
     if isinstance(batch, list | tuple) or getattr(batch, "dtype", None) == np.dtype(object):
         rows = [batch[i] for i in indices]
         return None if any(x is None for x in rows) else rows
     return batch
 
 
-class ModeFinder:
+class AutoresetModeDetector:
     """Detects the mode of an environment that does not declare it, from its first ended episode.
 
     Infos with the last observation mean SAME_STEP. Without them, the step after the end decides: in
@@ -65,15 +68,19 @@ class ModeFinder:
 
     def __init__(self, env: VectorEnv) -> None:
         self._env = env
-        self._begins = True
-        self._first_steps_earn = False
+        self._at_episode_start = True
+        self._first_steps_have_rewards = False
 
     def reset(self) -> None:
         """Records that all environments begin an episode."""
-        self._begins = True
+        self._at_episode_start = True
 
-    def find(
-        self, rewards: np.ndarray, ends: np.ndarray, ended: np.ndarray | None, infos: Infos
+    def detect(
+        self,
+        rewards: np.ndarray,
+        ends: np.ndarray,
+        previously_ended: np.ndarray | None,
+        infos: Infos,
     ) -> AutoresetMode | None:
         """Returns the mode, or None until an episode has shown it.
 
@@ -86,19 +93,23 @@ class ModeFinder:
         Raises:
             EnvError: if the mode cannot be detected, or last observations are lost.
         """
-        if ended is not None:
-            if rewards[ended].any() or ends[ended].any():
-                raise self._unknown("steps continue after an episode's end without a reset")
-            if not self._first_steps_earn:
-                raise self._unknown("its rewards do not distinguish a reset from a step")
+        if previously_ended is not None:
+            if rewards[previously_ended].any() or ends[previously_ended].any():
+                raise self._make_unknown_mode_error(
+                    "steps continue after an episode's end without a reset"
+                )
+            if not self._first_steps_have_rewards:
+                raise self._make_unknown_mode_error(
+                    "its rewards do not distinguish a reset from a step"
+                )
             return AutoresetMode.NEXT_STEP
-        if self._begins:
-            self._begins, self._first_steps_earn = False, bool(rewards.all())
-        if ends.any() and final_observations(infos, np.flatnonzero(ends).tolist()) is not None:
+        if self._at_episode_start:
+            self._at_episode_start, self._first_steps_have_rewards = False, bool(rewards.all())
+        if ends.any() and get_final_observations(infos, np.flatnonzero(ends).tolist()) is not None:
             return AutoresetMode.SAME_STEP
         return None
 
-    def _unknown(self, why: str) -> EnvError:
+    def _make_unknown_mode_error(self, why: str) -> EnvError:
         return EnvError(
             f"The autoreset mode of {self._env} is unknown: its metadata has no 'autoreset_mode', "
             f"its infos lack the last observation of an episode, and {why}. Declare the mode in "

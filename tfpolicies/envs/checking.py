@@ -13,13 +13,13 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
 from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
-from tfpolicies.envs.repairs import BREAKS, hint_for
+from tfpolicies.envs.repairs import ENV_FAILURES, get_failure_hint
 from tfpolicies.errors import EnvError
 from tfpolicies.type_aliases import Structure
 
-_FLAGS = (bool, np.bool_)
+_BOOL_TYPES = (bool, np.bool_)
 
 
 def check_env(
@@ -40,7 +40,7 @@ def check_env(
         EnvError: at the first fault; the message names the agent, the part of the observation, the
             value, and what to do.
 
-    >>> check_env(gym.make("CartPole-v1"), steps=20)
+    >>> check_env(gym.make("CartPole-v1"), gather_steps=20)
     """
     if is_pettingzoo(env):
         env = pettingzoo_env(env)
@@ -49,13 +49,15 @@ def check_env(
             "check_env takes a gymnasium.Env, a MultiAgentEnv or an environment of PettingZoo, got "
             f"{type(env).__name__}. Pass an instance, not a class or a name."
         )
-    kind: Any = _MultiAgentCheck if isinstance(env, MultiAgentEnv) else _SingleAgentCheck
-    check = kind(env, np.random.default_rng(seed), action_mask_key)
-    seen = check.reset(seed)
+    checker_class: Any = (
+        _MultiAgentChecker if isinstance(env, MultiAgentEnv) else _SingleAgentChecker
+    )
+    checker = checker_class(env, np.random.default_rng(seed), action_mask_key)
+    obs = checker.reset(seed)
     for _ in range(steps):
-        seen, over = check.step(seen)
+        obs, over = checker.step(obs)
         if over:
-            seen = check.reset(None)
+            obs = checker.reset(None)
 
 
 def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) -> None:
@@ -72,32 +74,34 @@ def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) 
     Raises:
         EnvError: at the first fault.
     """
-    with same_randomness():
+    with preserve_global_rngs():
         env = make(0)
         try:
-            if _may_be_checked(env):
+            if _is_checkable(env):
                 check_env(env, steps=steps, action_mask_key=action_mask_key)
         finally:
             env.close()
 
 
-def _may_be_checked(env: gym.Env) -> bool:
-    own_spaces = (getattr(env, f"{of}_space", None) for of in ("observation", "action"))
-    return None not in own_spaces and not getattr(env, "_skip_env_checking", False)
+def _is_checkable(env: gym.Env) -> bool:
+    env_spaces = (
+        getattr(env, f"{space_kind}_space", None) for space_kind in ("observation", "action")
+    )
+    return None not in env_spaces and not getattr(env, "_skip_env_checking", False)
 
 
 @contextlib.contextmanager
-def same_randomness() -> Iterator[None]:
+def preserve_global_rngs() -> Iterator[None]:
     """Restores the state of the global random generators afterwards."""
-    before = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
-class _SingleAgentCheck:
+class _SingleAgentChecker:
     """Plays an environment with one agent."""
 
     def __init__(self, env: gym.Env, rng: np.random.Generator, mask_key: str) -> None:
@@ -105,145 +109,152 @@ class _SingleAgentCheck:
         self._mask_key = mask_key
         for name in ("observation_space", "action_space"):
             _require_space(getattr(env, name, None), f"`{name}` of {type(env).__name__}")
-        self._actions = _seeded(env.action_space, rng)
+        self._seeded_action_space = _copy_and_seed(env.action_space, rng)
 
     def reset(self, seed: int | None) -> Any:
-        found = _called("reset", lambda: self.env.reset(seed=seed))
-        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+        result = _call_env("reset", lambda: self.env.reset(seed=seed))
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
             raise EnvError(
                 "`reset` must return a pair (observation, info), info being a dict, got "
-                f"{_described(found)}. Write `return observation, {{}}`."
+                f"{_describe(result)}. Write `return observation, {{}}`."
             )
-        _require_element(self.env.observation_space, found[0], "The observation of `reset`")
-        return found[0]
+        _require_element(self.env.observation_space, result[0], "The observation of `reset`")
+        return result[0]
 
     def step(self, obs: Structure) -> tuple[Any, bool]:
-        action = _locked(random_action(self._actions, obs, self._mask_key))
-        found = _called("step", lambda: self.env.step(action), action)
-        if not isinstance(found, tuple) or len(found) != 5:
+        action = _make_read_only(random_action(self._seeded_action_space, obs, self._mask_key))
+        result = _call_env("step", lambda: self.env.step(action), action)
+        if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
                 "`step` must return (observation, reward, terminated, truncated, info), got "
-                f"{_described(found)}."
+                f"{_describe(result)}."
             )
-        obs, reward, terminated, truncated, info = found
+        obs, reward, terminated, truncated, info = result
         _require_element(self.env.observation_space, obs, "The observation of `step`")
         _require_number(reward, "The reward")
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             _require_flag(flag, f"`{name}`")
         if not isinstance(info, Mapping):
-            raise EnvError(f"The info must be a dict, got {_described(info)}. Return {{}}.")
+            raise EnvError(f"The info must be a dict, got {_describe(info)}. Return {{}}.")
         return obs, bool(terminated or truncated)
 
 
-class _MultiAgentCheck:
+class _MultiAgentChecker:
     """Plays an environment with several agents."""
 
     def __init__(self, env: MultiAgentEnv, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
         self._mask_key = mask_key
-        self._envs = MultiAgentEnvironments([env])
+        self._envs = MultiAgentEnvAdapter([env])
         self._ids = env.get_agent_ids()
         self._rng = rng
-        self._actions: dict[Any, gym.Space] = {}
+        self._seeded_action_spaces: dict[Any, gym.Space] = {}
 
     def reset(self, seed: int | None) -> dict[Any, Any]:
         """Begins an episode; returns the observations of the agents that act first."""
-        self._idle = 0  # steps in which no agent could act
-        self._done: set[Any] = set()
-        self._seen: set[Any] = set()
-        obs, _ = _called("reset", lambda: self._envs.reset(0, seed))
+        self._steps_without_obs = 0  # steps in which no agent could act
+        self._done_agents: set[Any] = set()
+        self._observed_agents: set[Any] = set()
+        obs, _ = _call_env("reset", lambda: self._envs.reset(0, seed))
         self._check_observations(obs, "reset")
         return dict(obs)
 
     def _check_observations(self, obs: Mapping[Any, Any], call: str) -> None:
-        for agent, seen in obs.items():
-            self._require_known(agent, f"an observation of `{call}`")
-            if agent in self._done:
+        for agent, agent_obs in obs.items():
+            self._check_agent_id(agent, f"an observation of `{call}`")
+            if agent in self._done_agents:
                 raise EnvError(
                     f"Agent {agent!r} got an observation in `{call}` after it was done in the same "
                     "episode. Leave it out, or return it under another id."
                 )
-            self._require_space_of(agent)
-            space = self.env.observation_space_of(agent)
-            _require_element(space, seen, f"The observation of agent {agent!r} in `{call}`")
-        self._seen |= set(obs)
+            self._check_agent_spaces(agent)
+            space = self.env.get_observation_space(agent)
+            _require_element(space, agent_obs, f"The observation of agent {agent!r} in `{call}`")
+        self._observed_agents |= set(obs)
 
-    def _require_known(self, agent: Hashable, where: str) -> None:
+    def _check_agent_id(self, agent: Hashable, subject: str) -> None:
         if agent == ALL or (self._ids and agent not in self._ids):
             raise EnvError(
-                f"{agent!r} has {where}, but is not among the agents "
+                f"{agent!r} has {subject}, but is not among the agents "
                 f"{sorted(self._ids, key=str)}. Correct the id, or name it in `_agent_ids`."
             )
 
-    def _require_space_of(self, agent: Hashable) -> None:
-        if agent in self._actions:
+    def _check_agent_spaces(self, agent: Hashable) -> None:
+        if agent in self._seeded_action_spaces:
             return
-        spaces_of = (self.env.observation_space_of(agent), self.env.action_space_of(agent))
-        for space, name in zip(spaces_of, ("observation", "action"), strict=True):
+        agent_spaces = (self.env.get_observation_space(agent), self.env.get_action_space(agent))
+        for space, name in zip(agent_spaces, ("observation", "action"), strict=True):
             _require_space(space, f"The {name} space of agent {agent!r}")
-        self._actions[agent] = _seeded(spaces_of[1], self._rng)
+        self._seeded_action_spaces[agent] = _copy_and_seed(agent_spaces[1], self._rng)
 
-    def step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
+    def step(self, pending_obs: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
         """Plays a step; returns the observations of the next agents, and if the episode ended."""
         actions = {
-            agent: _locked(random_action(self._actions[agent], x, self._mask_key))
-            for agent, x in waiting.items()
+            agent: _make_read_only(
+                random_action(self._seeded_action_spaces[agent], x, self._mask_key)
+            )
+            for agent, x in pending_obs.items()
         }
-        found = _called("step", lambda: self._envs.step(0, actions), actions)
-        obs, rewards, terminateds, truncateds, _ = found
+        result = _call_env("step", lambda: self._envs.step(0, actions), actions)
+        obs, rewards, terminateds, truncateds, _ = result
         self._check_observations(obs, "step")
         for agent, reward in rewards.items():
-            self._require_known(agent, "a reward")
+            self._check_agent_id(agent, "a reward")
             _require_number(reward, f"The reward of agent {agent!r}")
-        for name, ends in (("terminateds", terminateds), ("truncateds", truncateds)):
-            for agent, flag in ends.items():
+        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+            for agent, flag in flags.items():
                 if agent != ALL:
-                    self._require_known(agent, f"a flag in `{name}`")
+                    self._check_agent_id(agent, f"a flag in `{name}`")
                 _require_flag(flag, f"`{name}[{agent!r}]`")
                 if flag:
-                    self._done.add(agent)
+                    self._done_agents.add(agent)
         over = bool(terminateds[ALL] or truncateds[ALL])
-        if not over and self._seen and self._seen <= self._done and self._ids <= self._done:
+        if (
+            not over
+            and self._observed_agents
+            and self._observed_agents <= self._done_agents
+            and self._ids <= self._done_agents
+        ):
             raise EnvError(
                 "All agents are done, but '__all__' is False in `terminateds` and in `truncateds`. "
                 "Set it in the step in which the last agent is done."
             )
-        waiting = {agent: x for agent, x in obs.items() if agent not in self._done}
-        self._idle = 0 if waiting else self._idle + 1
-        if self._idle > 100 and not over:
+        pending_obs = {agent: x for agent, x in obs.items() if agent not in self._done_agents}
+        self._steps_without_obs = 0 if pending_obs else self._steps_without_obs + 1
+        if self._steps_without_obs > 100 and not over:
             raise EnvError(
                 "No agent had an observation for 100 steps, so none can act. Give an "
                 "observation to the agents whose turn it is, or end the episode."
             )
-        return waiting, over
+        return pending_obs, over
 
 
-def _called(method: str, call: Callable[[], Any], actions: Structure | None = None) -> Any:
+def _call_env(method: str, call: Callable[[], Any], actions: Structure | None = None) -> Any:
     """Returns `call()`; turns an exception into an `EnvError` with an explanation."""
     try:
         return call()
     except EnvError:
         raise
-    except BREAKS as error:
-        given = "" if actions is None else f" for the action {actions!r}"
+    except ENV_FAILURES as error:
+        for_action = "" if actions is None else f" for the action {actions!r}"
         raise EnvError(
-            f"`{method}` raised {type(error).__name__}{given}: {error}.{hint_for(error)} The cause "
+            f"`{method}` raised {type(error).__name__}{for_action}: {error}.{get_failure_hint(error)} The cause "
             "is shown above."
         ) from error
 
 
-def _seeded(space: gym.Space, rng: np.random.Generator) -> Any:
+def _copy_and_seed(space: gym.Space, rng: np.random.Generator) -> Any:
     """Copies a space and seeds the copy: others may sample from the space as well."""
-    twin = copy.deepcopy(space)
-    twin.seed(int(rng.integers(2**31)))
-    return twin
+    seeded_space = copy.deepcopy(space)
+    seeded_space.seed(int(rng.integers(2**31)))
+    return seeded_space
 
 
-def _locked(action: Structure) -> Any:
+def _make_read_only(action: Structure) -> Any:
     """Makes the arrays of an action read-only, as those of policies are."""
     if isinstance(action, dict | tuple):
         for part in action.values() if isinstance(action, dict) else action:
-            _locked(part)
+            _make_read_only(part)
     elif isinstance(action, np.ndarray):
         action.flags.writeable = False
     return action
@@ -257,52 +268,52 @@ def random_action(space: gym.Space, obs: Structure, mask_key: str = "action_mask
     return space.sample()
 
 
-def _require_space(space: gym.Space | None, what: str) -> None:
+def _require_space(space: gym.Space | None, subject: str) -> None:
     if not isinstance(space, gym.Space):
         raise EnvError(
-            f"{what} must be a gymnasium space, got {_described(space)}. Set it in `__init__`."
+            f"{subject} must be a gymnasium space, got {_describe(space)}. Set it in `__init__`."
         )
 
 
-def _require_number(value: Any, what: str) -> None:
+def _require_number(value: Any, subject: str) -> None:
     is_number = isinstance(value, int | float | np.number | np.ndarray) and np.ndim(value) == 0
     if not is_number or np.iscomplexobj(value) or not np.isfinite(value):
-        raise EnvError(f"{what} must be a finite number, got {value!r}. Return a float.")
+        raise EnvError(f"{subject} must be a finite number, got {value!r}. Return a float.")
 
 
-def _require_flag(value: Structure, what: str) -> None:
-    if not isinstance(value, _FLAGS):
-        raise EnvError(f"{what} must be True or False, got {value!r}. Return `bool(...)`.")
+def _require_flag(value: Structure, subject: str) -> None:
+    if not isinstance(value, _BOOL_TYPES):
+        raise EnvError(f"{subject} must be True or False, got {value!r}. Return `bool(...)`.")
 
 
-def _require_element(space: spaces.Space, value: Structure, what: str) -> None:
-    fault = _fault(space, value)
+def _require_element(space: spaces.Space, value: Structure, subject: str) -> None:
+    fault = _find_fault(space, value)
     if fault is not None:
-        part = f", part {fault.where!r}," if fault.where else ""
-        raise fault.kind(f"{what}{part} {fault.problem}")
+        part = f", part {fault.path!r}," if fault.path else ""
+        raise fault.error_class(f"{subject}{part} {fault.problem}")
 
 
-class UnlikeSpaceError(EnvError):
+class SpaceMismatchError(EnvError):
     """An observation differs from its space, but sampling accepts it and casts it."""
 
 
-class _Fault(NamedTuple):
+class _SpaceFault(NamedTuple):
     """The path at which a value does not match its space, and the problem there."""
 
-    where: str
+    path: str
     problem: str
-    kind: type[EnvError] = EnvError
+    error_class: type[EnvError] = EnvError
 
 
-def _fault(space: spaces.Space, value: Structure, path: str = "") -> _Fault | None:
+def _find_fault(space: spaces.Space, value: Structure, path: str = "") -> _SpaceFault | None:
     """Returns the first fault of a value of a space; None if it is valid."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
-            return _Fault(
-                path, f"must be a dict with the keys {list(space.keys())}: {_got(value)}."
+            return _SpaceFault(
+                path, f"must be a dict with the keys {list(space.keys())}: {_format_got(value)}."
             )
         if set(value) != set(space.keys()):
-            return _Fault(
+            return _SpaceFault(
                 path,
                 f"has the keys {list(value)}, but its space has {list(space.keys())}. Return "
                 "exactly these.",
@@ -310,48 +321,52 @@ def _fault(space: spaces.Space, value: Structure, path: str = "") -> _Fault | No
         parts = [(key, sub, value[key]) for key, sub in space.items()]
     elif isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple) or len(value) != len(space.spaces):
-            return _Fault(path, f"must be a tuple of {len(space.spaces)} parts: {_got(value)}.")
+            return _SpaceFault(
+                path, f"must be a tuple of {len(space.spaces)} parts: {_format_got(value)}."
+            )
         parts = [(str(i), sub, x) for i, (sub, x) in enumerate(zip(space, value, strict=True))]
     elif isinstance(space, spaces.Box):
-        return _fault_in_box(space, value, path)
+        return _find_box_fault(space, value, path)
     elif space.contains(value):
         return None
     else:
-        problem = f"must be an element of {space}: {_got(value)}."
-        return _Fault(path, problem, UnlikeSpaceError)
+        problem = f"must be an element of {space}: {_format_got(value)}."
+        return _SpaceFault(path, problem, SpaceMismatchError)
     for key, sub, part in parts:
-        fault = _fault(sub, part, f"{path}/{key}" if path else str(key))
+        fault = _find_fault(sub, part, f"{path}/{key}" if path else str(key))
         if fault is not None:
             return fault
     return None
 
 
-def _fault_in_box(space: spaces.Box, value: Structure, path: str) -> _Fault | None:
+def _find_box_fault(space: spaces.Box, value: Structure, path: str) -> _SpaceFault | None:
     if not isinstance(value, np.ndarray | np.generic):
-        problem = f"must be an array: {_got(value)}. Return np.array(..., np.{space.dtype})."
-        return _Fault(path, problem, UnlikeSpaceError)
+        problem = f"must be an array: {_format_got(value)}. Return np.array(..., np.{space.dtype})."
+        return _SpaceFault(path, problem, SpaceMismatchError)
     value = np.asarray(value)
     if value.shape != space.shape:
-        shapes = f"has the shape {value.shape}, but its space has {space.shape}; it is {space}."
-        return _Fault(path, shapes)
-    if value.dtype.kind == "f" and np.isnan(value).any():
-        place = tuple(np.argwhere(np.isnan(value))[0].tolist())
-        text = f"has a NaN at {place}. Look for divisions by zero and values never set."
-        return _Fault(path, text)
-    is_mixed = value.dtype.kind == "f" and space.dtype.kind != "f"
-    is_cut = np.floor(value) != value if is_mixed else np.zeros(())
-    if is_cut.any():
-        place = tuple(np.argwhere(is_cut)[0].tolist())
-        text = (
-            f"has {value[place]} at {place}, but its space has {space.dtype}, which would make it "
-            f"{int(value[place])}. Declare Box(..., dtype=np.float32), or return whole numbers."
+        problem_text = (
+            f"has the shape {value.shape}, but its space has {space.shape}; it is {space}."
         )
-        return _Fault(path, text)
-    unlike = _unlike(space, value)
-    return None if unlike is None else _Fault(path, unlike, UnlikeSpaceError)
+        return _SpaceFault(path, problem_text)
+    if value.dtype.kind == "f" and np.isnan(value).any():
+        index = tuple(np.argwhere(np.isnan(value))[0].tolist())
+        text = f"has a NaN at {index}. Look for divisions by zero and values never set."
+        return _SpaceFault(path, text)
+    is_mixed = value.dtype.kind == "f" and space.dtype.kind != "f"
+    is_fractional = np.floor(value) != value if is_mixed else np.zeros(())
+    if is_fractional.any():
+        index = tuple(np.argwhere(is_fractional)[0].tolist())
+        text = (
+            f"has {value[index]} at {index}, but its space has {space.dtype}, which would make it "
+            f"{int(value[index])}. Declare Box(..., dtype=np.float32), or return whole numbers."
+        )
+        return _SpaceFault(path, text)
+    mismatch = _find_mismatch(space, value)
+    return None if mismatch is None else _SpaceFault(path, mismatch, SpaceMismatchError)
 
 
-def _unlike(space: spaces.Box, value: np.ndarray) -> str | None:
+def _find_mismatch(space: spaces.Box, value: np.ndarray) -> str | None:
     """Returns how numbers differ from their space's dtype and bounds, None if they do not."""
     if not np.can_cast(value.dtype, space.dtype):
         return (
@@ -360,20 +375,20 @@ def _unlike(space: spaces.Box, value: np.ndarray) -> str | None:
         )
     outside = (value < space.low) | (value > space.high)
     if outside.any():
-        place = tuple(np.argwhere(outside)[0].tolist())
-        low, high = space.low[place], space.high[place]
+        index = tuple(np.argwhere(outside)[0].tolist())
+        low, high = space.low[index], space.high[index]
         return (
-            f"has {value[place]} at {place}, which is not in [{low}, {high}]. Widen the bounds of "
+            f"has {value[index]} at {index}, which is not in [{low}, {high}]. Widen the bounds of "
             "its space, or clip the value."
         )
     return None
 
 
-def _got(value: Structure) -> str:
-    return f"got {_described(value)}"
+def _format_got(value: Structure) -> str:
+    return f"got {_describe(value)}"
 
 
-def _described(value: Structure | None) -> str:
+def _describe(value: Structure | None) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} values"
     if isinstance(value, np.ndarray):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from tfpolicies.envs.env_process import TRACE_SIGNAL, SentError
+from tfpolicies.envs.env_process import TRACE_SIGNAL, SerializedError
 from tfpolicies.envs.shared_arrays import make_unnamed_file
 from tfpolicies.errors import EnvError
 
@@ -32,7 +32,7 @@ _PROGRAM = (
     "sys.path[:] = sys.argv[5:]; from tfpolicies.envs.env_process import serve; "
     "serve(process, requests, memory, trace)"
 )
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_THREAD_COUNT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Thread counts of numerical libraries, 1 unless the user sets them: there are many processes."""
 
 _TRACE_BYTES = 100_000  # maximal size of a traceback
@@ -66,8 +66,8 @@ class ProcessLostError(Exception):
         trace: as given.
     """
 
-    def __init__(self, how: str, trace: str) -> None:
-        super().__init__(how)
+    def __init__(self, reason: str, trace: str) -> None:
+        super().__init__(reason)
         self.trace = trace
 
 
@@ -90,20 +90,20 @@ class ChildProcess:
         self.number = number
         self.outstanding = 0
         self._lost: ProcessLostError | None = None
-        ours, theirs = socket.socketpair()
+        parent_socket, child_socket = socket.socketpair()
         self._trace = make_unnamed_file()
-        files = [file.fileno() for file in (theirs, memory, self._trace)]
-        words = map(str, (number, *files, *sys.path))
-        with theirs:
+        files = [file.fileno() for file in (child_socket, memory, self._trace)]
+        arguments = map(str, (number, *files, *sys.path))
+        with child_socket:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *words],
+                [sys.executable, "-c", _PROGRAM, *arguments],
                 stdin=subprocess.PIPE,  # closed when the worker ends: see `_end_with_worker`
                 pass_fds=files,
-                env={**dict.fromkeys(_ONE_THREAD, "1"), **os.environ},
+                env={**dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"), **os.environ},
                 start_new_session=True,  # Ctrl-C is for this process
             )
-        self._connection = Connection(ours.detach())
-        self._end = weakref.finalize(
+        self._connection = Connection(parent_socket.detach())
+        self._finalize = weakref.finalize(
             self, _end_process, self._process, self._connection, self._trace, os.getpid()
         )
 
@@ -142,8 +142,8 @@ class ChildProcess:
     def has_ended(self) -> bool:
         """Returns True if the process has ended, even if others hold its end of the socket."""
         if hasattr(os, "waitid"):  # it does not release the process id
-            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PID, self._process.pid, how) is not None
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self._process.pid, options) is not None
         return self._process.poll() is not None
 
     def is_lost(self) -> bool:
@@ -164,7 +164,7 @@ class ChildProcess:
                 self._process.send_signal(TRACE_SIGNAL)
                 time.sleep(_TRACE_SECONDS)
             trace = os.pread(self._trace.fileno(), _TRACE_BYTES, 0).decode(errors="replace")
-            self._end()  # also sets the return code
+            self._finalize()  # also sets the return code
             self._lost = ProcessLostError(why or _describe_end(self._process.returncode), trace)
         return self._lost
 
@@ -202,18 +202,18 @@ def _end_process(
     process.wait()
 
 
-def restore_error(sent: SentError) -> Exception:
+def restore_error(serialized: SerializedError) -> Exception:
     """Returns an exception that a process sent, caused by its traceback there."""
     try:
-        error = pickle.loads(sent.pickled)
+        error = pickle.loads(serialized.pickled)
     except Exception:
-        error = EnvError(sent.text.rstrip().rpartition("\n")[2])
-    error.__cause__ = RemoteTraceback(sent.text, sent.frames)
+        error = EnvError(serialized.text.rstrip().rpartition("\n")[2])
+    error.__cause__ = RemoteTraceback(serialized.text, serialized.frames)
     return error
 
 
 def iterate_ready(
-    processes: Iterable[ChildProcess], seconds: float, look: Callable[[ChildProcess], None]
+    processes: Iterable[ChildProcess], seconds: float, on_silent: Callable[[ChildProcess], None]
 ) -> Iterator[ChildProcess]:
     """Yields each process as soon as it has answered, or is lost.
 
@@ -235,7 +235,7 @@ def iterate_ready(
             poll.unregister(file)
             yield waiting.pop(file)
         for file, process in [] if ready else list(waiting.items()):
-            look(process)
+            on_silent(process)
             if process.is_lost():
                 poll.unregister(file)
                 yield waiting.pop(file)

@@ -1,6 +1,6 @@
 """The program of a process that steps a share of a worker's environments, without TensorFlow.
 
-It makes plain environments and steps them by `PlainEnvironments`, as a worker without such
+It makes plain environments and steps them by `SyncEnvAdapter`, as a worker without such
 processes does, so that episodes, seeds, errors and restarts are the same. Requests come by a
 socket; observations, actions and results are in shared memory.
 """
@@ -26,11 +26,11 @@ import gymnasium as gym
 
 from tfpolicies.envs.checking import check_new_env
 from tfpolicies.envs.making import EnvContext, make_any_environments
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.registry import ENVIRONMENTS, Source
-from tfpolicies.envs.repairs import Repairs, describe_slow_call
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.registry import ENVIRONMENTS, EnvSource
+from tfpolicies.envs.repairs import EnvSupervisor, describe_slow_call
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, unflatten
-from tfpolicies.envs.vector import Environments, PlainEnvironments, Step
+from tfpolicies.envs.vector import StepResult, SyncEnvAdapter, VectorEnvAdapter
 from tfpolicies.errors import EnvError, show_value
 from tfpolicies.type_aliases import Structure
 
@@ -38,7 +38,7 @@ TRACE_SIGNAL = signal.SIGUSR1
 """Makes the process write its traceback, even if it hangs in native code."""
 
 
-class Assignment(NamedTuple):
+class MakeRequest(NamedTuple):
     """Request to make the environments of a process.
 
     Attributes:
@@ -64,7 +64,7 @@ class Assignment(NamedTuple):
     log_level: int
 
 
-class Made(NamedTuple):
+class MakeResult(NamedTuple):
     """Answer of a process that has made its environments.
 
     Attributes:
@@ -80,7 +80,7 @@ class Made(NamedTuple):
     has_tensorflow: bool
 
 
-class Rest(NamedTuple):
+class StepExtras(NamedTuple):
     """The parts of a step that are not in shared memory; indices are those of all environments.
 
     Attributes:
@@ -92,13 +92,13 @@ class Rest(NamedTuple):
     """
 
     infos: bytes
-    dead: Any
-    final: Any
-    broken: dict[int, SentError]
-    remade: list[int]
+    reset_only: Any
+    final_obs: Any
+    failed: dict[int, SerializedError]
+    recreated: list[int]
 
 
-class SentError(NamedTuple):
+class SerializedError(NamedTuple):
     """An exception as it is sent to another process.
 
     Attributes:
@@ -112,7 +112,7 @@ class SentError(NamedTuple):
     frames: list[traceback.FrameSummary]
 
     @classmethod
-    def from_exception(cls, error: BaseException) -> SentError:
+    def from_exception(cls, error: BaseException) -> SerializedError:
         """Serializes an exception; one that cannot be pickled becomes an `EnvError`."""
         text = "".join(traceback.format_exception(error))
         frames = list(traceback.extract_tb(error.__traceback__))
@@ -120,9 +120,9 @@ class SentError(NamedTuple):
             pickled = dumps(error)
             pickle.loads(pickled)
         except Exception:
-            instead = EnvError(f"{type(error).__name__}: {error}")
-            instead.__dict__["__notes__"] = getattr(error, "__notes__", [])
-            pickled = pickle.dumps(instead)
+            substitute = EnvError(f"{type(error).__name__}: {error}")
+            substitute.__dict__["__notes__"] = getattr(error, "__notes__", [])
+            pickled = pickle.dumps(substitute)
         return cls(pickled, text, frames)
 
 
@@ -146,52 +146,54 @@ def get_share(process: int, num_envs: int, num_processes: int) -> range:
     >>> [list(get_share(process, 5, 2)) for process in (0, 1)]
     [[0, 1, 2], [3, 4]]
     """
-    size, more = divmod(num_envs, num_processes)
-    start = process * size + min(process, more)
-    return range(start, start + size + (process < more))
+    size, remainder = divmod(num_envs, num_processes)
+    start = process * size + min(process, remainder)
+    return range(start, start + size + (process < remainder))
 
 
-class _RecordedRepairs(Repairs):
+class _RecordingSupervisor(EnvSupervisor):
     """Records each call in shared memory, where the worker sees which call hangs or crashed."""
 
     def __init__(
-        self, arrays: SharedArrays, process: int, seconds: float | None, **settings: Any
+        self, arrays: SharedArrays, process: int, timeout: float | None, **settings: Any
     ) -> None:
         super().__init__(**settings)
         self._arrays = arrays
         self._process = process
-        self._seconds = seconds
+        self._timeout = timeout
 
-    def watched(self, index: int, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(self, index: int, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return functools.partial(self._record, index, method, function)
 
     def _record(
         self, index: int, method: str, function: Callable[..., Any], *args: object, **kwargs: object
     ) -> Any:
         arrays, process = self._arrays, self._process
-        arrays.index[process] = self.first_index + index
-        arrays.is_step[process] = method == "step"
-        arrays.since[process] = began = time.monotonic()
+        arrays.call_env_index[process] = self.first_index + index
+        arrays.call_is_step[process] = method == "step"
+        arrays.call_start[process] = start = time.monotonic()
         result = function(*args, **kwargs)
-        seconds = time.monotonic() - began
-        if self._seconds is not None and seconds > self._seconds:
-            raise EnvError(describe_slow_call(self.call(index, method), seconds, self._seconds))
+        seconds = time.monotonic() - start
+        if self._timeout is not None and seconds > self._timeout:
+            raise EnvError(
+                describe_slow_call(self.describe_call(index, method), seconds, self._timeout)
+            )
         return result
 
 
-class _Records(logging.Handler):
+class _LogCollector(logging.Handler):
     """Keeps log records until the next answer carries them to the worker."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[tuple[str, int, str]] = []
+        self.records: list[tuple[str, int, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.kept.append((record.name, record.levelno, self.format(record)))
+        self.records.append((record.name, record.levelno, self.format(record)))
 
     def take(self) -> list[tuple[str, int, str]]:
         """Returns name, level and text of the records since the last call."""
-        records, self.kept = self.kept, []
+        records, self.records = self.records, []
         return records
 
 
@@ -206,9 +208,9 @@ class EnvProcess:
     def __init__(self, process: int, memory: int) -> None:
         self._process = process
         self._memory = memory
-        self._remade: list[int] = []
+        self._recreated: list[int] = []
 
-    def make(self, assignment: Assignment) -> Made | None:
+    def make(self, assignment: MakeRequest) -> MakeResult | None:
         """Makes the environments of this process; returns None if the creator returns None.
 
         Raises:
@@ -221,28 +223,32 @@ class EnvProcess:
             gym.registry[assignment.spec.id] = assignment.spec
         num_envs, num_processes = assignment.num_envs, assignment.num_processes
         share = get_share(self._process, num_envs, num_processes)
-        began = time.perf_counter()
-        made = make_any_environments(
+        start_time = time.perf_counter()
+        envs = make_any_environments(
             assignment.source,
             len(share),
             assignment.context.copy_with_overrides(vector_index=share.start),
             checked=assignment.checked,
             may_be_none=assignment.may_be_none,
-            each_alone=True,
+            sequential=True,
         )
-        seconds = time.perf_counter() - began
-        if made is None:
+        seconds = time.perf_counter() - start_time
+        if envs is None:
             return None
-        if not isinstance(made, PlainEnvironments):
-            made.close()
-            raise EnvError(_refuse(assignment.source, made))
-        self._envs, self._share = made, share
+        if not isinstance(envs, SyncEnvAdapter):
+            envs.close()
+            raise EnvError(_describe_refusal(assignment.source, envs))
+        self._envs, self._share = envs, share
         self._sizes = num_envs, num_processes
-        spaces = made.observation_space, made.action_space
-        return Made(*spaces, seconds, "tensorflow" in sys.modules)
+        spaces = envs.observation_space, envs.action_space
+        return MakeResult(*spaces, seconds, "tensorflow" in sys.modules)
 
     def guard(
-        self, again: bool, worker_index: int | None, seconds: float | None, limit: int | None
+        self,
+        recreates: bool,
+        worker_index: int | None,
+        timeout: float | None,
+        max_restarts: int | None,
     ) -> None:
         """Maps the shared memory, and sets how failures of environments are handled.
 
@@ -250,61 +256,68 @@ class EnvProcess:
             recreates: whether environments are re-created after a failure.
             worker_index: for messages.
             timeout: time limit of a call; None: unlimited.
-            max_restarts: see `Repairs`.
+            max_restarts: see `EnvSupervisor`.
         """
         envs = self._envs
         self._arrays = SharedArrays(
             self._memory, envs.observation_space, envs.action_space, *self._sizes
         )
         start, stop = self._share.start, self._share.stop
-        self._places = [leaf[start:stop] for leaf in self._arrays.obs]
+        self._obs_views = [leaf[start:stop] for leaf in self._arrays.obs]
         self._actions = [leaf[start:stop] for leaf in self._arrays.actions]
         results = self._arrays.rewards, self._arrays.terminateds, self._arrays.truncateds
         self._rewards, self._terminateds, self._truncateds = (x[start:stop] for x in results)
-        repairs = _RecordedRepairs(
+        supervisor = _RecordingSupervisor(
             self._arrays,
             self._process,
-            seconds,
-            make=self._make_again if again else None,
+            timeout,
+            make=self._recreate_env if recreates else None,
             worker_index=worker_index,
-            limit=limit,
-            on_made=lambda env, index: self._remade.append(start + index),
+            limit=max_restarts,
+            on_made=lambda env, index: self._recreated.append(start + index),
             first_index=start,
         )
-        envs.guard(repairs)
+        envs.set_supervisor(supervisor)
 
-    def _make_again(self, index: int) -> Any:
-        return self._envs.maker(index)  # type: ignore[misc]
+    def _recreate_env(self, index: int) -> Any:
+        return self._envs.env_factory(index)  # type: ignore[misc]
 
     def reset(self, seeds: Sequence[int] | None) -> list[int]:
         """Starts new episodes; returns the indices of environments that were re-created."""
         self._write(self._envs.reset(seeds))
-        remade, self._remade = self._remade, []
-        return remade
+        recreated, self._recreated = self._recreated, []
+        return recreated
 
     def _write(self, obs: Structure) -> None:
         leaves = flatten(self._envs.observation_space, obs)
-        for place, leaf in zip(self._places, leaves, strict=True):
-            place[...] = leaf
+        for view, leaf in zip(self._obs_views, leaves, strict=True):
+            view[...] = leaf
 
-    def step(self) -> Rest | None:
+    def step(self) -> StepExtras | None:
         """Steps by the actions in shared memory; returns None if all results are there."""
         step = self._envs.step(unflatten(self._envs.action_space, iter(self._actions)))
         self._write(step.obs)
         self._rewards[...] = step.rewards
         self._terminateds[...] = step.terminateds
         self._truncateds[...] = step.truncateds
-        is_plain = step.final is None and step.dead is None and not self._remade
-        return None if is_plain and not any(step.infos) else self._get_rest(step)
+        is_plain = step.final_obs is None and step.reset_only is None and not self._recreated
+        return None if is_plain and not any(step.infos) else self._make_extras(step)
 
-    def _get_rest(self, step: Step) -> Rest:
+    def _make_extras(self, step: StepResult) -> StepExtras:
         start = self._share.start
-        remade, self._remade = self._remade, []
-        final = step.final if step.final is None else (step.final[0] + start, step.final[1])
-        broken = {
-            start + i: SentError.from_exception(error) for i, error in (step.broken or {}).items()
+        recreated, self._recreated = self._recreated, []
+        final_obs = (
+            step.final_obs
+            if step.final_obs is None
+            else (step.final_obs[0] + start, step.final_obs[1])
+        )
+        failed = {
+            start + i: SerializedError.from_exception(error)
+            for i, error in (step.failed or {}).items()
         }
-        return Rest(self._pack_infos(step.infos), step.dead, final, broken, remade)
+        return StepExtras(
+            self._pack_infos(step.infos), step.reset_only, final_obs, failed, recreated
+        )
 
     def _pack_infos(self, infos: Sequence[Any]) -> bytes:
         try:
@@ -327,23 +340,23 @@ class EnvProcess:
 
     def check_new_env(self, steps: int, action_mask_key: str) -> None:
         """Plays a few steps of an environment made like the first one; see `check_new_env`."""
-        check_new_env(self._make_again, steps, action_mask_key)
+        check_new_env(self._recreate_env, steps, action_mask_key)
 
     def read(self, index: int, is_unwrapped: bool, name: str) -> tuple[bool, Any]:
         """Returns whether an attribute of an environment is a method, and its value if not."""
-        value = getattr(self._find(index, is_unwrapped), name)
-        return (True, None) if callable(value) else (False, _sendable(name, value))
+        value = getattr(self._get_env(index, is_unwrapped), name)
+        return (True, None) if callable(value) else (False, _check_picklable(name, value))
 
     def write(self, index: int, is_unwrapped: bool, name: str, value: object) -> None:
         """Sets an attribute of an environment."""
-        setattr(self._find(index, is_unwrapped), name, value)
+        setattr(self._get_env(index, is_unwrapped), name, value)
 
     def call(self, index: int, is_unwrapped: bool, name: str, args: tuple, kwargs: dict) -> Any:
         """Calls a method of an environment; returns the result."""
-        method = getattr(self._find(index, is_unwrapped), name)
-        return _sendable(f"{name}(...)", method(*args, **kwargs))
+        method = getattr(self._get_env(index, is_unwrapped), name)
+        return _check_picklable(f"{name}(...)", method(*args, **kwargs))
 
-    def _find(self, index: int, is_unwrapped: bool) -> Any:
+    def _get_env(self, index: int, is_unwrapped: bool) -> Any:
         env = self._envs.envs[index - self._share.start]
         return env.unwrapped if is_unwrapped else env
 
@@ -353,8 +366,8 @@ class EnvProcess:
             self._envs.close()
 
 
-def _refuse(source: Source, made: Environments | MultiAgentEnvironments) -> str:
-    if isinstance(made, MultiAgentEnvironments):
+def _describe_refusal(source: EnvSource, envs: VectorEnvAdapter | MultiAgentEnvAdapter) -> str:
+    if isinstance(envs, MultiAgentEnvAdapter):
         return (
             f"{source!r} has several agents, but env_processes supports environments with one "
             "agent. Leave it out; num_rollout_workers steps them in other processes, by Ray."
@@ -365,7 +378,7 @@ def _refuse(source: Source, made: Environments | MultiAgentEnvironments) -> str:
     )
 
 
-def _sendable(name: str, value: object) -> Any:
+def _check_picklable(name: str, value: object) -> Any:
     try:
         dumps(value)
     except Exception as error:
@@ -391,7 +404,7 @@ def serve(process: int, requests: int, memory: int, trace: int) -> None:
     faulthandler.register(TRACE_SIGNAL, trace)
     if process:
         warnings.simplefilter("ignore")  # the first process emits the same warnings
-    records = _Records()
+    records = _LogCollector()
     logging.getLogger().addHandler(records)
     env_process, connection = EnvProcess(process, memory), Connection(requests)
     method = ""
@@ -405,7 +418,7 @@ def serve(process: int, requests: int, memory: int, trace: int) -> None:
             answer = True, getattr(env_process, method)(*args), records.take()
             reply = dumps(answer)
         except (Exception, SystemExit) as error:
-            reply = pickle.dumps((False, SentError.from_exception(error), records.take()))
+            reply = pickle.dumps((False, SerializedError.from_exception(error), records.take()))
         connection.send_bytes(reply)
 
 

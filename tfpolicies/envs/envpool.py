@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from tfpolicies.envs.vector import Step, VectorEnvironments, VectorResult
-from tfpolicies.errors import EnvError, near_matches
+from tfpolicies.envs.vector import GymVectorEnvAdapter, StepResult, VectorResult
+from tfpolicies.errors import EnvError, suggest_similar_names
 
 PREFIX = "envpool:"
-_OURS = {
+_RESERVED_SETTINGS = {
     "num_envs": "num_envs_per_worker says how many environments step together",
     "batch_size": "all environments step together",
     "env_type": "the environments are Gymnasium's",
     "seed": "the config's seed, or that of an evaluation, is used",
 }
-_SEEDS = 2**31
+_SEED_COUNT = 2**31
 
 
 def is_envpool_name(name: str) -> bool:
@@ -31,25 +31,25 @@ def is_envpool_name(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def require_task(name: str) -> str:
+def get_task(name: str) -> str:
     """Returns the EnvPool task of a name.
 
     Raises:
         EnvError: if EnvPool is not installed, or has no such task.
     """
     task = name.removeprefix(PREFIX)
-    tasks = _envpool().list_all_envs()
+    tasks = _import_envpool().list_all_envs()
     if task not in tasks:
         raise EnvError(
-            f"EnvPool has no task {task!r}.{near_matches(task, tasks)} Its tasks are listed by "
+            f"EnvPool has no task {task!r}.{suggest_similar_names(task, tasks)} Its tasks are listed by "
             "`envpool.list_all_envs()`."
         )
     return task
 
 
-def envpool_environments(
+def make_envpool_environments(
     name: str, num_envs: int, settings: Mapping[str, Any]
-) -> EnvPoolEnvironments:
+) -> EnvPoolAdapter:
     """Makes environments of a task.
 
     Args:
@@ -60,26 +60,26 @@ def envpool_environments(
     Raises:
         EnvError: if EnvPool is not installed, has no such task, or refuses a setting.
     """
-    task = require_task(name)
-    for key, why in _OURS.items():
+    task = get_task(name)
+    for key, why in _RESERVED_SETTINGS.items():
         if key in settings:
             raise EnvError(f"env_config of {name!r} cannot have {key!r}: {why}. Leave it out.")
 
     def make(seed: int) -> VectorEnv:
-        how = {"env_type": "gymnasium", "num_envs": num_envs, "seed": seed, **settings}
+        kwargs = {"env_type": "gymnasium", "num_envs": num_envs, "seed": seed, **settings}
         try:
-            made: VectorEnv = _envpool().make(task, **how)
+            env: VectorEnv = _import_envpool().make(task, **kwargs)
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             raise EnvError(
                 f"EnvPool does not make {task!r} with {dict(settings)}: {error}. env_config has "
                 "the settings of `envpool.make`."
             ) from error
-        return made
+        return env
 
-    return EnvPoolEnvironments(make, zero_on_loss=bool(settings.get("zero_discount_on_life_loss")))
+    return EnvPoolAdapter(make, zero_on_loss=bool(settings.get("zero_discount_on_life_loss")))
 
 
-def _envpool() -> Any:
+def _import_envpool() -> Any:
     try:
         return importlib.import_module("envpool")
     except ImportError as error:
@@ -89,7 +89,7 @@ def _envpool() -> Any:
         ) from error
 
 
-class EnvPoolEnvironments(VectorEnvironments):
+class EnvPoolAdapter(GymVectorEnvAdapter):
     """Environments of EnvPool, which takes its seed when made: a reset with seeds re-creates it.
 
     Args:
@@ -99,23 +99,23 @@ class EnvPoolEnvironments(VectorEnvironments):
 
     def __init__(self, make: Callable[[int], VectorEnv], *, zero_on_loss: bool) -> None:
         super().__init__(make(0))
-        self._make = make
+        self._make_env = make
         self._zero_on_loss = zero_on_loss
         self._lives = np.zeros(self.num_envs, np.int64)
-        self.maker = lambda index: make(0)
+        self.env_factory = lambda index: make(0)
 
     def _reset(self, seeds: Sequence[int] | None) -> Any:
         self._lives = np.zeros(self.num_envs, np.int64)
         if seeds is not None:
             self.env.close()
-            self._take(self._make(seeds[0] % _SEEDS))
+            self._use_env(self._make_env(seeds[0] % _SEED_COUNT))
         return super()._reset(None)
 
-    def _made_of(self, result: VectorResult) -> Step:
-        step = super()._made_of(result)
+    def _make_step(self, result: VectorResult) -> StepResult:
+        step = super()._make_step(result)
         if not self._zero_on_loss:
             return step
         lives = step.infos["lives"]
         lost = (lives < self._lives) & ~(step.terminateds | step.truncateds)
         self._lives = lives.copy()
-        return step._replace(lost=lost if lost.any() else None)
+        return step._replace(life_lost=lost if lost.any() else None)

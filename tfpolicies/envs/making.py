@@ -14,28 +14,28 @@ from typing import Any, TypeAlias, TypeGuard, TypeVar
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from tfpolicies.envs.envpool import envpool_environments, is_envpool_name, require_task
+from tfpolicies.envs.envpool import get_task, is_envpool_name, make_envpool_environments
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
 from tfpolicies.envs.packages import register_namespace
 from tfpolicies.envs.pettingzoo import (
-    MOVED,
+    MPE_MOVED_HINT,
+    get_pettingzoo_creator,
     is_pettingzoo,
     is_pettingzoo_name,
-    pettingzoo_creator,
     pettingzoo_env,
 )
-from tfpolicies.envs.registry import ENVIRONMENTS, Source
+from tfpolicies.envs.registry import ENVIRONMENTS, EnvSource
 from tfpolicies.envs.vector import (
-    Environments,
-    PlainEnvironments,
-    SteppedTogether,
-    VectorEnvironments,
+    CustomVectorEnv,
+    GymVectorEnvAdapter,
+    SyncEnvAdapter,
+    VectorEnvAdapter,
 )
-from tfpolicies.errors import ConfigError, EnvError, near_matches
+from tfpolicies.errors import ConfigError, EnvError, suggest_similar_names
 
-AnyEnv: TypeAlias = gym.Env | VectorEnv | SteppedTogether
-_MANY = (VectorEnv, SteppedTogether)
+AnyEnv: TypeAlias = gym.Env | VectorEnv | CustomVectorEnv
+_VECTOR_TYPES = (VectorEnv, CustomVectorEnv)
 
 
 class EnvContext(dict[str, Any]):
@@ -66,7 +66,7 @@ class EnvContext(dict[str, Any]):
         self.recreated_worker = recreated_worker
 
     def copy_with_overrides(
-        self, env_config: Mapping[str, Any] | None = None, **places: int | bool | None
+        self, env_config: Mapping[str, Any] | None = None, **overrides: int | bool | None
     ) -> EnvContext:
         """Returns the context of another environment.
 
@@ -81,13 +81,13 @@ class EnvContext(dict[str, Any]):
         >>> other, other.worker_index, other.vector_index
         ({'a': 1}, 2, 3)
         """
-        if unknown := places.keys() - vars(self):
+        if unknown := overrides.keys() - vars(self):
             raise EnvError(
                 f"An EnvContext has the attributes {sorted(vars(self))}, got {sorted(unknown)}. "
                 "Give settings of the environment as `env_config`."
             )
-        kept = {**vars(self), **{name: x for name, x in places.items() if x is not None}}
-        return EnvContext(self if env_config is None else copy.deepcopy(env_config), **kept)
+        attributes = {**vars(self), **{name: x for name, x in overrides.items() if x is not None}}
+        return EnvContext(self if env_config is None else copy.deepcopy(env_config), **attributes)
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
         """Adds the settings that are missing.
@@ -104,15 +104,15 @@ OnCreated: TypeAlias = Callable[[Any, EnvContext, int], None]
 
 
 def make_any_environments(
-    source: Source,
+    source: EnvSource,
     num_envs: int,
     context: EnvContext,
     on_created: OnCreated | None = None,
     *,
     checked: bool = True,
     may_be_none: bool = False,
-    each_alone: bool = False,
-) -> Environments | MultiAgentEnvironments | None:
+    sequential: bool = False,
+) -> VectorEnvAdapter | MultiAgentEnvAdapter | None:
     """Makes `num_envs` environments with one agent or with several.
 
     Args:
@@ -128,44 +128,48 @@ def make_any_environments(
 
             A creator may return a plain environment, a `MultiAgentEnv` or one of PettingZoo, and is
             then called once for each; or a vector environment (EnvPool included) or a
-            `SteppedTogether`, which determines the number of environments.
+            `CustomVectorEnv`, which determines the number of environments.
         num_envs: number of environments that are stepped together.
         context: the context of the first one.
-        on_created: called with each environment, its context and its index; see `announce`.
+        on_created: called with each environment, its context and its index; see `notify_created`.
         checked: whether Gymnasium's checker watches environments made by name.
         may_be_none: whether a creator may return None, for no environment.
         sequential: whether environments of a registered name are stepped one by one, even if the
             name has a vector implementation.
 
     Returns:
-        `MultiAgentEnvironments` for environments with several agents, `Environments` for others;
+        `MultiAgentEnvAdapter` for environments with several agents, `VectorEnvAdapter` for others;
         None if the creator returned None and may do so.
 
     Raises:
         EnvError: for an unknown name, if nothing usable is made, or if more than one environment
             is to be made of an instance.
     """
-    made: Environments | MultiAgentEnvironments | None
-    named = ENVIRONMENTS.find(source)
-    if is_instance(source):
-        require_alone(source, num_envs, context.num_workers, evaluates=False)
-        made = _stepped([_of_our_api(source)])
-    elif named is None and isinstance(source, str) and is_envpool_name(source):
-        made = envpool_environments(source, num_envs, context)
-    elif named is None and isinstance(source, str) and not is_import_path(source):
-        made = _by_name(source, num_envs, context, checked=checked, each_alone=each_alone)
+    envs: VectorEnvAdapter | MultiAgentEnvAdapter | None
+    registered_creator = ENVIRONMENTS.find(source)
+    if is_env_instance(source):
+        check_instance_suffices(source, num_envs, context.num_workers, evaluates=False)
+        envs = _make_adapter([_convert_pettingzoo(source)])
+    elif registered_creator is None and isinstance(source, str) and is_envpool_name(source):
+        envs = make_envpool_environments(source, num_envs, context)
+    elif registered_creator is None and isinstance(source, str) and not is_import_path(source):
+        envs = _make_by_name(source, num_envs, context, checked=checked, sequential=sequential)
     else:
-        create = _resolved(source) if named is None else _registered_call(named)
-        made = _by_creator(create, source, num_envs, context)
-    if made is None and not may_be_none:
-        raise _unusable(source, made)
-    if made is not None and on_created is not None:
-        for i, env in enumerate(made.get_sub_environments()):
-            announce(env, i, context, on_created)
-    return made
+        create = (
+            _resolve_creator(source)
+            if registered_creator is None
+            else _make_context_creator(registered_creator)
+        )
+        envs = _make_by_creator(create, source, num_envs, context)
+    if envs is None and not may_be_none:
+        raise _make_unusable_error(source, envs)
+    if envs is not None and on_created is not None:
+        for i, env in enumerate(envs.get_sub_environments()):
+            notify_created(env, i, context, on_created)
+    return envs
 
 
-def announce(env: AnyEnv, index: int, context: EnvContext, on_created: OnCreated) -> None:
+def notify_created(env: AnyEnv, index: int, context: EnvContext, on_created: OnCreated) -> None:
     """Calls `on_created` for an environment, or for each one of a vector environment.
 
     A vector environment without a list of its parts is passed in the place of each part.
@@ -176,47 +180,47 @@ def announce(env: AnyEnv, index: int, context: EnvContext, on_created: OnCreated
         context: of the first environment of the worker.
         on_created: called with the environment, its context and its index.
     """
-    if not isinstance(env, _MANY):
+    if not isinstance(env, _VECTOR_TYPES):
         on_created(env, context.copy_with_overrides(vector_index=index), index)
         return
     parts: Sequence[Any] | None = getattr(env, "envs", None)
-    if isinstance(env, SteppedTogether):
+    if isinstance(env, CustomVectorEnv):
         parts = env.get_sub_environments()
     for i, part in enumerate(parts or [env] * env.num_envs):
         on_created(part, context.copy_with_overrides(vector_index=i), i)
 
 
 def make_environments(
-    source: Source,
+    source: EnvSource,
     num_envs: int,
     context: EnvContext,
     on_created: OnCreated | None = None,
     *,
     checked: bool = True,
-) -> Environments:
+) -> VectorEnvAdapter:
     """Makes environments of one agent; the arguments are those of `make_any_environments`.
 
     Raises:
         EnvError: for an unknown name, or if nothing usable is made; also for several agents.
     """
-    made = make_any_environments(source, num_envs, context, on_created, checked=checked)
-    if not isinstance(made, Environments):
-        made.close()  # type: ignore[union-attr]
+    envs = make_any_environments(source, num_envs, context, on_created, checked=checked)
+    if not isinstance(envs, VectorEnvAdapter):
+        envs.close()  # type: ignore[union-attr]
         raise EnvError(
             f"{source!r} has several agents, but one policy is to act in it. Configure which "
             "policies act for which agents, or use an environment with one agent."
         )
-    return made
+    return envs
 
 
-def is_instance(source: Source) -> TypeGuard[AnyEnv]:
+def is_env_instance(source: EnvSource) -> TypeGuard[AnyEnv]:
     """Returns True for an environment instance, of which no second one can be made."""
     if isinstance(source, type):
         return False
-    return isinstance(source, (gym.Env, *_MANY)) or is_pettingzoo(source)
+    return isinstance(source, (gym.Env, *_VECTOR_TYPES)) or is_pettingzoo(source)
 
 
-def require_alone(
+def check_instance_suffices(
     env: AnyEnv, num_envs: int, num_workers: int, *, evaluates: bool, num_processes: int = 0
 ) -> None:
     """Checks that an environment instance is the only environment needed, and in this process.
@@ -224,17 +228,17 @@ def require_alone(
     Raises:
         EnvError: if more environments are needed.
     """
-    several = num_envs > 1 and not isinstance(env, _MANY)
+    is_batch = num_envs > 1 and not isinstance(env, _VECTOR_TYPES)
     reasons = {
-        f"{num_envs} environments are to be stepped together": several,
+        f"{num_envs} environments are to be stepped together": is_batch,
         f"{num_workers} remote workers need separate environments": num_workers > 0,
         "evaluation needs separate environments": evaluates,
         f"env_processes={num_processes} makes environments in other processes": bool(num_processes),
     }
-    why = next((reason for reason, holds in reasons.items() if holds), None)
-    if why is not None:
+    reason_text = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason_text is not None:
         raise EnvError(
-            f"env is one {type(env).__name__} object, but {why}. Give its class instead, or a "
+            f"env is one {type(env).__name__} object, but {reason_text}. Give its class instead, or a "
             f"function that makes a new one at each call: lambda env_config: {type(env).__name__}"
             "(...)."
         )
@@ -254,7 +258,7 @@ def check_process_count(num_envs: int, num_processes: int) -> None:
         )
 
 
-def check_source(name: str) -> None:
+def check_env_name(name: str) -> None:
     """Checks that a name is registered or can be imported, without making an environment.
 
     Raises:
@@ -263,13 +267,13 @@ def check_source(name: str) -> None:
     if ENVIRONMENTS.find(name) is not None:
         return
     if is_envpool_name(name):
-        require_task(name)
+        get_task(name)
     elif is_pettingzoo_name(name):
-        pettingzoo_creator(name)
+        get_pettingzoo_creator(name)
     elif is_import_path(name):
-        _resolved(name)
+        _resolve_creator(name)
     else:
-        gym_spec(name)
+        get_gym_spec(name)
 
 
 def is_import_path(name: str) -> bool:
@@ -281,10 +285,10 @@ def is_import_path(name: str) -> bool:
     return ":" in name or ("." in name and "/" not in name and name not in gym.registry)
 
 
-def _by_name(
-    name: str, num_envs: int, context: EnvContext, *, checked: bool, each_alone: bool
-) -> Environments:
-    spec, arguments = gym_spec(name), dict(context)
+def _make_by_name(
+    name: str, num_envs: int, context: EnvContext, *, checked: bool, sequential: bool
+) -> VectorEnvAdapter:
+    spec, arguments = get_gym_spec(name), dict(context)
 
     def make_vector(index: int) -> VectorEnv:
         mode = "vector_entry_point"
@@ -294,27 +298,27 @@ def _by_name(
         return gym.make(name, disable_env_checker=not checked, **arguments)
 
     try:
-        if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
+        if spec.vector_entry_point is not None and num_envs > 1 and not sequential:
             vector = None
             with contextlib.suppress(TypeError):  # it may take fewer arguments than the plain one
                 vector = make_vector(0)
             if vector is not None:
-                return _made_by(make_vector, VectorEnvironments(vector))
-        return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
+                return _set_env_factory(make_vector, GymVectorEnvAdapter(vector))
+        return _set_env_factory(make, SyncEnvAdapter([make(i) for i in range(num_envs)]))
     except (gym.error.Error, ImportError) as error:  # for example, a package is missing
         raise EnvError(f"The environment {name!r} could not be made: {error}") from error
 
 
-_Made = TypeVar("_Made", bound="Environments | MultiAgentEnvironments")
+_EnvsT = TypeVar("_EnvsT", bound="VectorEnvAdapter | MultiAgentEnvAdapter")
 
 
-def _made_by(make: Callable[[int], Any], made: _Made) -> _Made:
+def _set_env_factory(make: Callable[[int], Any], envs: _EnvsT) -> _EnvsT:
     """Sets the function that re-creates one of the environments; returns them."""
-    made.maker = make
-    return made
+    envs.env_factory = make
+    return envs
 
 
-def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
+def get_gym_spec(name: str) -> gym.envs.registration.EnvSpec:
     """Returns the Gymnasium spec of a registered name.
 
     Raises:
@@ -324,24 +328,24 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        known = [*gym.registry, *sorted(ENVIRONMENTS)]
+        registered_names = [*gym.registry, *sorted(ENVIRONMENTS)]
         raise EnvError(
             f"No environment {name!r} is registered with Gymnasium."
-            f"{near_matches(name, known)} For a custom environment, give its class or "
+            f"{suggest_similar_names(name, registered_names)} For a custom environment, give its class or "
             "'package.module:Class', or name it with `register_environment(name, creator)` first."
         ) from error
 
 
-def _registered_call(create: Callable[..., Any]) -> Callable[[EnvContext], Any]:
+def _make_context_creator(create: Callable[..., Any]) -> Callable[[EnvContext], Any]:
     """Returns a registered creator that always takes the context, if it takes an argument."""
     if isinstance(create, type) and not _takes_an_argument(create):
         return lambda context: create()
     return create
 
 
-def _resolved(source: Source) -> Callable[[EnvContext], Any]:
+def _resolve_creator(source: EnvSource) -> Callable[[EnvContext], Any]:
     if isinstance(source, str) and is_pettingzoo_name(source):
-        create = pettingzoo_creator(source)
+        create = get_pettingzoo_creator(source)
         return lambda context: create(**context)
     if isinstance(source, str):
         module_name, _, class_name = (
@@ -353,28 +357,28 @@ def _resolved(source: Source) -> Callable[[EnvContext], Any]:
                 return lambda context: gym.make(class_name, **context)
             source = getattr(module, class_name)
         except (ImportError, AttributeError, ValueError) as error:
-            moved = MOVED if module_name.partition(".")[0] == "mpe" else ""
+            mpe_hint = MPE_MOVED_HINT if module_name.partition(".")[0] == "mpe" else ""
             raise EnvError(
                 f"The environment {source!r} could not be imported: {error}. Check the name, "
-                f"and that Python finds the module: PYTHONPATH=FOLDER adds a folder.{moved}"
+                f"and that Python finds the module: PYTHONPATH=FOLDER adds a folder.{mpe_hint}"
             ) from error
     if not callable(source):
         raise EnvError(
             "env must be a registered name, 'package.module:Class', an environment or its class, "
             f"or a function that makes environments, got {source!r}."
         )
-    return functools.partial(called, source)
+    return functools.partial(call_env_factory, source)
 
 
-def _by_creator(
-    create: Callable[[EnvContext], Any], source: Source, num_envs: int, context: EnvContext
-) -> Environments | MultiAgentEnvironments | None:
+def _make_by_creator(
+    create: Callable[[EnvContext], Any], source: EnvSource, num_envs: int, context: EnvContext
+) -> VectorEnvAdapter | MultiAgentEnvAdapter | None:
     first = create(context)
     if first is None:
         return None
-    if not isinstance(first, (gym.Env, *_MANY)) and not is_pettingzoo(first):
-        raise _unusable(source, first)
-    count = 1 if isinstance(first, _MANY) else num_envs
+    if not isinstance(first, (gym.Env, *_VECTOR_TYPES)) and not is_pettingzoo(first):
+        raise _make_unusable_error(source, first)
+    count = 1 if isinstance(first, _VECTOR_TYPES) else num_envs
 
     def get_context(index: int) -> EnvContext:
         return context.copy_with_overrides(vector_index=context.vector_index + index)
@@ -387,37 +391,37 @@ def _by_creator(
         )
 
     def make(index: int) -> Any:
-        return _of_our_api(create(get_context(index)))
+        return _convert_pettingzoo(create(get_context(index)))
 
-    return _made_by(make, _stepped([_of_our_api(env) for env in envs]))
+    return _set_env_factory(make, _make_adapter([_convert_pettingzoo(env) for env in envs]))
 
 
-def _stepped(envs: Sequence[Any]) -> Environments | MultiAgentEnvironments:
+def _make_adapter(envs: Sequence[Any]) -> VectorEnvAdapter | MultiAgentEnvAdapter:
     if isinstance(envs[0], VectorEnv):
-        return VectorEnvironments(envs[0])
-    if isinstance(envs[0], SteppedTogether):
-        return envs[0].as_environments()
+        return GymVectorEnvAdapter(envs[0])
+    if isinstance(envs[0], CustomVectorEnv):
+        return envs[0].make_adapter()
     if isinstance(envs[0], MultiAgentEnv):
-        return MultiAgentEnvironments(envs)
-    return PlainEnvironments(envs)
+        return MultiAgentEnvAdapter(envs)
+    return SyncEnvAdapter(envs)
 
 
-def _of_our_api(env: AnyEnv) -> Any:
+def _convert_pettingzoo(env: AnyEnv) -> Any:
     """Converts an environment of PettingZoo to a `MultiAgentEnv`; returns others as they are."""
     return pettingzoo_env(env) if is_pettingzoo(env) else env
 
 
-def _unusable(source: Source, made: object) -> EnvError:
+def _make_unusable_error(source: EnvSource, result: object) -> EnvError:
     return EnvError(
         f"{source!r} must give a gymnasium.Env, a gymnasium.vector.VectorEnv, a MultiAgentEnv or a "
-        f"PettingZoo environment, but gave {type(made).__name__}. Subclass gymnasium.Env or "
+        f"PettingZoo environment, but gave {type(result).__name__}. Subclass gymnasium.Env or "
         "MultiAgentEnv, or wrap it."
     )
 
 
-def _takes_an_argument(kind: type) -> bool:
+def _takes_an_argument(env_class: type) -> bool:
     try:
-        inspect.signature(kind).bind(None)
+        inspect.signature(env_class).bind(None)
     except TypeError:
         return False
     except ValueError:  # Python cannot determine the signature
@@ -425,13 +429,13 @@ def _takes_an_argument(kind: type) -> bool:
     return True
 
 
-_NAMES = ("config", "env_config", "context", "env_context")
-_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
+_CONFIG_PARAMETER_NAMES = ("config", "env_config", "context", "env_context")
+_CONFIG_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
+def call_env_factory(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
     """Calls an environment class or creator with the whole `env_config`, or with its keys.
 
     The signature decides, in this order:
@@ -451,18 +455,18 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
     Raises:
         EnvError: if none of these holds; it shows the signature.
 
-    >>> called(lambda env_config: env_config["size"], {"size": 4})
+    >>> call_env_factory(lambda env_config: env_config["size"], {"size": 4})
     4
-    >>> called(lambda render_mode=None, size=5: size, {"size": 4})
+    >>> call_env_factory(lambda render_mode=None, size=5: size, {"size": 4})
     4
     """
     try:
         signature = inspect.signature(create)
     except (TypeError, ValueError):  # unknown for some classes written in C
         return create(context)
-    parameters = [p for p in signature.parameters.values() if p.kind not in _ANY_NUMBER]
+    parameters = [p for p in signature.parameters.values() if p.kind not in _VARIADIC]
     first = next((p for p in parameters if p.kind in _POSITIONAL), None)
-    if first is not None and _is_for_all(first):
+    if first is not None and _takes_whole_config(first):
         return create(context)
     try:
         signature.bind(**context)  # a key that is not a text fits no parameter
@@ -472,7 +476,7 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
         if required == [first] and not set(names) & set(context):
             return create(context)
         unknown = next((key for key in context if key not in names), None)
-        hint = "" if unknown is None else near_matches(str(unknown), names)
+        hint = "" if unknown is None else suggest_similar_names(str(unknown), names)
         raise EnvError(
             f"{getattr(create, '__name__', create)}{signature} cannot be called with env_config="
             f"{dict(context)!r}: {error}.{hint} Give the names of its parameters as keys; or name "
@@ -481,8 +485,8 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
     return create(**context)
 
 
-def _is_for_all(parameter: inspect.Parameter) -> bool:
+def _takes_whole_config(parameter: inspect.Parameter) -> bool:
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    of_kind = any(_ANNOTATION.match(part.strip()) for part in text.split("|"))
-    return parameter.name in _NAMES or of_kind
+    is_mapping = any(_CONFIG_ANNOTATION.match(part.strip()) for part in text.split("|"))
+    return parameter.name in _CONFIG_PARAMETER_NAMES or is_mapping

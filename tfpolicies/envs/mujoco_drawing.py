@@ -27,20 +27,20 @@ import numpy as np
 
 from tfpolicies.errors import EnvError
 
-_WAYS = ("egl", "glfw", "osmesa")
+_GL_BACKENDS = ("egl", "glfw", "osmesa")
 """Values of `MUJOCO_GL`, in the order in which they are tried if the user has set none."""
 
-_WINDOW = "human"
+_WINDOW_MODE = "human"
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; "
     "from tfpolicies.envs.mujoco_drawing import draw; draw()"
 )
-_FAILED = "failed"  # key of the error of a child that cannot render
-_SECONDS = 60.0  # after which a child that returns no frame is ended
-_LEAVING = 5.0  # seconds for a child to end by itself
+_FAILURE_KEY = "failed"  # key of the error of a child that cannot render
+_RENDER_TIMEOUT_S = 60.0  # after which a child that returns no frame is ended
+_EXIT_TIMEOUT_S = 5.0  # seconds for a child to end by itself
 
 
-def draw_apart(env: gym.Env) -> Any:
+def render_in_subprocess(env: gym.Env) -> Any:
     """Makes the MuJoCo renderers of an environment render in a separate process.
 
     The process starts with the first frame, and ends when the environment is closed. Environments
@@ -54,26 +54,26 @@ def draw_apart(env: gym.Env) -> Any:
     """
     module = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
     if module is not None:  # if it is not imported, no environment has such a renderer
-        for renderer in _renderers(env, module.MujocoRenderer):
+        for renderer in _find_renderers(env, module.MujocoRenderer):
             remote = _RemoteRenderer(renderer)
             renderer.render, renderer.close = remote.render, remote.close
     return env
 
 
-def _renderers(env: gym.Env, kind: type) -> Iterator[Any]:
+def _find_renderers(env: gym.Env, renderer_class: type) -> Iterator[Any]:
     """Yields the renderers of an environment and of the environments nested in it."""
-    waiting: list[Any] = [env]
-    seen: list[Any] = []
-    while waiting:
-        part = waiting.pop()
-        if any(part is other for other in seen):
+    pending: list[Any] = [env]
+    visited: list[Any] = []
+    while pending:
+        part = pending.pop()
+        if any(part is visited_part for visited_part in visited):
             continue
-        seen.append(part)
+        visited.append(part)
         for value in [*getattr(part, "__dict__", {}).values()]:
-            if type(value) is kind:
+            if type(value) is renderer_class:
                 yield value
             elif callable(getattr(type(value), "step", None)):
-                waiting.append(value)
+                pending.append(value)
 
 
 class _RemoteRenderer:
@@ -81,42 +81,44 @@ class _RemoteRenderer:
 
     def __init__(self, renderer: Any) -> None:
         self._renderer = renderer
-        self._painter: _Painter | None = None
-        self._known = np.zeros(0, np.uint8)  # the model that the process has
+        self._process: _RenderProcess | None = None
+        self._sent_model = np.zeros(0, np.uint8)  # the model that the process has
 
     def render(self, render_mode: str | None) -> Any:
-        kept, self._painter = self._painter, None  # until it has answered
-        if kept is None:
-            self._known = np.zeros(0, np.uint8)
-        model = _bytes_of(self._renderer.model)
-        request = self._request(render_mode)
-        if not np.array_equal(model, self._known):
-            request["model"] = self._known = model
-        seconds = threading.TIMEOUT_MAX if render_mode == _WINDOW else _SECONDS
-        failed = {}
-        painters = map(_Painter, _ways(render_mode)) if kept is None else [kept]
-        for painter in painters:
+        current, self._process = self._process, None  # until it has answered
+        if current is None:
+            self._sent_model = np.zeros(0, np.uint8)
+        model = _serialize_model(self._renderer.model)
+        request = self._make_request(render_mode)
+        if not np.array_equal(model, self._sent_model):
+            request["model"] = self._sent_model = model
+        seconds = threading.TIMEOUT_MAX if render_mode == _WINDOW_MODE else _RENDER_TIMEOUT_S
+        reasons = {}
+        processes = (
+            map(_RenderProcess, _get_gl_backends(render_mode)) if current is None else [current]
+        )
+        for process in processes:
             try:
-                shown = painter.ask(request, seconds)
-            except _NoPictureError as error:
-                failed[painter.way] = str(error)
+                frames = process.ask(request, seconds)
+            except _RenderError as error:
+                reasons[process.gl_backend] = str(error)
                 continue
-            self._painter = painter
-            return shown
-        raise EnvError(_refusal(failed, render_mode))
+            self._process = process
+            return frames
+        raise EnvError(_describe_failures(reasons, render_mode))
 
     def close(self) -> None:
-        if self._painter is not None:
-            self._painter.close()
-            self._painter = None
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
-    def _request(self, render_mode: str | None) -> dict[str, Any]:
+    def _make_request(self, render_mode: str | None) -> dict[str, Any]:
         import mujoco
 
         renderer = self._renderer
-        what = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-        state = np.zeros(mujoco.mj_stateSize(renderer.model, what), renderer.data.qpos.dtype)
-        mujoco.mj_getState(renderer.model, renderer.data, state, what)
+        state_spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+        state = np.zeros(mujoco.mj_stateSize(renderer.model, state_spec), renderer.data.qpos.dtype)
+        mujoco.mj_getState(renderer.model, renderer.data, state, state_spec)
         options = renderer._vopt or {}
         settings = {
             "default_cam_config": renderer.default_cam_config,
@@ -126,34 +128,38 @@ class _RemoteRenderer:
             "camera_id": renderer.camera_id,
             "visual_options": [[int(flag), bool(value)] for flag, value in options.items()],
         }
-        told = json.dumps(settings, default=_plain)
-        return {"mode": render_mode, "settings": told, "state": state}
+        settings_json = json.dumps(settings, default=_to_json_value)
+        return {"mode": render_mode, "settings": settings_json, "state": state}
 
 
-def _bytes_of(model: Any) -> np.ndarray:
+def _serialize_model(model: Any) -> np.ndarray:
     import mujoco
 
-    stored = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
-    mujoco.mj_saveModel(model, None, stored)
-    return stored
+    buffer = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return buffer
 
 
-def _plain(value: np.generic | np.ndarray | SupportsInt) -> Any:
+def _to_json_value(value: np.generic | np.ndarray | SupportsInt) -> Any:
     """Converts arrays to lists, and numbers of NumPy and enumerations to plain ones."""
     return value.tolist() if hasattr(value, "tolist") else int(value)
 
 
-def _ways(render_mode: str | None) -> Sequence[str]:
-    if render_mode == _WINDOW:
+def _get_gl_backends(render_mode: str | None) -> Sequence[str]:
+    if render_mode == _WINDOW_MODE:
         return ("glfw",)  # nothing else opens windows
-    asked = os.environ.get("MUJOCO_GL")
+    user_backend = os.environ.get("MUJOCO_GL")
     has_display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    return (asked,) if asked else [way for way in _WAYS if has_display or way != "glfw"]
+    return (
+        (user_backend,)
+        if user_backend
+        else [backend for backend in _GL_BACKENDS if has_display or backend != "glfw"]
+    )
 
 
-def _refusal(failed: Mapping[str, str], render_mode: str | None) -> str:
-    tried = "; ".join(f"MUJOCO_GL={way!r}: {why}" for way, why in failed.items())
-    if render_mode == _WINDOW:
+def _describe_failures(reasons: Mapping[str, str], render_mode: str | None) -> str:
+    tried = "; ".join(f"MUJOCO_GL={backend!r}: {why}" for backend, why in reasons.items())
+    if render_mode == _WINDOW_MODE:
         advice = "Make a video instead: tfpolicies record."
     else:
         advice = (
@@ -168,75 +174,75 @@ def _refusal(failed: Mapping[str, str], render_mode: str | None) -> str:
 # -- the process ------------------------------------------------------------------------------
 
 
-class _NoPictureError(Exception):
+class _RenderError(Exception):
     """The rendering process has ended; the message says why."""
 
 
-class _Painter:
+class _RenderProcess:
     """A process that renders for one renderer, with one value of `MUJOCO_GL`."""
 
-    def __init__(self, way: str) -> None:
-        self.way = way
+    def __init__(self, gl_backend: str) -> None:
+        self.gl_backend = gl_backend
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _PROGRAM, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # drivers and GLFW are verbose
-            env={**_environment(), "MUJOCO_GL": way},
+            env={**_get_child_env(), "MUJOCO_GL": gl_backend},
             start_new_session=True,  # Ctrl-C is for the caller, which may continue
         )
-        self.close = weakref.finalize(self, _end, self._process)
+        self.close = weakref.finalize(self, _end_process, self._process)
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> Any:
         """Returns the frames for a request; ends the process if it takes longer than `seconds`."""
-        began = time.monotonic()
-        late = threading.Timer(seconds, self._process.kill)
-        late.daemon = True
-        late.start()
+        start = time.monotonic()
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.daemon = True
+        timer.start()
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have sent an error before it ended
                 _send(self._process.stdin, request)  # type: ignore[arg-type]
-            answer = _received(self._process.stdout)  # type: ignore[arg-type]
+            answer = _receive(self._process.stdout)  # type: ignore[arg-type]
         finally:
-            late.cancel()
-        if answer is None or _FAILED in answer:
-            is_late = time.monotonic() - began >= seconds
+            timer.cancel()
+        if answer is None or _FAILURE_KEY in answer:
+            is_late = time.monotonic() - start >= seconds
             self.close()
             code = self._process.returncode
             if answer is not None:
-                why = f"{answer[_FAILED]}".removesuffix(".")
+                why = f"{answer[_FAILURE_KEY]}".removesuffix(".")
             elif is_late:
                 why = f"it took more than {seconds:g} s"
             else:
                 why = f"{signal.Signals(-code).name} ended it" if code < 0 else f"status {code}"
-            raise _NoPictureError(why)
-        pictures = [answer[key] for key in sorted(answer)]
-        return tuple(pictures) if len(pictures) > 1 else next(iter(pictures), None)
+            raise _RenderError(why)
+        frames = [answer[key] for key in sorted(answer)]
+        return tuple(frames) if len(frames) > 1 else next(iter(frames), None)
 
 
-def _environment() -> dict[str, str]:
+def _get_child_env() -> dict[str, str]:
     """Returns this process's variables except the one that MuJoCo's driver sets for itself."""
     return {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()  # type: ignore[union-attr]
     process.stdout.close()  # type: ignore[union-attr]
     try:
-        process.wait(_LEAVING)
+        process.wait(_EXIT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def _send(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
-    """Writes arrays and texts by name, as `_received` reads them.
+    """Writes arrays and texts by name, as `_receive` reads them.
 
     >>> file = io.BytesIO()
-    >>> _send(file, {"mode": "rgb_array"})
+    >>> _run_pipelines(file, {"mode": "rgb_array"})
     >>> _ = file.seek(0)
-    >>> str(_received(file)["mode"]), _received(file)
+    >>> str(_receive(file)["mode"]), _receive(file)
     ('rgb_array', None)
     """
     packed = io.BytesIO()
@@ -245,7 +251,7 @@ def _send(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
     file.flush()
 
 
-def _received(file: IO[bytes]) -> dict[str, np.ndarray] | None:
+def _receive(file: IO[bytes]) -> dict[str, np.ndarray] | None:
     """Returns the arrays that were sent; None if they are incomplete because the sender ended."""
     size = int.from_bytes(file.read(8), "big")
     packed = file.read(size)
@@ -260,41 +266,41 @@ def draw() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with answers
     try:
-        for pictures in _drawn(sys.stdin.buffer):
+        for pictures in _render_requests(sys.stdin.buffer):
             _send(answers, {f"{i}": picture for i, picture in enumerate(pictures)})
     except Exception as error:
         with contextlib.suppress(BrokenPipeError):
-            _send(answers, {_FAILED: f"{type(error).__name__}: {error}"})
+            _send(answers, {_FAILURE_KEY: f"{type(error).__name__}: {error}"})
     finally:
         os._exit(0)  # drivers also fail at a normal exit
 
 
-def _drawn(requests: IO[bytes]) -> Iterator[tuple[np.ndarray, ...]]:
+def _render_requests(requests: IO[bytes]) -> Iterator[tuple[np.ndarray, ...]]:
     import mujoco
     from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
-    what = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    state_spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     renderer = None
-    while (request := _received(requests)) is not None:
+    while (request := _receive(requests)) is not None:
         if "model" in request:
             model = mujoco.MjModel.from_binary_path("m", {"m": request["model"].tobytes()})
             data = mujoco.MjData(model)
-        mujoco.mj_setState(model, data, request["state"], what)
+        mujoco.mj_setState(model, data, request["state"], state_spec)
         mujoco.mj_forward(model, data)
-        settings = _settings(str(request["settings"]))
+        settings = _decode_settings(str(request["settings"]))
         renderer = MujocoRenderer(model, data, **settings) if renderer is None else renderer
         for holder in (renderer, *renderer._viewers.values()):
             holder.model, holder.data = model, data
         renderer.camera_id = settings["camera_id"]
-        shown = renderer.render(str(request["mode"]))
-        if shown is None:
+        frames = renderer.render(str(request["mode"]))
+        if frames is None:
             yield ()
         else:
-            yield shown if isinstance(shown, tuple) else (shown,)
+            yield frames if isinstance(frames, tuple) else (frames,)
 
 
-def _settings(told: str) -> dict[str, Any]:
-    settings = json.loads(told)
+def _decode_settings(settings_json: str) -> dict[str, Any]:
+    settings = json.loads(settings_json)
     camera = settings["default_cam_config"] or {}
     arrays = {key: np.array(value) for key, value in camera.items() if isinstance(value, list)}
     flags = dict(settings["visual_options"])

@@ -10,7 +10,7 @@ import gymnasium as gym
 from gymnasium import spaces
 
 from tfpolicies.envs.repairs import check_flag
-from tfpolicies.errors import EnvError, near_matches
+from tfpolicies.errors import EnvError, suggest_similar_names
 
 ByAgent: TypeAlias = dict[Any, Any]
 Flags: TypeAlias = Mapping[Any, bool]
@@ -19,7 +19,7 @@ ALL = "__all__"
 COMMON = "__common__"
 
 
-class MultiAgentStep(NamedTuple):
+class MultiAgentStepResult(NamedTuple):
     """Result of one step of a multi-agent environment: five dicts by agent id."""
 
     obs: Mapping[Any, Any]
@@ -67,31 +67,31 @@ class MultiAgentEnv(gym.Env):
 
     def get_agent_ids(self) -> set[Any]:
         """Returns the ids of all agents that may appear; an empty set if they are not declared."""
-        told = self._agent_ids or getattr(self, "possible_agents", ())
-        if told:
-            return set(told)
-        both = (getattr(self, name, None) for name in ("observation_space", "action_space"))
-        by_agent: list[Any] = [space for space in both if _is_nested(space)]
-        same = len(by_agent) == 2 and set(by_agent[0].keys()) == set(by_agent[1].keys())
-        return set(by_agent[0].keys()) if same else set()
+        agent_ids = self._agent_ids or getattr(self, "possible_agents", ())
+        if agent_ids:
+            return set(agent_ids)
+        env_spaces = (getattr(self, name, None) for name in ("observation_space", "action_space"))
+        by_agent: list[Any] = [space for space in env_spaces if _is_keyed(space)]
+        have_same_keys = len(by_agent) == 2 and set(by_agent[0].keys()) == set(by_agent[1].keys())
+        return set(by_agent[0].keys()) if have_same_keys else set()
 
-    def observation_space_of(self, agent_id: Hashable) -> spaces.Space:
+    def get_observation_space(self, agent_id: Hashable) -> spaces.Space:
         """Returns the observation space of one agent.
 
         Raises:
             EnvError: if `observation_space` is a Dict by agent id without this agent.
         """
-        return self._space_of("observation_space", agent_id)
+        return self._get_space("observation_space", agent_id)
 
-    def action_space_of(self, agent_id: Hashable) -> spaces.Space:
+    def get_action_space(self, agent_id: Hashable) -> spaces.Space:
         """Returns the action space of one agent.
 
         Raises:
             EnvError: if `action_space` is a Dict by agent id without this agent.
         """
-        return self._space_of("action_space", agent_id)
+        return self._get_space("action_space", agent_id)
 
-    def _space_of(self, name: str, agent_id: Hashable) -> spaces.Space:
+    def _get_space(self, name: str, agent_id: Hashable) -> spaces.Space:
         space: Any = getattr(self, name, None)
         if space is None:
             raise EnvError(
@@ -99,34 +99,34 @@ class MultiAgentEnv(gym.Env):
                 "agents, or a gymnasium.spaces.Dict by agent id."
             )
         # `agent in space` would test if the id is an element of the space.
-        known = list(space.keys()) if _is_nested(space) else []
-        if not self.get_agent_ids().intersection(known):
+        agent_ids = list(space.keys()) if _is_keyed(space) else []
+        if not self.get_agent_ids().intersection(agent_ids):
             return space
-        if agent_id not in known:
+        if agent_id not in agent_ids:
             raise EnvError(
                 f"`{name}` of {type(self).__name__} is a Dict by agent id, but has no agent "
-                f"{agent_id!r}, only {known}.{near_matches(str(agent_id), map(str, known))} "
+                f"{agent_id!r}, only {agent_ids}.{suggest_similar_names(str(agent_id), map(str, agent_ids))} "
                 "Add the agent's space, or correct its id."
             )
         return space[agent_id]
 
     def observation_space_contains(self, x: Mapping[Any, Any]) -> bool:
         """Returns True if each observation of a dict by agent id is in its agent's space."""
-        return all(self.observation_space_of(agent).contains(obs) for agent, obs in x.items())
+        return all(self.get_observation_space(agent).contains(obs) for agent, obs in x.items())
 
     def action_space_contains(self, x: Mapping[Any, Any]) -> bool:
         """Returns True if each action of a dict by agent id is in its agent's space."""
-        return all(self.action_space_of(agent).contains(action) for agent, action in x.items())
+        return all(self.get_action_space(agent).contains(action) for agent, action in x.items())
 
     def observation_space_sample(self, agent_ids: Iterable[Any] | None = None) -> ByAgent:
         """Returns random observations by agent id, of all agents by default."""
-        return {a: self.observation_space_of(a).sample() for a in self._named(agent_ids)}
+        return {a: self.get_observation_space(a).sample() for a in self._select_agents(agent_ids)}
 
     def action_space_sample(self, agent_ids: Iterable[Any] | None = None) -> ByAgent:
         """Returns random actions by agent id, of all agents by default."""
-        return {a: self.action_space_of(a).sample() for a in self._named(agent_ids)}
+        return {a: self.get_action_space(a).sample() for a in self._select_agents(agent_ids)}
 
-    def _named(self, agent_ids: Iterable[Any] | None) -> list[Any]:
+    def _select_agents(self, agent_ids: Iterable[Any] | None) -> list[Any]:
         return sorted(self.get_agent_ids(), key=str) if agent_ids is None else list(agent_ids)
 
     def with_agent_groups(
@@ -148,10 +148,10 @@ class MultiAgentEnv(gym.Env):
         Raises:
             EnvError: if an agent is in two groups, or a group has no members.
         """
-        return GroupedAgents(self, groups, obs_space, act_space)
+        return GroupedAgentsEnv(self, groups, obs_space, act_space)
 
 
-def _is_nested(space: gym.Space | Mapping[Any, gym.Space] | None) -> bool:
+def _is_keyed(space: gym.Space | Mapping[Any, gym.Space] | None) -> bool:
     return isinstance(space, spaces.Dict | Mapping)
 
 
@@ -171,12 +171,12 @@ def make_multi_agent(
     >>> sorted(env.reset(seed=3)[0]), env.step({0: 1, 1: 0})[1]
     ([0, 1], {0: 1.0, 1: 1.0})
     """
-    given = env_name_or_creator
+    source = env_name_or_creator
 
-    def by_name(config: Mapping[str, Any]) -> gym.Env:
-        return gym.make(str(given), render_mode=config.get("render_mode"))
+    def make_by_name(config: Mapping[str, Any]) -> gym.Env:
+        return gym.make(str(source), render_mode=config.get("render_mode"))
 
-    create = by_name if isinstance(given, str) else given
+    create = make_by_name if isinstance(source, str) else source
 
     class IndependentAgents(MultiAgentEnv):
         """One copy of an environment for each agent."""
@@ -195,22 +195,22 @@ def make_multi_agent(
 
         def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[dict, dict]:
             self._playing = set(self._agent_ids)
-            started = {
+            results = {
                 i: env.reset(seed=None if seed is None else seed + i, options=options)
                 for i, env in enumerate(self.envs)
             }
-            return {i: x[0] for i, x in started.items()}, {i: x[1] for i, x in started.items()}
+            return {i: x[0] for i, x in results.items()}, {i: x[1] for i, x in results.items()}
 
         def step(self, action_dict: Mapping[Any, Any]) -> Any:
-            found = {i: self.envs[i].step(action) for i, action in action_dict.items()}
+            results = {i: self.envs[i].step(action) for i, action in action_dict.items()}
             obs, rewards, terminateds, truncateds, infos = (
-                {i: result[k] for i, result in found.items()} for k in range(5)
+                {i: result[k] for i, result in results.items()} for k in range(5)
             )
-            self._playing -= {i for i in found if terminateds[i] or truncateds[i]}
+            self._playing -= {i for i in results if terminateds[i] or truncateds[i]}
             over = not self._playing
-            cut = over and all(truncateds[i] and not terminateds[i] for i in found)
-            terminateds[ALL], truncateds[ALL] = over and not cut, cut
-            return MultiAgentStep(obs, rewards, terminateds, truncateds, infos)
+            is_truncated = over and all(truncateds[i] and not terminateds[i] for i in results)
+            terminateds[ALL], truncateds[ALL] = over and not is_truncated, is_truncated
+            return MultiAgentStepResult(obs, rewards, terminateds, truncateds, infos)
 
         def render(self) -> Any:
             return self.envs[0].render()
@@ -222,7 +222,7 @@ def make_multi_agent(
     return IndependentAgents
 
 
-class GroupedAgents(MultiAgentEnv):
+class GroupedAgentsEnv(MultiAgentEnv):
     """A multi-agent environment in which groups of agents replace their members.
 
     A group has an observation when one of its members has one; a member without one, because it is
@@ -249,36 +249,39 @@ class GroupedAgents(MultiAgentEnv):
         self.env = env
         self.metadata, self.render_mode = env.metadata, env.render_mode
         self.groups = {group: list(members) for group, members in groups.items()}
-        self._group_of: ByAgent = {}
+        self._group_by_agent: ByAgent = {}
         for group, members in self.groups.items():
             if not members:
                 raise EnvError(f"Group {group!r} has no members; name at least one agent.")
             for agent in members:
-                if agent in self._group_of:
+                if agent in self._group_by_agent:
                     raise EnvError(
-                        f"Agent {agent!r} is in the groups {self._group_of[agent]!r} and "
+                        f"Agent {agent!r} is in the groups {self._group_by_agent[agent]!r} and "
                         f"{group!r}; an agent can be in one only."
                     )
-                self._group_of[agent] = group
-        alone = env.get_agent_ids() - set(self._group_of)
-        self._agent_ids = alone | set(self.groups)
-        self.observation_space = self._joined(alone, env.observation_space_of, obs_space)
-        self.action_space = self._joined(alone, env.action_space_of, act_space)
-        self._last: ByAgent = {}
-        self._done: set[Any] = set()
+                self._group_by_agent[agent] = group
+        ungrouped = env.get_agent_ids() - set(self._group_by_agent)
+        self._agent_ids = ungrouped | set(self.groups)
+        self.observation_space = self._join_spaces(ungrouped, env.get_observation_space, obs_space)
+        self.action_space = self._join_spaces(ungrouped, env.get_action_space, act_space)
+        self._last_obs: ByAgent = {}
+        self._done_agents: set[Any] = set()
 
-    def _joined(
-        self, alone: set[Any], space_of: Callable[[Hashable], gym.Space], given: spaces.Space | None
+    def _join_spaces(
+        self,
+        ungrouped: set[Any],
+        get_space: Callable[[Hashable], gym.Space],
+        group_space: spaces.Space | None,
     ) -> spaces.Dict:
-        found = {agent: space_of(agent) for agent in alone}
+        spaces_by_id = {agent: get_space(agent) for agent in ungrouped}
         for group, members in self.groups.items():
-            own = spaces.Tuple([space_of(agent) for agent in members])
-            found[group] = own if given is None else given
-        return spaces.Dict(sorted(found.items(), key=lambda item: str(item[0])))
+            joint_space = spaces.Tuple([get_space(agent) for agent in members])
+            spaces_by_id[group] = joint_space if group_space is None else group_space
+        return spaces.Dict(sorted(spaces_by_id.items(), key=lambda item: str(item[0])))
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[ByAgent, ByAgent]:
         obs, infos = self.env.reset(seed=seed, options=options)
-        self._last, self._done = {}, set()
+        self._last_obs, self._done_agents = {}, set()
         grouped = self._group_obs(obs)
         return grouped, self._group_infos(infos, grouped)
 
@@ -287,56 +290,58 @@ class GroupedAgents(MultiAgentEnv):
         for agent, action in action_dict.items():
             if agent in self.groups:
                 pairs = zip(self.groups[agent], action, strict=True)
-                actions.update((a, part) for a, part in pairs if a in self._waiting)
+                actions.update((a, part) for a, part in pairs if a in self._acting_agents)
             else:
                 actions[agent] = action
         obs, rewards, terminateds, truncateds, infos = self.env.step(actions)
         for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
-            for agent in flags.keys() & self._group_of.keys():  # flags of groups are made below
+            for agent in (
+                flags.keys() & self._group_by_agent.keys()
+            ):  # flags of groups are made below
                 check_flag(flags[agent], f"{name}[{agent!r}]", "`step` of the grouped environment")
-        self._done |= {a for f in (terminateds, truncateds) for a, flag in f.items() if flag}
+        self._done_agents |= {a for f in (terminateds, truncateds) for a, flag in f.items() if flag}
         grouped = self._group_obs(obs)
         group_infos = self._group_infos(infos, grouped)
         group_rewards: dict[Any, float] = {}
         for agent, reward in rewards.items():
-            group = self._group_of.get(agent, agent)
+            group = self._group_by_agent.get(agent, agent)
             group_rewards[group] = group_rewards.get(group, 0.0) + reward
         for group in self.groups.keys() & grouped.keys():
-            own = [rewards.get(agent, 0.0) for agent in self.groups[group]]
-            group_infos.setdefault(group, {})["individual_rewards"] = own
+            member_rewards = [rewards.get(agent, 0.0) for agent in self.groups[group]]
+            group_infos.setdefault(group, {})["individual_rewards"] = member_rewards
         ends = self._group_ends(terminateds, truncateds)
-        return MultiAgentStep(grouped, group_rewards, *ends, group_infos)
+        return MultiAgentStepResult(grouped, group_rewards, *ends, group_infos)
 
     def _group_obs(self, obs: Mapping[Any, Any]) -> ByAgent:
-        self._last.update(obs)
-        self._waiting = {agent for agent in obs if agent not in self._done}
-        found = {agent: x for agent, x in obs.items() if agent not in self._group_of}
-        for group in {self._group_of[a]: None for a in obs if a in self._group_of}:
-            missing = [agent for agent in self.groups[group] if agent not in self._last]
+        self._last_obs.update(obs)
+        self._acting_agents = {agent for agent in obs if agent not in self._done_agents}
+        grouped = {agent: x for agent, x in obs.items() if agent not in self._group_by_agent}
+        for group in {self._group_by_agent[a]: None for a in obs if a in self._group_by_agent}:
+            missing = [agent for agent in self.groups[group] if agent not in self._last_obs]
             if missing:
                 raise EnvError(
                     f"Group {group!r} has an observation, but its members {missing} never had "
                     "one in this episode. Group agents that start together."
                 )
-            found[group] = tuple(self._last[agent] for agent in self.groups[group])
-        return found
+            grouped[group] = tuple(self._last_obs[agent] for agent in self.groups[group])
+        return grouped
 
     def _group_infos(self, infos: Mapping[Any, Any], obs: Mapping[Any, Any]) -> ByAgent:
-        found = {a: info for a, info in infos.items() if a in obs or a == COMMON}
+        grouped = {a: info for a, info in infos.items() if a in obs or a == COMMON}
         for group in self.groups.keys() & obs.keys():
-            own = [infos.get(agent, {}) for agent in self.groups[group]]
-            found[group] = {"individual_infos": own}
-        return found
+            member_infos = [infos.get(agent, {}) for agent in self.groups[group]]
+            grouped[group] = {"individual_infos": member_infos}
+        return grouped
 
     def _group_ends(self, terminateds: Flags, truncateds: Flags) -> tuple[ByAgent, ByAgent]:
         """Returns the flags; a group is truncated if any of its members was."""
         ends: tuple[ByAgent, ByAgent] = ({}, {})
-        for found, flags in zip(ends, (terminateds, truncateds), strict=True):
-            found.update((a, f) for a, f in flags.items() if a not in self._group_of)
+        for group_flags, flags in zip(ends, (terminateds, truncateds), strict=True):
+            group_flags.update((a, f) for a, f in flags.items() if a not in self._group_by_agent)
         for group, members in self.groups.items():
-            if all(agent in self._done for agent in members):
-                cut = any(truncateds.get(agent, False) for agent in members)
-                ends[0][group], ends[1][group] = not cut, cut
+            if all(agent in self._done_agents for agent in members):
+                is_truncated = any(truncateds.get(agent, False) for agent in members)
+                ends[0][group], ends[1][group] = not is_truncated, is_truncated
         return ends
 
     def render(self) -> Any:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStep
-from tfpolicies.envs.repairs import BREAKS, EnvCopies, Repairs, are_flags, check_flag, explain_seed
+from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStepResult
+from tfpolicies.envs.repairs import (
+    ENV_FAILURES,
+    EnvCopies,
+    EnvSupervisor,
+    are_flags,
+    check_accepts_seed,
+    check_flag,
+)
 from tfpolicies.errors import EnvError
 
-_NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
+_RESULT_NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
-class MultiAgentEnvironments(EnvCopies):
+class MultiAgentEnvAdapter(EnvCopies):
     """N copies of a multi-agent environment; each is stepped by the actions of its agents.
 
     Args:
@@ -23,12 +30,12 @@ class MultiAgentEnvironments(EnvCopies):
         env_factory: re-creates the copy of an index; None if that is not possible.
     """
 
-    maker: Callable[[int], MultiAgentEnv] | None = None
+    env_factory: Callable[[int], MultiAgentEnv] | None = None
 
     def __init__(self, envs: Sequence[MultiAgentEnv]) -> None:
         self.envs = list(envs)
         self.num_envs = len(self.envs)
-        self.guard(Repairs())
+        self.set_supervisor(EnvSupervisor())
 
     def reset(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
         """Starts an episode in one copy; returns observations and infos by agent id.
@@ -41,46 +48,46 @@ class MultiAgentEnvironments(EnvCopies):
             EnvError: if the result violates the API of `MultiAgentEnv`.
         """
         try:
-            return self._first(index, seed)
-        except BREAKS as error:
-            self.repairs.broke(index, f"reset(seed={seed})", error)
-            return self.renew(index)
+            return self._reset_copy(index, seed)
+        except ENV_FAILURES as error:
+            self.supervisor.on_failure(index, f"reset(seed={seed})", error)
+            return self.recreate(index)
 
-    def renew(self, index: int) -> tuple[Mapping, Mapping]:
+    def recreate(self, index: int) -> tuple[Mapping, Mapping]:
         """Replaces a copy that failed by a new one, and starts an episode like `reset`."""
-        return self._renew(index, self._first)
+        return self._replace_copy(index, self._reset_copy)
 
-    def _first(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
+    def _reset_copy(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
         try:
-            found = self._resets[index](seed=seed)
+            result = self._resets[index](seed=seed)
         except TypeError:
-            explain_seed(self.envs[index].reset, f"`reset` of environment {index}")
+            check_accepts_seed(self.envs[index].reset, f"`reset` of environment {index}")
             raise
-        if not isinstance(found, tuple) or len(found) != 2:
+        if not isinstance(result, tuple) or len(result) != 2:
             raise EnvError(
                 f"`reset` of environment {index} must return a pair (observations, infos), got "
-                f"{type(found).__name__}. Return two dicts by agent id."
+                f"{type(result).__name__}. Return two dicts by agent id."
             )
-        _require_dicts(index, "reset", ("observations", "infos"), found)
-        obs, infos = found
-        _require_known_infos(index, "reset", infos, obs)
+        _check_dicts(index, "reset", ("observations", "infos"), result)
+        obs, infos = result
+        _check_info_agents(index, "reset", infos, obs)
         return obs, infos
 
-    def step(self, index: int, actions: Mapping[Any, Any]) -> MultiAgentStep:
+    def step(self, index: int, actions: Mapping[Any, Any]) -> MultiAgentStepResult:
         """Steps one copy.
 
         Raises:
             EnvError: if the result violates the API of `MultiAgentEnv`.
         """
-        found = self._steps[index](actions)
-        if not _keeps_the_contract(found):
-            _explain(index, found)
-        return found
+        result = self._steps[index](actions)
+        if not _is_valid_result(result):
+            _check_result(index, result)
+        return result
 
     def get_state(self) -> list[Any] | None:
         """Returns the state of each copy, or None if one has no `get_state`."""
-        tell = [getattr(env, "get_state", None) for env in self.envs]
-        states = [one() if callable(one) else None for one in tell]
+        getters = [getattr(env, "get_state", None) for env in self.envs]
+        states = [getter() if callable(getter) else None for getter in getters]
         return None if any(state is None for state in states) else states
 
     def set_state(self, states: Sequence[Any]) -> None:
@@ -89,11 +96,11 @@ class MultiAgentEnvironments(EnvCopies):
             env.set_state(state)
 
 
-def _keeps_the_contract(found: MultiAgentStep | Sequence[Any]) -> bool:
+def _is_valid_result(result: MultiAgentStepResult | Sequence[Any]) -> bool:
     """Returns False if a closer look is needed; called in every step, so it is quick."""
-    if not isinstance(found, tuple) or len(found) != 5:
+    if not isinstance(result, tuple) or len(result) != 5:
         return False
-    obs, rewards, terminateds, truncateds, infos = found
+    obs, rewards, terminateds, truncateds, infos = result
     return (
         isinstance(obs, dict)
         and isinstance(rewards, dict)
@@ -108,16 +115,18 @@ def _keeps_the_contract(found: MultiAgentStep | Sequence[Any]) -> bool:
     )
 
 
-def _explain(index: int, found: MultiAgentStep | Sequence[Any]) -> None:
+def _check_result(index: int, result: MultiAgentStepResult | Sequence[Any]) -> None:
     """Raises an `EnvError` about the first fault in the result of a step, if there is one."""
-    if not isinstance(found, tuple | list) or len(found) != 5:
-        got = f"{len(found)} values" if isinstance(found, tuple | list) else type(found).__name__
-        raise EnvError(
-            f"`step` of environment {index} must return five dicts ({', '.join(_NAMES)}), got "
-            f"{got}."
+    if not isinstance(result, tuple | list) or len(result) != 5:
+        description = (
+            f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
         )
-    _require_dicts(index, "step", _NAMES, found)
-    obs, _, terminateds, truncateds, infos = found
+        raise EnvError(
+            f"`step` of environment {index} must return five dicts ({', '.join(_RESULT_NAMES)}), got "
+            f"{description}."
+        )
+    _check_dicts(index, "step", _RESULT_NAMES, result)
+    obs, _, terminateds, truncateds, infos = result
     for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
         if ALL not in flags:
             raise EnvError(
@@ -126,11 +135,11 @@ def _explain(index: int, found: MultiAgentStep | Sequence[Any]) -> None:
             )
         for agent, flag in flags.items():
             check_flag(flag, f"{name}[{agent!r}]", f"`step` of environment {index}")
-    _require_known_infos(index, "step", infos, obs)
+    _check_info_agents(index, "step", infos, obs)
 
 
-def _require_dicts(index: int, call: str, names: Sequence[str], found: Sequence[Any]) -> None:
-    for name, part in zip(names, found, strict=True):
+def _check_dicts(index: int, call: str, names: Sequence[str], parts: Sequence[Any]) -> None:
+    for name, part in zip(names, parts, strict=True):
         if not isinstance(part, Mapping):
             raise EnvError(
                 f"`{call}` of environment {index} must return {name} as a dict by agent id, got "
@@ -138,13 +147,13 @@ def _require_dicts(index: int, call: str, names: Sequence[str], found: Sequence[
             )
 
 
-def _require_known_infos(
+def _check_info_agents(
     index: int, call: str, infos: Mapping[Any, Any], obs: Mapping[Any, Any]
 ) -> None:
-    strange = [agent for agent in infos if agent not in obs and agent != COMMON]
-    if strange:
+    unknown_agents = [agent for agent in infos if agent not in obs and agent != COMMON]
+    if unknown_agents:
         raise EnvError(
             f"`{call}` of environment {index} gave infos of agents without an observation: "
-            f"{strange}; observations are of {list(obs)}. Put them under '__common__', or leave "
+            f"{unknown_agents}; observations are of {list(obs)}. Put them under '__common__', or leave "
             "them out."
         )

@@ -32,5 +32,5 @@ def register_namespace(name: str) -> None:
         raise EnvError(
             f"{name!r} needs the package {package}: {error}. Install it: pip install {package}."
         ) from error
-    if function and not any(known.startswith(f"{namespace}/") for known in gym.registry):
+    if function and not any(registered.startswith(f"{namespace}/") for registered in gym.registry):
         getattr(module, function)()

@@ -13,15 +13,21 @@ from typing import Any
 
 from gymnasium import spaces
 
-from tfpolicies.envs.multi_agent_env import ALL, ByAgent, MultiAgentEnv, MultiAgentStep, Options
-from tfpolicies.errors import EnvError, near_matches
+from tfpolicies.envs.multi_agent_env import (
+    ALL,
+    ByAgent,
+    MultiAgentEnv,
+    MultiAgentStepResult,
+    Options,
+)
+from tfpolicies.errors import EnvError, suggest_similar_names
 
 PREFIXES = ("pettingzoo", "mpe2")
-MOVED = (
+MPE_MOVED_HINT = (
     " The particle environments (MPE) have a package of their own: pip install mpe2, and name them "
     "'mpe2:simple_spread_v3'."
 )
-_THEIRS, _OURS = "observation", "observations"
+_PETTINGZOO_OBS_KEY, _POLICY_OBS_KEY = "observation", "observations"
 
 
 def is_pettingzoo_name(name: str) -> bool:
@@ -51,32 +57,40 @@ def pettingzoo_env(env: Any, **settings: object) -> MultiAgentEnv:
         EnvError: for an unknown name, a missing package, or an object that is not an environment of
             PettingZoo.
     """
-    made = env
+    result = env
     if isinstance(env, str):
-        made = pettingzoo_creator(env)(**settings)
+        result = get_pettingzoo_creator(env)(**settings)
     elif not is_pettingzoo(env) and callable(env):
-        made = env(**settings)
-    if not is_pettingzoo(made):
+        result = env(**settings)
+    if not is_pettingzoo(result):
         raise EnvError(
             "A PettingZoo environment has `possible_agents`, but got "
-            f"{type(made).__name__}. Give an instance, a creator, or a name such as "
+            f"{type(result).__name__}. Give an instance, a creator, or a name such as "
             "'pettingzoo:classic/tictactoe_v3'."
         )
-    return TurnBasedPettingZoo(made) if hasattr(made, "agent_iter") else ParallelPettingZoo(made)
+    return (
+        TurnBasedPettingZooEnv(result)
+        if hasattr(result, "agent_iter")
+        else ParallelPettingZooEnv(result)
+    )
 
 
-def pettingzoo_creator(name: str) -> Callable[..., Any]:
+def get_pettingzoo_creator(name: str) -> Callable[..., Any]:
     """Returns the creator of a name; it is called with the environment's settings.
 
     Raises:
         EnvError: if the name is unknown, or a package is missing; by the creator, if a package is
             missing that this environment needs.
     """
-    package, _, rest = name.partition(":")
-    return _registered(rest) if package == "pettingzoo" else _of_module(package, rest)
+    package, _, env_id = name.partition(":")
+    return (
+        _get_registered_creator(env_id)
+        if package == "pettingzoo"
+        else _import_creator(package, env_id)
+    )
 
 
-def _registered(name: str) -> Callable[..., Any]:
+def _get_registered_creator(name: str) -> Callable[..., Any]:
     """Returns the creator of a registered environment: its parallel form if it has one.
 
     PettingZoo's ids end in "-v1"; its modules, and the commonly used names, in "_v1".
@@ -90,16 +104,22 @@ def _registered(name: str) -> Callable[..., Any]:
             "Install it: pip install 'pettingzoo>=1.27'."
         ) from error
     registries = {"parallel": package.parallel_registry, "aec": package.aec_registry}
-    own_id = re.sub(r"_(v\d+)$", r"-\1", name)
-    form = next((form for form, registry in registries.items() if own_id in registry), None)
+    registry_id = re.sub(r"_(v\d+)$", r"-\1", name)
+    form = next((form for form, registry in registries.items() if registry_id in registry), None)
     if form is None:
-        known = [re.sub(r"-(v\d+)$", r"_\1", known) for known in package.aec_registry]
-        moved = MOVED if name.partition("/")[0] == "mpe" else near_matches(name, known)
-        raise EnvError(f"No environment {name!r} is registered with PettingZoo.{moved}")
+        registered = [
+            re.sub(r"-(v\d+)$", r"_\1", registered) for registered in package.aec_registry
+        ]
+        hint = (
+            MPE_MOVED_HINT
+            if name.partition("/")[0] == "mpe"
+            else suggest_similar_names(name, registered)
+        )
+        raise EnvError(f"No environment {name!r} is registered with PettingZoo.{hint}")
 
     def create(**settings: object) -> Any:
         try:
-            return package.make(form, own_id, **settings)
+            return package.make(form, registry_id, **settings)
         except (ImportError, PettingZooRegistryError) as error:
             why = error if error.__cause__ is None else f"{error.__cause__}. {error}"
             raise EnvError(f"The environment {name!r} could not be made: {why}") from error
@@ -107,7 +127,7 @@ def _registered(name: str) -> Callable[..., Any]:
     return create
 
 
-def _of_module(package: str, name: str) -> Callable[..., Any]:
+def _import_creator(package: str, name: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(f"{package}.{name}")
         return module.parallel_env
@@ -118,33 +138,41 @@ def _of_module(package: str, name: str) -> Callable[..., Any]:
         ) from error
 
 
-class _PettingZoo(MultiAgentEnv):
+class _PettingZooEnv(MultiAgentEnv):
     """Base of both forms: spaces by agent id, and masks under the keys that policies read."""
 
-    def __init__(self, env: Any, *, renames: bool = True) -> None:
+    def __init__(self, env: Any, *, renames_obs: bool = True) -> None:
         self.env = env
         self.metadata = env.metadata
         self.render_mode = getattr(env, "render_mode", None)
         agents = list(env.possible_agents)
         self._agent_ids = set(agents)
-        self._masked = {a for a in agents if renames and _has_mask(env.observation_space(a))}
+        self._agents_with_mask = {
+            a for a in agents if renames_obs and _has_mask(env.observation_space(a))
+        }
         self.observation_space = spaces.Dict(
-            [(agent, self._translated(agent, env.observation_space(agent))) for agent in agents]
+            [
+                (agent, self._translate_space(agent, env.observation_space(agent)))
+                for agent in agents
+            ]
         )
         self.action_space = spaces.Dict([(agent, env.action_space(agent)) for agent in agents])
 
-    def _translated(self, agent: Hashable, space: Any) -> spaces.Space:
-        if agent not in self._masked:
+    def _translate_space(self, agent: Hashable, space: Any) -> spaces.Space:
+        if agent not in self._agents_with_mask:
             return space
         mask = space["action_mask"]
         return spaces.Dict(
-            action_mask=spaces.Box(0, 1, mask.shape, mask.dtype), observations=space[_THEIRS]
+            action_mask=spaces.Box(0, 1, mask.shape, mask.dtype),
+            observations=space[_PETTINGZOO_OBS_KEY],
         )
 
-    def _seen(self, obs: Mapping[Any, Any]) -> ByAgent:
-        masked = self._masked
+    def _translate_obs(self, obs: Mapping[Any, Any]) -> ByAgent:
+        agents_with_mask = self._agents_with_mask
         return {
-            agent: {_OURS: x[_THEIRS], "action_mask": x["action_mask"]} if agent in masked else x
+            agent: {_POLICY_OBS_KEY: x[_PETTINGZOO_OBS_KEY], "action_mask": x["action_mask"]}
+            if agent in agents_with_mask
+            else x
             for agent, x in obs.items()
         }
 
@@ -156,16 +184,18 @@ class _PettingZoo(MultiAgentEnv):
 
 
 def _has_mask(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Dict) and set(space) == {_THEIRS, "action_mask"}
+    return isinstance(space, spaces.Dict) and set(space) == {_PETTINGZOO_OBS_KEY, "action_mask"}
 
 
-def _with_all(terminateds: ByAgent, truncateds: ByAgent, over: bool) -> tuple[ByAgent, ByAgent]:
+def _add_all_flags(
+    terminateds: ByAgent, truncateds: ByAgent, over: bool
+) -> tuple[ByAgent, ByAgent]:
     """Returns the flags with "__all__": truncated only if some agent was, and none terminated."""
-    cut = over and any(truncateds.values()) and not any(terminateds.values())
-    return {**terminateds, ALL: over and not cut}, {**truncateds, ALL: cut}
+    is_truncated = over and any(truncateds.values()) and not any(terminateds.values())
+    return {**terminateds, ALL: over and not is_truncated}, {**truncateds, ALL: is_truncated}
 
 
-class ParallelPettingZoo(_PettingZoo):
+class ParallelPettingZooEnv(_PettingZooEnv):
     """A parallel environment of PettingZoo: all living agents act in each step.
 
     Args:
@@ -174,16 +204,18 @@ class ParallelPettingZoo(_PettingZoo):
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[ByAgent, ByAgent]:
         obs, infos = self.env.reset(seed=seed, options=options)
-        return self._seen(obs), {agent: info for agent, info in infos.items() if agent in obs}
+        return self._translate_obs(obs), {
+            agent: info for agent, info in infos.items() if agent in obs
+        }
 
     def step(self, action_dict: Mapping[Any, Any]) -> Any:
         obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
-        ends = _with_all(terminateds, truncateds, not self.env.agents)
-        known = {agent: info for agent, info in infos.items() if agent in obs}
-        return MultiAgentStep(self._seen(obs), rewards, *ends, known)
+        ends = _add_all_flags(terminateds, truncateds, not self.env.agents)
+        observed_infos = {agent: info for agent, info in infos.items() if agent in obs}
+        return MultiAgentStepResult(self._translate_obs(obs), rewards, *ends, observed_infos)
 
 
-class TurnBasedPettingZoo(_PettingZoo):
+class TurnBasedPettingZooEnv(_PettingZooEnv):
     """A turn-based (AEC) environment of PettingZoo: one agent observes and acts at a time.
 
     An agent gets the reward since its last turn together with its next observation. The last
@@ -195,8 +227,8 @@ class TurnBasedPettingZoo(_PettingZoo):
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[ByAgent, ByAgent]:
         self.env.reset(seed=seed, options=options)
-        found = self._next_turn()
-        return dict(found.obs), dict(found.infos)
+        result = self._advance_turn()
+        return dict(result.obs), dict(result.infos)
 
     def step(self, action_dict: Mapping[Any, Any]) -> Any:
         agent = self.env.agent_selection
@@ -206,18 +238,18 @@ class TurnBasedPettingZoo(_PettingZoo):
                 "Give an action for the agent whose observation came last."
             )
         self.env.step(action_dict[agent])
-        return self._next_turn()
+        return self._advance_turn()
 
-    def _next_turn(self) -> MultiAgentStep:
+    def _advance_turn(self) -> MultiAgentStepResult:
         """Removes agents that are done, and returns the observation of the next agent."""
-        found: list[ByAgent] = [{} for _ in MultiAgentStep._fields]
-        obs, rewards, terminateds, truncateds, infos = found
+        parts: list[ByAgent] = [{} for _ in MultiAgentStepResult._fields]
+        obs, rewards, terminateds, truncateds, infos = parts
         while self.env.agents:
             agent = self.env.agent_selection
-            obs[agent], rewards[agent], ended, cut, infos[agent] = self.env.last()
-            if not (ended or cut):
+            obs[agent], rewards[agent], is_terminated, is_truncated, infos[agent] = self.env.last()
+            if not (is_terminated or is_truncated):
                 break
-            terminateds[agent], truncateds[agent] = ended, cut
+            terminateds[agent], truncateds[agent] = is_terminated, is_truncated
             self.env.step(None)
-        ends = _with_all(terminateds, truncateds, not self.env.agents)
-        return MultiAgentStep(self._seen(obs), rewards, *ends, infos)
+        ends = _add_all_flags(terminateds, truncateds, not self.env.agents)
+        return MultiAgentStepResult(self._translate_obs(obs), rewards, *ends, infos)

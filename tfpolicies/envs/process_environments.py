@@ -28,32 +28,34 @@ from tfpolicies.envs.child_process import (
     iterate_ready,
     restore_error,
 )
-from tfpolicies.envs.env_process import Assignment, Made, Rest, get_share
+from tfpolicies.envs.env_process import MakeRequest, MakeResult, StepExtras, get_share
 from tfpolicies.envs.making import (
     EnvContext,
     OnCreated,
+    check_instance_suffices,
     check_process_count,
-    gym_spec,
+    get_gym_spec,
+    is_env_instance,
     is_import_path,
-    is_instance,
-    require_alone,
 )
-from tfpolicies.envs.registry import ENVIRONMENTS, Source
-from tfpolicies.envs.repairs import Repairs
+from tfpolicies.envs.registry import ENVIRONMENTS, EnvSource
+from tfpolicies.envs.repairs import EnvSupervisor
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, make_unnamed_file, unflatten
-from tfpolicies.envs.vector import Environments, Step, require_same_spaces
+from tfpolicies.envs.vector import StepResult, VectorEnvAdapter, require_same_spaces
 from tfpolicies.errors import EnvError, show_value
 from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 
-_LOOK_SECONDS = 1.0  # between two checks if a silent process has ended
-_GRACE = 5.0  # seconds at most beyond env_step_timeout_s, for calls that return by themselves
+_POLL_SECONDS = 1.0  # between two checks if a silent process has ended
+_GRACE_SECONDS = (
+    5.0  # seconds at most beyond env_step_timeout_s, for calls that return by themselves
+)
 _CLOSE_SECONDS = 5.0  # for processes to end by themselves
 
 
 def make_process_environments(
-    source: Source,
+    source: EnvSource,
     num_envs: int,
     num_processes: int,
     context: EnvContext,
@@ -61,7 +63,7 @@ def make_process_environments(
     *,
     checked: bool = True,
     may_be_none: bool = False,
-) -> ProcessEnvironments | None:
+) -> SubprocessEnvAdapter | None:
     """Makes environments with one agent in separate processes.
 
     Args:
@@ -83,14 +85,14 @@ def make_process_environments(
         Exception: any exception of a constructor.
     """
     check_process_count(num_envs, num_processes)
-    if is_instance(source):
-        require_alone(source, 1, 0, evaluates=False, num_processes=num_processes)
+    if is_env_instance(source):
+        check_instance_suffices(source, 1, 0, evaluates=False, num_processes=num_processes)
     creator = ENVIRONMENTS.find(source)
     by_name = creator is None and isinstance(source, str) and not is_import_path(source)
     assignment = {
         "source": source,
         "creators": {} if creator is None else {source: creator},
-        "spec": gym_spec(str(source)) if by_name else None,
+        "spec": get_gym_spec(str(source)) if by_name else None,
         "context": context.copy_with_overrides(remote=True),
         "checked": checked,
         "may_be_none": may_be_none,
@@ -107,7 +109,7 @@ def make_process_environments(
 
 def _pack(assignment: Mapping[str, Any]) -> bytes:
     try:
-        return cloudpickle.dumps(("make", Assignment(**assignment)))
+        return cloudpickle.dumps(("make", MakeRequest(**assignment)))
     except Exception as error:
         culprit = _find_unsendable(assignment)
         raise EnvError(
@@ -129,7 +131,7 @@ def _find_unsendable(assignment: Mapping[str, Any]) -> str:
 
 def _start(
     assignment: bytes, num_envs: int, num_processes: int, worker_index: int
-) -> ProcessEnvironments | None:
+) -> SubprocessEnvAdapter | None:
     """Starts processes that make their environments; None if the creator returns None."""
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(make_unnamed_file())
@@ -137,39 +139,41 @@ def _start(
         for process in processes:
             stack.callback(process.end)
             process.send(assignment)
-        made: dict[int, Made | None] = {}
-        for process in iterate_ready(processes, _LOOK_SECONDS, end_if_dead):
+        results_by_process: dict[int, MakeResult | None] = {}
+        for process in iterate_ready(processes, _POLL_SECONDS, end_if_dead):
             share = get_share(process.number, num_envs, num_processes)
-            made[process.number] = _receive_made(process, share, worker_index)
-        sound = [answer for _, answer in sorted(made.items()) if answer is not None]
-        if len(sound) < num_processes:
+            results_by_process[process.number] = _receive_make_result(process, share, worker_index)
+        results = [answer for _, answer in sorted(results_by_process.items()) if answer is not None]
+        if len(results) < num_processes:
             return None
-        envs = ProcessEnvironments(assignment, processes, sound, memory, num_envs, worker_index)
+        envs = SubprocessEnvAdapter(assignment, processes, results, memory, num_envs, worker_index)
         stack.pop_all()
-    _warn_of_tensorflow(sound)
+    _warn_tensorflow_imported(results)
     return envs
 
 
-def _receive_made(process: ChildProcess, share: range, worker_index: int) -> Made | None:
+def _receive_make_result(
+    process: ChildProcess, share: range, worker_index: int
+) -> MakeResult | None:
     """Receives the answer to the request to make environments; explains a lost process."""
-    place = f"{_name_share(share)} of worker {worker_index}"
+    description = f"{_describe_share(share)} of worker {worker_index}"
     try:
-        made: Made | None = process.receive()
+        result: MakeResult | None = process.receive()
     except ProcessLostError as error:
         raise EnvError(
-            f"The process that was to make {place} has ended ({error}).{_advise(error)}"
+            f"The process that was to make {description} has ended ({error}).{_advise(error)}"
         ) from error
     except Exception as error:
         if hasattr(error, "add_note"):
-            error.add_note(f"It was raised in the process that was to make {place}.")
+            error.add_note(f"It was raised in the process that was to make {description}.")
         raise
-    return made
+    return result
 
 
-def _name_share(share: range) -> str:
+def _describe_share(share: range) -> str:
     """Returns how messages call the environments of a process.
 
-    >>> _name_share(range(3, 4)), _name_share(range(4, 8))
+    >>> _describe_share(range(3, 4)), _describe_share(range(4, 8))
     ('environment 3', 'environments 4 to 7')
     """
     if len(share) == 1:
@@ -182,8 +186,8 @@ def _advise(lost: ProcessLostError) -> str:
     return " The system does so if memory runs out: try fewer processes." if is_killed else ""
 
 
-def _warn_of_tensorflow(made: Sequence[Made]) -> None:
-    if any(answer.has_tensorflow for answer in made):
+def _warn_tensorflow_imported(results: Sequence[MakeResult]) -> None:
+    if any(answer.has_tensorflow for answer in results):
         logger.warning(
             "The processes of environments import TensorFlow, which takes seconds and some hundred "
             "MB in each of them: the module of the environment's class imports it. Move that class "
@@ -191,10 +195,10 @@ def _warn_of_tensorflow(made: Sequence[Made]) -> None:
         )
 
 
-_STEP = pickle.dumps(("step",))
+_STEP_REQUEST = pickle.dumps(("step",))
 
 
-class ProcessEnvironments(Environments):
+class SubprocessEnvAdapter(VectorEnvAdapter):
     """N environments with one agent that are spread over P processes.
 
     Args:
@@ -216,62 +220,69 @@ class ProcessEnvironments(Environments):
         self,
         assignment: bytes,
         processes: list[ChildProcess],
-        made: Sequence[Made],
+        results: Sequence[MakeResult],
         memory: IO[bytes],
         num_envs: int,
         worker_index: int,
     ) -> None:
         self.num_envs = num_envs
-        self.observation_space = made[0].observation_space
-        self.action_space = made[0].action_space
-        self.seconds_to_make = sum(answer.seconds for answer in made)
-        self.maker = self._make_process
+        self.observation_space = results[0].observation_space
+        self.action_space = results[0].action_space
+        self.seconds_to_make = sum(answer.seconds for answer in results)
+        self.env_factory = self._restart_process
         self._assignment = assignment
         self._processes = processes
         self._memory = memory
         self._worker_index = worker_index
         count = len(processes)
         self._shares = [get_share(number, num_envs, count) for number in range(count)]
-        for answer, share in zip(made, self._shares, strict=True):
+        for answer, share in zip(results, self._shares, strict=True):
             require_same_spaces(share.start, answer, self)
         spaces = self.observation_space, self.action_space
         self._arrays = SharedArrays(memory.fileno(), *spaces, num_envs, count, is_new=True)
         self._close_memory = weakref.finalize(self, memory.close)
-        self._limit: float | None = None
-        self._on_made: Callable[[Any, int], None] = lambda env, index: None
-        self.guard(Repairs(worker_index=worker_index))
+        self._timeout: float | None = None
+        self._on_recreated: Callable[[Any, int], None] = lambda env, index: None
+        self.set_supervisor(EnvSupervisor(worker_index=worker_index))
 
-    def guard(self, repairs: Repairs) -> None:
-        super().guard(repairs)
-        self._limit = None if repairs.watchdog is None else repairs.watchdog.limit
-        self._on_made = repairs.on_made
-        repairs.on_made = self._announce
-        self._ask_each("guard", *([x] * len(self._processes) for x in self._get_guard()))
+    def set_supervisor(self, repairs: EnvSupervisor) -> None:
+        super().set_supervisor(repairs)
+        self._timeout = None if repairs.watchdog is None else repairs.watchdog.timeout
+        self._on_recreated = repairs.on_recreated
+        repairs.on_recreated = self._notify_restarted
+        self._ask_each("guard", *([x] * len(self._processes) for x in self._get_guard_arguments()))
 
-    def _get_guard(self) -> tuple[Any, ...]:
-        repairs = self.repairs
-        return repairs.make is not None, repairs.worker_index, self._limit, repairs.limit
+    def _get_guard_arguments(self) -> tuple[Any, ...]:
+        supervisor = self.supervisor
+        return (
+            supervisor.make is not None,
+            supervisor.worker_index,
+            self._timeout,
+            supervisor.max_restarts,
+        )
 
     # -- processes ----------------------------------------------------------------------------
 
     def _find_process(self, index: int) -> ChildProcess:
-        return next(x for x, own in zip(self._processes, self._shares, strict=True) if index in own)
+        return next(
+            x for x, share in zip(self._processes, self._shares, strict=True) if index in share
+        )
 
-    def _make_process(self, index: int) -> ChildProcess:
+    def _restart_process(self, index: int) -> ChildProcess:
         number = self._find_process(index).number
         self._processes[number].end()
         process = self._processes[number] = ChildProcess(number, self._memory)
         process.send(self._assignment)
         share = self._shares[number]
-        made = _receive_made(process, share, self._worker_index)
-        require_same_spaces(share.start, made, self)
-        self._ask(process, "guard", *self._get_guard())
+        result = _receive_make_result(process, share, self._worker_index)
+        require_same_spaces(share.start, result, self)
+        self._ask(process, "guard", *self._get_guard_arguments())
         return process
 
-    def _announce(self, process: ChildProcess, index: int) -> None:
-        """Calls `on_made` for all environments of a process that was restarted."""
+    def _notify_restarted(self, process: ChildProcess, index: int) -> None:
+        """Calls `on_recreated` for all environments of a process that was restarted."""
         for i in self._shares[process.number]:
-            self._on_made(RemoteEnvironment(self, i), i)
+            self._on_recreated(RemoteEnvironment(self, i), i)
 
     def _send(
         self, processes: list[ChildProcess], requests: list[bytes], *, is_limited: bool = False
@@ -280,18 +291,18 @@ class ProcessEnvironments(Environments):
         self._drop_answers(processes)
         arrays = self._arrays
         for process, request in zip(processes, requests, strict=True):
-            arrays.since[process.number] = time.monotonic() if is_limited else math.inf
-            arrays.index[process.number] = -1
+            arrays.call_start[process.number] = time.monotonic() if is_limited else math.inf
+            arrays.call_env_index[process.number] = -1
             process.send(request)
-        return iterate_ready(processes, self._get_look_seconds(), self._look)
+        return iterate_ready(processes, self._get_poll_seconds(), self._check_process)
 
-    def _get_look_seconds(self) -> float:
-        return _LOOK_SECONDS if self._limit is None else min(_LOOK_SECONDS, self._limit / 4)
+    def _get_poll_seconds(self) -> float:
+        return _POLL_SECONDS if self._timeout is None else min(_POLL_SECONDS, self._timeout / 4)
 
     def _drop_answers(self, processes: Iterable[ChildProcess]) -> None:
         """Receives pending answers to earlier requests, which an error or a signal interrupted."""
-        late = [process for process in processes if process.outstanding]
-        for process in iterate_ready(late, self._get_look_seconds(), self._look):
+        busy = [process for process in processes if process.outstanding]
+        for process in iterate_ready(busy, self._get_poll_seconds(), self._check_process):
             while process.outstanding:
                 with contextlib.suppress(Exception):
                     process.receive()
@@ -303,33 +314,33 @@ class ProcessEnvironments(Environments):
         for answered in self._send([process], [request], is_limited=is_limited):
             return answered.receive()
 
-    def _look(self, process: ChildProcess) -> None:
+    def _check_process(self, process: ChildProcess) -> None:
         """Ends a process that takes too long, and cleans up one that has ended."""
         end_if_dead(process)
-        if process.is_lost() or self._limit is None:
+        if process.is_lost() or self._timeout is None:
             return
-        seconds = time.monotonic() - float(self._arrays.since[process.number])
-        if seconds > self._limit + min(self._limit, _GRACE):
-            process.end(f"it hung for {seconds:.1f} seconds; env_step_timeout_s={self._limit:g}")
+        seconds = time.monotonic() - float(self._arrays.call_start[process.number])
+        if seconds > self._timeout + min(self._timeout, _GRACE_SECONDS):
+            process.end(f"it hung for {seconds:.1f} seconds; env_step_timeout_s={self._timeout:g}")
 
-    def _explain(
+    def _locate_failure(
         self, process: ChildProcess, lost: ProcessLostError, method: str
     ) -> tuple[int, EnvError]:
         """Returns the environment in which a process was lost, and an error that names it."""
         number = process.number
-        share, index = self._shares[number], int(self._arrays.index[number])
+        share, index = self._shares[number], int(self._arrays.call_env_index[number])
         if index >= 0:
-            method = "step" if self._arrays.is_step[number] else "reset"
+            method = "step" if self._arrays.call_is_step[number] else "reset"
         index = max(index, share.start)
         message = (
-            f"The process of {_name_share(share)} of worker {self._worker_index} has ended in "
+            f"The process of {_describe_share(share)} of worker {self._worker_index} has ended in "
             f"`{method}` of environment {index}: {lost}.{_advise(lost)}"
         )
         if lost.trace:
             logger.error("%s It was here:\n%s", message, lost.trace)
         return index, EnvError(message)
 
-    def _receive(self, process: ChildProcess, method: str, broken: dict[int, Exception]) -> Any:
+    def _receive(self, process: ChildProcess, method: str, failed: dict[int, Exception]) -> Any:
         """Returns a process's answer; None if it was lost and replaced.
 
         The environments of a lost process are added to `failed`.
@@ -337,24 +348,27 @@ class ProcessEnvironments(Environments):
         try:
             return process.receive()
         except ProcessLostError as lost:
-            index, error = self._explain(process, lost, method)
-            reason = self.repairs.broke(index, method, error)
-            self.repairs.renewed(
+            index, error = self._locate_failure(process, lost, method)
+            reason = self.supervisor.on_failure(index, method, error)
+            self.supervisor.recreate(
                 index, process, lambda new: self._ask(new, "reset", None, is_limited=True)
             )
-            broken.update(dict.fromkeys(self._shares[process.number], reason))
+            failed.update(dict.fromkeys(self._shares[process.number], reason))
             return None
 
     def _ask_each(self, method: str, *args: object) -> list[Any]:
         """Sends all processes a request that does not step; `args` has a list per argument."""
-        requests = [cloudpickle.dumps((method, *own)) for own in zip(*args, strict=True)]
+        requests = [
+            cloudpickle.dumps((method, *process_arguments))
+            for process_arguments in zip(*args, strict=True)
+        ]
         requests = requests or [pickle.dumps((method,))] * len(self._processes)
         answers: dict[int, Any] = {}
         for process in self._send(self._processes, requests):
             try:
                 answers[process.number] = process.receive()
             except ProcessLostError as lost:
-                raise self._explain(process, lost, method)[1] from lost
+                raise self._locate_failure(process, lost, method)[1] from lost
         return [answers[number] for number in range(len(self._processes))]
 
     def ask_one(self, index: int, method: str, *args: object) -> Any:
@@ -368,71 +382,77 @@ class ProcessEnvironments(Environments):
         try:
             return self._ask(process, method, *args)
         except ProcessLostError as lost:
-            raise self._explain(process, lost, method)[1] from lost
+            raise self._locate_failure(process, lost, method)[1] from lost
 
     # -- episodes -----------------------------------------------------------------------------
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        shares = [None if seeds is None else [seeds[i] for i in share] for share in self._shares]
-        requests = [pickle.dumps(("reset", own)) for own in shares]
+        seeds_by_process = [
+            None if seeds is None else [seeds[i] for i in share] for share in self._shares
+        ]
+        requests = [pickle.dumps(("reset", process_seeds)) for process_seeds in seeds_by_process]
         for process in self._send(self._processes, requests, is_limited=True):
-            remade = self._receive(process, "reset", {})
-            for index in remade or ():
-                self._on_made(RemoteEnvironment(self, index), index)
+            recreated = self._receive(process, "reset", {})
+            for index in recreated or ():
+                self._on_recreated(RemoteEnvironment(self, index), index)
         return self._copy_obs()
 
     def _copy_obs(self) -> Any:
         return unflatten(self.observation_space, (leaf.copy() for leaf in self._arrays.obs))
 
-    def step(self, actions: Structure) -> Step:
+    def step(self, actions: Structure) -> StepResult:
         leaves = flatten(self.action_space, actions)
-        for place, leaf in zip(self._arrays.actions, leaves, strict=True):
-            place[...] = leaf
-        broken: dict[int, Exception] = {}
-        rests: dict[int, Rest] = {}
-        requests = [_STEP] * len(self._processes)
+        for shared, leaf in zip(self._arrays.actions, leaves, strict=True):
+            shared[...] = leaf
+        failed: dict[int, Exception] = {}
+        extras_by_process: dict[int, StepExtras] = {}
+        requests = [_STEP_REQUEST] * len(self._processes)
         for process in self._send(self._processes, requests, is_limited=True):
-            rest = self._receive(process, "step", broken)
-            if rest is not None:
-                rests[process.number] = rest
-        return self._put_together(rests, broken)
+            extras = self._receive(process, "step", failed)
+            if extras is not None:
+                extras_by_process[process.number] = extras
+        return self._assemble_step(extras_by_process, failed)
 
-    def _put_together(self, rests: Mapping[int, Rest], broken: dict[int, Exception]) -> Step:
+    def _assemble_step(
+        self, extras_by_process: Mapping[int, StepExtras], failed: dict[int, Exception]
+    ) -> StepResult:
         """Assembles a step from shared memory and the processes' answers.
 
-        A process without results outside of shared memory is not in `extras_by_process`; `failed` has the
-        environments of lost processes.
+        A process without results outside of shared memory is not in `extras_by_process`; `failed`
+        has the environments of lost processes.
         """
-        arrays, repairs = self._arrays, self.repairs
+        arrays, supervisor = self._arrays, self.supervisor
         rewards, terminateds, truncateds = (
             x.copy() for x in (arrays.rewards, arrays.terminateds, arrays.truncateds)
         )
-        for index in broken:
+        for index in failed:
             rewards[index], terminateds[index], truncateds[index] = 0.0, False, False
         infos: list[Any] = [{}] * self.num_envs
-        ended, last, remade = [], [], []
-        for number, rest in sorted(rests.items()):
+        ended, last_obs, recreated = [], [], []
+        for number, extras in sorted(extras_by_process.items()):
             share = self._shares[number]
-            infos[share.start : share.stop] = pickle.loads(rest.infos)
-            broken |= {index: restore_error(sent) for index, sent in rest.broken.items()}
-            remade += rest.remade
-            if rest.final is not None:
-                ended.append(rest.final[0])
-                last.append(flatten(self.observation_space, rest.final[1]))
-        final = None
+            infos[share.start : share.stop] = pickle.loads(extras.infos)
+            failed |= {
+                index: restore_error(serialized) for index, serialized in extras.failed.items()
+            }
+            recreated += extras.recreated
+            if extras.final_obs is not None:
+                ended.append(extras.final_obs[0])
+                last_obs.append(flatten(self.observation_space, extras.final_obs[1]))
+        final_obs = None
         if ended:
-            joined = (np.concatenate(leaves) for leaves in zip(*last, strict=True))
-            final = np.concatenate(ended), unflatten(self.observation_space, joined)
-        for index in remade:
-            self._on_made(RemoteEnvironment(self, index), index)
-        if repairs.breaks:
-            if not broken:
-                repairs.stepped()
-            for index in () if final is None else final[0].tolist():
-                repairs.worked(index)
-        dead = np.isin(np.arange(self.num_envs), list(broken)) if broken else None
+            joined = (np.concatenate(leaves) for leaves in zip(*last_obs, strict=True))
+            final_obs = np.concatenate(ended), unflatten(self.observation_space, joined)
+        for index in recreated:
+            self._on_recreated(RemoteEnvironment(self, index), index)
+        if supervisor.failures:
+            if not failed:
+                supervisor.on_step()
+            for index in () if final_obs is None else final_obs[0].tolist():
+                supervisor.on_episode_done(index)
+        reset_only = np.isin(np.arange(self.num_envs), list(failed)) if failed else None
         results = rewards, terminateds, truncateds
-        return Step(self._copy_obs(), *results, infos, dead, final, broken or None)
+        return StepResult(self._copy_obs(), *results, infos, reset_only, final_obs, failed or None)
 
     # -- checks, state and close --------------------------------------------------------------
 
@@ -479,7 +499,7 @@ class RemoteEnvironment:
     """
 
     def __init__(
-        self, environments: ProcessEnvironments, index: int, is_unwrapped: bool = False
+        self, environments: SubprocessEnvAdapter, index: int, is_unwrapped: bool = False
     ) -> None:
         self.__dict__["_place"] = environments, index, is_unwrapped
 

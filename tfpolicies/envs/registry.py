@@ -9,15 +9,15 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from tfpolicies.errors import EnvError
-from tfpolicies.registers import Register
+from tfpolicies.registers import NameRegistry
 
-Source: TypeAlias = str | type | Callable[..., Any] | gym.Env | VectorEnv
+EnvSource: TypeAlias = str | type | Callable[..., Any] | gym.Env | VectorEnv
 """Source of environments: a name, a class, a function or an environment instance."""
 
-ENVIRONMENTS = Register("An environment", EnvError)
+ENVIRONMENTS = NameRegistry("An environment", EnvError)
 
 
-def env_name(source: Source) -> str:
+def get_env_name(source: EnvSource) -> str:
     """Returns the name of an environment source: a text, a class or a function."""
     return source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
 

@@ -20,7 +20,7 @@ from tfpolicies.errors import EnvError
 
 _ALIGNMENT = 64  # bytes; a cache line
 
-Layout = list[tuple[tuple[int, ...], np.dtype]]
+LeafLayouts = list[tuple[tuple[int, ...], np.dtype]]
 
 
 def make_unnamed_file() -> Any:
@@ -34,8 +34,8 @@ def flatten(space: gym.Space, nested: Any) -> list[Any]:
     """Returns the leaves of a value that is nested as a space.
 
     >>> inner = gym.spaces.Tuple([gym.spaces.Box(0, 1)])
-    >>> space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=inner)
-    >>> flatten(space, {"b": (0.5,), "a": 1})
+    >>> get_space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=inner)
+    >>> flatten(get_space, {"b": (0.5,), "a": 1})
     [1, 0.5]
     """
     if isinstance(space, gym.spaces.Dict):
@@ -55,7 +55,7 @@ def unflatten(space: gym.Space, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
-def get_layout(space: gym.Space, *, is_observed: bool) -> Layout:
+def get_layout(space: gym.Space, *, is_observed: bool) -> LeafLayouts:
     """Returns shape and dtype of each leaf of a space.
 
     Args:
@@ -89,14 +89,11 @@ class SharedArrays:
         is_new: whether the file has no memory yet.
 
     Attributes:
-        obs: per leaf `[N, ...]`.
-        actions: per leaf `[N, ...]`.
-        rewards: float32 `[N]`.
-        terminateds: bool `[N]`.
-        truncateds: bool `[N]`.
-        call_start: float64 `[P]`: start of the latest call of an environment, by `time.monotonic`.
-        call_env_index: int64 `[P]`: the environment of that call; -1 before the first call of a request.
-        call_is_step: bool `[P]`: whether that call is of `step`, and not of `reset`.
+        obs: per leaf `[N, ...]`. actions: per leaf `[N, ...]`. rewards: float32 `[N]`. terminateds:
+        bool `[N]`. truncateds: bool `[N]`. call_start: float64 `[P]`: start of the latest call of
+        an environment, by `time.monotonic`. call_env_index: int64 `[P]`: the environment of that
+        call; -1 before the first call of a request. call_is_step: bool `[P]`: whether that call is
+        of `step`, and not of `reset`.
 
     Raises:
         EnvError: if a leaf of the spaces is not an array of fixed shape.
@@ -112,10 +109,10 @@ class SharedArrays:
         *,
         is_new: bool = False,
     ) -> None:
-        observed = get_layout(observation_space, is_observed=True)
-        acted = get_layout(action_space, is_observed=False)
+        obs_layouts = get_layout(observation_space, is_observed=True)
+        action_layouts = get_layout(action_space, is_observed=False)
         envs, processes = (num_envs,), (num_processes,)
-        specs = [((*envs, *shape), dtype) for shape, dtype in (*observed, *acted)]
+        specs = [((*envs, *shape), dtype) for shape, dtype in (*obs_layouts, *action_layouts)]
         specs += [(envs, np.dtype(kind)) for kind in (np.float32, bool, bool)]
         specs += [(processes, np.dtype(kind)) for kind in (np.float64, np.int64, bool)]
         offsets = [0]
@@ -125,9 +122,11 @@ class SharedArrays:
         if is_new:
             os.truncate(file, offsets[-1])
         memory = mmap.mmap(file, offsets[-1])
-        placed = zip(specs, offsets[:-1], strict=True)
-        arrays = [np.ndarray(shape, dtype, memory, offset) for (shape, dtype), offset in placed]
-        self.obs = arrays[: len(observed)]
-        self.actions = arrays[len(observed) : len(observed) + len(acted)]
+        specs_and_offsets = zip(specs, offsets[:-1], strict=True)
+        arrays = [
+            np.ndarray(shape, dtype, memory, offset) for (shape, dtype), offset in specs_and_offsets
+        ]
+        self.obs = arrays[: len(obs_layouts)]
+        self.actions = arrays[len(obs_layouts) : len(obs_layouts) + len(action_layouts)]
         self.rewards, self.terminateds, self.truncateds = arrays[-6:-3]
-        self.since, self.index, self.is_step = arrays[-3:]
+        self.call_start, self.call_env_index, self.call_is_step = arrays[-3:]

@@ -10,24 +10,26 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
-from tfpolicies.exploration.picking import ActionLeaf, pickable_leaves
+from tfpolicies.exploration.picking import ActionLeaf, make_action_leaves
 from tfpolicies.exploration.transform import Transform
-from tfpolicies.marks import for_place
+from tfpolicies.marks import allow_in_checkpoint
 from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.rules import is_finite, is_schedule
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.type_aliases import Structure
 
-Curve: TypeAlias = Callable[[int], float]
+ScheduleFunction: TypeAlias = Callable[[int], float]
 """Maps the time step to a number."""
-Schedule: TypeAlias = float | Sequence[Sequence[float]] | Curve
+Schedule: TypeAlias = float | Sequence[Sequence[float]] | ScheduleFunction
 
 
-class Setting(NamedTuple):
+class ExplorationContext(NamedTuple):
     """The context that a strategy is created for."""
 
     dist_class: Any  # the policy's action distribution
-    make: Callable[[Any, Setting], Exploration]  # creates a sub-strategy from its config
+    make_strategy: Callable[
+        [Any, ExplorationContext], Exploration
+    ]  # creates a sub-strategy from its config
     worker_index: int = 0  # 0: the local worker
     num_workers: int = 0  # without the local one
     normalize_actions: bool = False  # a policy's own actions are in [-1, 1] where bounded
@@ -35,10 +37,10 @@ class Setting(NamedTuple):
     @property
     def leaves(self) -> tuple[ActionLeaf, ...]:
         """The leaves of the action space, as exploration needs them."""
-        return pickable_leaves(self.dist_class.space, self.normalize_actions)
+        return make_action_leaves(self.dist_class.space, self.normalize_actions)
 
 
-@for_place("exploration")
+@allow_in_checkpoint("exploration")
 class Exploration(abc.ABC):
     """A strategy of one policy.
 
@@ -75,13 +77,13 @@ class Exploration(abc.ABC):
         return self.transform.draw_noise(rng, rows, params)
 
     @property
-    def only_kind(self) -> NoiseKind | None:
+    def noise_kind(self) -> NoiseKind | None:
         """The kind of the noise, if `draw_noise` draws a single kind in one call; else None."""
-        own = type(self).draw_noise is not Exploration.draw_noise
-        return None if own else self.transform.only_kind
+        is_overridden = type(self).draw_noise is not Exploration.draw_noise
+        return None if is_overridden else self.transform.noise_kind
 
     @abc.abstractmethod
-    def params(self, timestep: int, explore: bool) -> np.ndarray:
+    def get_params(self, timestep: int, explore: bool) -> np.ndarray:
         """Returns the parameters of the next call, float32 `[transform.num_params]`.
 
         Args:
@@ -89,7 +91,7 @@ class Exploration(abc.ABC):
             explore: False for greedy actions; the noise is then also zero.
         """
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Returns the state to save: JSON values and arrays."""
         return {}
 
@@ -124,7 +126,7 @@ class Exploration(abc.ABC):
         """Called after the last step of an episode."""
 
 
-class Scheduled(Exploration):
+class ScheduledExploration(Exploration):
     """A strategy with one number that depends on the time step, such as epsilon.
 
     Args:
@@ -135,23 +137,23 @@ class Scheduled(Exploration):
     state_name: str
     """The key of the number in the state."""
 
-    def __init__(self, transform: Transform, schedule: Curve) -> None:
+    def __init__(self, transform: Transform, schedule: ScheduleFunction) -> None:
         super().__init__(transform)
         self._schedule = schedule
         self.last_timestep = 0
 
-    def value(self, timestep: int) -> float:
+    def get_value(self, timestep: int) -> float:
         """Returns the number at a time step, and remembers that time step."""
         self.last_timestep = int(timestep)
         return self._schedule(self.last_timestep)
 
     @property
-    def current(self) -> float:
+    def current_value(self) -> float:
         """The number at the last time step."""
         return self._schedule(self.last_timestep)
 
-    def state(self) -> dict[str, Any]:
-        return {self.state_name: self.current, "last_timestep": self.last_timestep}
+    def get_state(self) -> dict[str, Any]:
+        return {self.state_name: self.current_value, "last_timestep": self.last_timestep}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         require_state(self, state, "last_timestep")
@@ -160,8 +162,8 @@ class Scheduled(Exploration):
         self.last_timestep = int(state["last_timestep"])
 
 
-def checked_array(
-    exploration: Exploration, method: str, found: Structure, shape: tuple[int, ...]
+def check_array(
+    exploration: Exploration, method: str, result: Structure, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Returns the result of a strategy's method after checking dtype and shape.
 
@@ -174,14 +176,16 @@ def checked_array(
     Raises:
         UsageError: for anything else.
     """
-    if isinstance(found, np.ndarray) and found.shape == shape and found.dtype == np.float32:
-        return found
-    given = (
-        f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else f"{found!r:.60}"
+    if isinstance(result, np.ndarray) and result.shape == shape and result.dtype == np.float32:
+        return result
+    description = (
+        f"{result.dtype} {list(result.shape)}"
+        if isinstance(result, np.ndarray)
+        else f"{result!r:.60}"
     )
     raise UsageError(
         f"{type(exploration).__name__}.{method} must return a NumPy array float32 {list(shape)}, "
-        f"got {given}."
+        f"got {description}."
     )
 
 
@@ -195,7 +199,9 @@ def require_state(exploration: Exploration, state: Mapping[str, Any], *keys: str
         )
 
 
-def as_schedule(name: str, value: Any, high: float, line: Sequence[Sequence[float]] = ()) -> Curve:
+def make_schedule_function(
+    name: str, value: Any, high: float, line: Sequence[Sequence[float]] = ()
+) -> ScheduleFunction:
     """Returns a function from the time step to a number in [0, high].
 
     Args:
@@ -209,7 +215,7 @@ def as_schedule(name: str, value: Any, high: float, line: Sequence[Sequence[floa
     Raises:
         ConfigError: if `value` is none of these, or out of range.
 
-    >>> as_schedule("epsilon_schedule", [[0, 1.0], [100, 0.0]], 1.0)(25)
+    >>> make_schedule_function("epsilon_schedule", [[0, 1.0], [100, 0.0]], 1.0)(25)
     0.75
     """
     if value is None:
@@ -226,15 +232,15 @@ def as_schedule(name: str, value: Any, high: float, line: Sequence[Sequence[floa
     return functools.partial(piecewise_linear, points)
 
 
-def require_numbers(low: float = 0.0, high: float = float("inf"), **named: float) -> None:
+def require_numbers(low: float = 0.0, high: float = float("inf"), **settings: float) -> None:
     """Raises a `ConfigError` unless all of these settings are numbers in [low, high]."""
-    for name, value in named.items():
+    for name, value in settings.items():
         if not is_finite(value) or not low <= value <= high:
             raise ConfigError(f"`{name}` must be a number from {low} to {high}, got {value!r}.")
 
 
-def require_steps(**named: float) -> None:
+def require_steps(**settings: float) -> None:
     """Raises a `ConfigError` unless all of these settings are integers from 0."""
-    for name, value in named.items():
+    for name, value in settings.items():
         if not is_finite(value) or value != int(value) or value < 0:
             raise ConfigError(f"`{name}` must be an integer >= 0, got {value!r}.")

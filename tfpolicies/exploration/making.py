@@ -7,9 +7,9 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.errors import ConfigError, suggest_similar_names
 from tfpolicies.exploration import strategies
-from tfpolicies.exploration.exploration import Exploration, Setting
+from tfpolicies.exploration.exploration import Exploration, ExplorationContext
 from tfpolicies.exploration.parameter_noise import ParameterNoise
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.rules import is_one_of
@@ -57,33 +57,35 @@ def make_exploration(
     >>> from tfpolicies.models.distributions import ActionDistribution
     >>> dist_class = ActionDistribution.of(spaces.Discrete(3))
     >>> greedy = make_exploration({"type": "EpsilonGreedy", "epsilon_timesteps": 100}, dist_class)
-    >>> greedy.transform.noise_size, greedy.params(timestep=50, explore=True)
+    >>> greedy.transform.noise_size, greedy.get_params(timestep=50, explore=True)
     (2, array([0.525], dtype=float32))
     """
-    return _make(config, Setting(dist_class, _make, worker_index, num_workers, normalize_actions))
+    return _make(
+        config, ExplorationContext(dist_class, _make, worker_index, num_workers, normalize_actions)
+    )
 
 
-def _make(config: Mapping[str, Any] | None, setting: Setting) -> Exploration:
+def _make(config: Mapping[str, Any] | None, context: ExplorationContext) -> Exploration:
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(
             f"`exploration_config` must be a dict {{'type': ..., **settings}}, got {config!r}."
         )
     settings = dict(config or {})
-    kind = settings.pop("type", None)
-    is_default = is_one_of(kind, None, "")
-    strategy = _strategy(strategies.StochasticSampling if is_default else kind)
-    known = _settings_of(strategy)
-    unknown = [name for name in settings if name not in known]
+    strategy_type = settings.pop("type", None)
+    is_default = is_one_of(strategy_type, None, "")
+    strategy = _get_strategy(strategies.StochasticSampling if is_default else strategy_type)
+    names = _get_setting_names(strategy)
+    unknown = [name for name in settings if name not in names]
     if unknown:
         raise ConfigError(
             f"{unknown[0]!r} is not a setting of {strategy.__name__}."
-            f"{near_matches(unknown[0], known)} In `exploration_config` it has "
-            f"{', '.join(known) if known else 'none'}."
+            f"{suggest_similar_names(unknown[0], names)} In `exploration_config` it has "
+            f"{', '.join(names) if names else 'none'}."
         )
-    return strategy(setting, **settings)  # type: ignore[arg-type]
+    return strategy(context, **settings)  # type: ignore[arg-type]
 
 
-def _settings_of(strategy: type[Exploration]) -> list[str]:
+def _get_setting_names(strategy: type[Exploration]) -> list[str]:
     """Returns the keywords of the constructor, and of bases to which it passes `**kwargs`."""
     names: dict[str, None] = {}
     for cls in strategy.__mro__:
@@ -96,22 +98,22 @@ def _settings_of(strategy: type[Exploration]) -> list[str]:
     return [name for name in names if name not in strategy.fixed_settings]
 
 
-def _strategy(kind: str | type[Exploration]) -> type[Exploration]:
-    found = kind
-    if isinstance(kind, str):
-        found = STRATEGIES.get(kind) or _imported(kind)
-    if not isinstance(found, type) or not issubclass(found, Exploration):
+def _get_strategy(strategy_type: str | type[Exploration]) -> type[Exploration]:
+    strategy = strategy_type
+    if isinstance(strategy_type, str):
+        strategy = STRATEGIES.get(strategy_type) or _import_or_none(strategy_type)
+    if not isinstance(strategy, type) or not issubclass(strategy, Exploration):
         names = ", ".join(STRATEGIES)
         raise ConfigError(
-            f"exploration_config['type'] is {kind!r}, which is not a strategy."
-            f"{near_matches(str(kind), STRATEGIES)} There are {names}; for your own strategy, "
+            f"exploration_config['type'] is {strategy_type!r}, which is not a strategy."
+            f"{suggest_similar_names(str(strategy_type), STRATEGIES)} There are {names}; for your own strategy, "
             "give a subclass of tfpolicies.exploration.exploration.Exploration, or its import "
             "path: 'package.module.Class'."
         )
-    return found
+    return strategy
 
 
-def _imported(path: str) -> Any:
+def _import_or_none(path: str) -> Any:
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError):

@@ -12,21 +12,21 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import (
     Exploration,
-    Setting,
+    ExplorationContext,
     require_numbers,
     require_state,
     require_steps,
 )
-from tfpolicies.exploration.picking import MASKED, Choices
+from tfpolicies.exploration.picking import MASKED_THRESHOLD, ChoicesLeaf
 from tfpolicies.exploration.strategies import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise
-from tfpolicies.exploration.transform import parts_of
+from tfpolicies.exploration.transform import get_leaf_distributions
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.rules import is_finite
 
 ADAPTATION = 1.01
 """The paper's alpha, the factor by which sigma changes (appendix C)."""
 
-_NORMALIZATION = frozenset({"gamma", "beta", "moving_mean", "moving_variance"})
+_NORMALIZATION_ROLES = frozenset({"gamma", "beta", "moving_mean", "moving_variance"})
 
 
 class ParameterNoise(Exploration):
@@ -36,7 +36,7 @@ class ParameterNoise(Exploration):
     far from the unperturbed one as a simpler strategy, the sub-exploration, would. The
     sub-exploration is also applied on top. Callers that act do the following:
 
-    1. at an episode's start call `on_episode_start()`; while `wants_perturbation`, act with the
+    1. at an episode's start call `on_episode_start()`; while `needs_perturbation`, act with the
        weights that `perturb(weights, rng)` returns;
     2. at its end call `adapt(clean, perturbed)` with the distribution inputs that both sets of
        weights give for the episode's observations.
@@ -65,7 +65,7 @@ class ParameterNoise(Exploration):
 
     def __init__(
         self,
-        setting: Setting,
+        context: ExplorationContext,
         *,
         initial_stddev: float = 1.0,
         random_timesteps: int = 10_000,
@@ -73,23 +73,23 @@ class ParameterNoise(Exploration):
     ) -> None:
         require_numbers(initial_stddev=initial_stddev)
         require_steps(random_timesteps=random_timesteps)
-        leaves = setting.leaves
-        self._sizes = [n for leaf in leaves if isinstance(leaf, Choices) for n in leaf.sizes]
-        discrete = all(isinstance(leaf, Choices) for leaf in leaves)
+        leaves = context.leaves
+        self._sizes = [n for leaf in leaves if isinstance(leaf, ChoicesLeaf) for n in leaf.sizes]
+        discrete = all(isinstance(leaf, ChoicesLeaf) for leaf in leaves)
         if sub_exploration is None:
-            sub_exploration = _default(discrete, random_timesteps)
-        sub = setting.make(sub_exploration, setting)
+            sub_exploration = _make_default_config(discrete, random_timesteps)
+        sub = context.make_strategy(sub_exploration, context)
         if not isinstance(sub, EpsilonGreedy if discrete else GaussianNoise):
             raise ConfigError(
                 "`sub_exploration` must be EpsilonGreedy for discrete action spaces, GaussianNoise "
                 "or OrnsteinUhlenbeckNoise for Boxes of floats, because its scale limits "
-                f"parameter noise; got {type(sub).__name__} for {setting.dist_class.space}."
+                f"parameter noise; got {type(sub).__name__} for {context.dist_class.space}."
             )
         super().__init__(sub.transform)
         self.sub_exploration: EpsilonGreedy | GaussianNoise = sub
-        self._dist_class = setting.dist_class
+        self._dist_class = context.dist_class
         self.stddev = float(initial_stddev)
-        self.wants_perturbation = True
+        self.needs_perturbation = True
 
     def perturb(
         self, weights: Mapping[str, np.ndarray], rng: np.random.Generator
@@ -103,13 +103,13 @@ class ParameterNoise(Exploration):
             weights: arrays by key; the last part of a key is the variable's role.
             rng: the policy's generator.
         """
-        self.wants_perturbation = False
+        self.needs_perturbation = False
         return {
-            key: self._disturbed(array, rng) if _is_perturbed(key, array) else array
+            key: self._add_noise(array, rng) if _is_perturbed(key, array) else array
             for key, array in weights.items()
         }
 
-    def _disturbed(self, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _add_noise(self, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         noise = rng.standard_normal(array.shape, np.float32)
         return array + (self.stddev * noise).astype(array.dtype)
 
@@ -130,15 +130,17 @@ class ParameterNoise(Exploration):
             difference of greedy actions.
         """
         if self._sizes:
-            distance = softmax_distance(clean, perturbed, self._sizes)
+            distance = compute_softmax_distance(clean, perturbed, self._sizes)
         else:
-            distance = action_distance(self._greedy(clean), self._greedy(perturbed))
+            distance = compute_action_distance(
+                self._get_greedy_actions(clean), self._get_greedy_actions(perturbed)
+            )
         self.stddev *= ADAPTATION if distance <= self.threshold else 1 / ADAPTATION
         return distance
 
     @ensure_eager()
-    def _greedy(self, inputs: np.ndarray) -> np.ndarray:
-        parts = parts_of(self._dist_class(tf.constant(inputs, tf.float32)))
+    def _get_greedy_actions(self, inputs: np.ndarray) -> np.ndarray:
+        parts = get_leaf_distributions(self._dist_class(tf.constant(inputs, tf.float32)))
         flat = [tf.reshape(part.deterministic_sample(), [len(inputs), -1]) for part in parts]
         return tf.concat(flat, axis=-1).numpy()
 
@@ -151,27 +153,27 @@ class ParameterNoise(Exploration):
         """
         sub = self.sub_exploration
         if isinstance(sub, EpsilonGreedy):
-            epsilon = sub.current
+            epsilon = sub.current_value
             return sum(-math.log(1 - epsilon + epsilon / n) for n in self._sizes)
-        return sub.current * (
+        return sub.current_value * (
             sub.ou_sigma if isinstance(sub, OrnsteinUhlenbeckNoise) else sub.stddev
         )
 
     def draw_noise(self, rng: np.random.Generator, rows: int, params: np.ndarray) -> np.ndarray:
         return self.sub_exploration.draw_noise(rng, rows, params)
 
-    def params(self, timestep: int, explore: bool) -> np.ndarray:
-        return self.sub_exploration.params(timestep, explore)
+    def get_params(self, timestep: int, explore: bool) -> np.ndarray:
+        return self.sub_exploration.get_params(timestep, explore)
 
     def on_episode_start(self) -> None:
-        self.wants_perturbation = True
+        self.needs_perturbation = True
         self.sub_exploration.on_episode_start()
 
     def on_episode_end(self) -> None:
         self.sub_exploration.on_episode_end()
 
-    def state(self) -> dict[str, Any]:
-        return {"cur_stddev": self.stddev, "sub_exploration": self.sub_exploration.state()}
+    def get_state(self) -> dict[str, Any]:
+        return {"cur_stddev": self.stddev, "sub_exploration": self.sub_exploration.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         require_state(self, state, "cur_stddev", "sub_exploration")
@@ -179,10 +181,12 @@ class ParameterNoise(Exploration):
             raise WeightsError(f"`cur_stddev` must be a number, got {state['cur_stddev']!r}.")
         self.sub_exploration.set_state(state["sub_exploration"])
         self.stddev = float(state["cur_stddev"])
-        self.wants_perturbation = True
+        self.needs_perturbation = True
 
 
-def softmax_distance(clean: np.ndarray, perturbed: np.ndarray, sizes: Sequence[int]) -> float:
+def compute_softmax_distance(
+    clean: np.ndarray, perturbed: np.ndarray, sizes: Sequence[int]
+) -> float:
     """Returns the mean of KL(softmax(clean) || softmax(perturbed)), summed over cells, in nats.
 
     Masked actions, of probability 0, do not count. Plappert et al. 2018, appendix C.1.
@@ -192,29 +196,29 @@ def softmax_distance(clean: np.ndarray, perturbed: np.ndarray, sizes: Sequence[i
         perturbed: the same of the other policy.
         sizes: how many actions each cell has.
 
-    >>> softmax_distance(np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]]), [2])
+    >>> compute_softmax_distance(np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]]), [2])
     0.1438...
     """
     cuts = np.cumsum(sizes)[:-1]
     pairs = zip(np.split(clean, cuts, axis=-1), np.split(perturbed, cuts, axis=-1), strict=True)
-    return float(sum(np.mean(_softmax_divergence(p, q)) for p, q in pairs))
+    return float(sum(np.mean(_compute_softmax_divergence(p, q)) for p, q in pairs))
 
 
-def action_distance(clean: np.ndarray, perturbed: np.ndarray) -> float:
+def compute_action_distance(clean: np.ndarray, perturbed: np.ndarray) -> float:
     """Returns the root of the mean square difference of actions `[B, k]`.
 
     Plappert et al. 2018, appendix C.2, equation 9.
 
-    >>> action_distance(np.array([[0.0, 0.0]]), np.array([[1.0, 7.0]]))
+    >>> compute_action_distance(np.array([[0.0, 0.0]]), np.array([[1.0, 7.0]]))
     5.0
     """
     return float(np.sqrt(np.mean(np.square(np.subtract(clean, perturbed, dtype=np.float64)))))
 
 
-def _softmax_divergence(p_logits: np.ndarray, q_logits: np.ndarray) -> np.ndarray:
+def _compute_softmax_divergence(p_logits: np.ndarray, q_logits: np.ndarray) -> np.ndarray:
     log_p, log_q = _log_softmax(p_logits), _log_softmax(q_logits)
-    possible = np.asarray(p_logits) > MASKED
-    return np.sum(np.exp(log_p) * (log_p - log_q), axis=-1, where=possible)
+    is_allowed = np.asarray(p_logits) > MASKED_THRESHOLD
+    return np.sum(np.exp(log_p) * (log_p - log_q), axis=-1, where=is_allowed)
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -225,12 +229,12 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def _is_perturbed(key: str, array: np.ndarray) -> bool:
     role = key.rsplit("/", 1)[-1].partition("#")[0]
-    return np.issubdtype(array.dtype, np.floating) and role not in _NORMALIZATION
+    return np.issubdtype(array.dtype, np.floating) and role not in _NORMALIZATION_ROLES
 
 
-def _default(discrete: bool, random_timesteps: int) -> dict[str, Any]:
+def _make_default_config(discrete: bool, random_timesteps: int) -> dict[str, Any]:
     if not discrete:
         return {"type": "OrnsteinUhlenbeckNoise", "random_timesteps": random_timesteps}
-    drop = [[random_timesteps, 1.0], [random_timesteps + 1, 0.01]]
-    schedule: Any = drop if random_timesteps else 0.01
+    step_schedule = [[random_timesteps, 1.0], [random_timesteps + 1, 0.01]]
+    schedule: Any = step_schedule if random_timesteps else 0.01
     return {"type": "EpsilonGreedy", "epsilon_schedule": schedule}

@@ -16,9 +16,9 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.models.distributions import MASKED_LOGIT, Distribution
-from tfpolicies.models.spaces import action_leaves, cell_sizes, is_float_box
+from tfpolicies.models.spaces import action_leaves, choices_per_cell, is_float_box
 
-MASKED = MASKED_LOGIT / 2
+MASKED_THRESHOLD = MASKED_LOGIT / 2
 """Logits up to this value belong to masked actions."""
 
 
@@ -40,7 +40,7 @@ class ActionLeaf(abc.ABC):
         self.normal = np.zeros(num_columns, bool)
 
     @abc.abstractmethod
-    def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
+    def sample_random(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
         """Returns random valid actions: int64 or float32 `[B, *shape]`.
 
         Args:
@@ -49,45 +49,45 @@ class ActionLeaf(abc.ABC):
         """
 
 
-class Choices(ActionLeaf):
+class ChoicesLeaf(ActionLeaf):
     """A Discrete, MultiDiscrete or integer Box: one of n actions in each cell, 0-based."""
 
     is_discrete = True
 
     def __init__(self, space: Any) -> None:
-        self.sizes = cell_sizes(space)
+        self.sizes = choices_per_cell(space)
         super().__init__(tuple(space.shape), len(self.sizes))
 
     @cached_property  # lazy, because a space may be too large for any model
-    def _exists(self) -> np.ndarray:
+    def _is_action(self) -> np.ndarray:
         """Marks columns that are actions of a cell, bool `[cells, most actions]`."""
         return np.arange(max(self.sizes)) < np.array(self.sizes)[:, None]
 
     @cached_property
-    def _columns(self) -> np.ndarray:
+    def _logit_columns(self) -> np.ndarray:
         """The columns of logits that belong to the actions, int `[cells, most actions]`."""
         starts = np.cumsum(self.sizes) - self.sizes
-        return np.where(self._exists, starts[:, None] + np.arange(max(self.sizes)), 0)
+        return np.where(self._is_action, starts[:, None] + np.arange(max(self.sizes)), 0)
 
-    def _valid(self, logits: tf.Tensor) -> tf.Tensor:
+    def _get_allowed_actions(self, logits: tf.Tensor) -> tf.Tensor:
         """Returns 1.0 for each allowed action, float32 `[B, cells, most actions]`."""
-        allowed = tf.cast(logits > MASKED, tf.float32)
-        if self._exists.all():
-            return tf.reshape(allowed, [-1, *self._exists.shape])
-        flat = tf.gather(allowed, self._columns.ravel(), axis=-1)
-        return tf.reshape(flat, [-1, *self._exists.shape]) * self._exists.astype(np.float32)
+        allowed = tf.cast(logits > MASKED_THRESHOLD, tf.float32)
+        if self._is_action.all():
+            return tf.reshape(allowed, [-1, *self._is_action.shape])
+        flat = tf.gather(allowed, self._logit_columns.ravel(), axis=-1)
+        return tf.reshape(flat, [-1, *self._is_action.shape]) * self._is_action.astype(np.float32)
 
-    def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
+    def sample_random(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
         """Picks the valid action of rank floor(noise * number of valid ones); 0 if none is."""
-        valid = self._valid(part.inputs)
-        number = tf.reduce_sum(valid, axis=-1)
-        rank = tf.minimum(tf.floor(noise * number), number - 1.0)  # the product may round up
-        passed = tf.cumsum(valid, axis=-1) <= tf.expand_dims(rank, -1)
-        picked = tf.reduce_sum(tf.cast(passed, tf.float32), axis=-1)
-        return tf.reshape(tf.cast(picked, tf.int64), [-1, *self.shape])
+        valid = self._get_allowed_actions(part.inputs)
+        num_valid = tf.reduce_sum(valid, axis=-1)
+        rank = tf.minimum(tf.floor(noise * num_valid), num_valid - 1.0)  # the product may round up
+        is_below = tf.cumsum(valid, axis=-1) <= tf.expand_dims(rank, -1)
+        actions = tf.reduce_sum(tf.cast(is_below, tf.float32), axis=-1)
+        return tf.reshape(tf.cast(actions, tf.int64), [-1, *self.shape])
 
 
-class Bits(ActionLeaf):
+class BinaryLeaf(ActionLeaf):
     """A MultiBinary: each bit is 0 or 1 with equal probability; a masked bit stays 0."""
 
     is_discrete = True
@@ -95,12 +95,12 @@ class Bits(ActionLeaf):
     def __init__(self, space: spaces.MultiBinary) -> None:
         super().__init__(tuple(space.shape), math.prod(space.shape))
 
-    def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
-        ones = tf.logical_and(noise >= 0.5, part.inputs > MASKED)
+    def sample_random(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
+        ones = tf.logical_and(noise >= 0.5, part.inputs > MASKED_THRESHOLD)
         return tf.reshape(tf.cast(ones, tf.int64), [-1, *self.shape])
 
 
-class Continuous(ActionLeaf):
+class ContinuousLeaf(ActionLeaf):
     """A Box of floats: uniform where both bounds are finite, otherwise normal.
 
     Args:
@@ -117,7 +117,7 @@ class Continuous(ActionLeaf):
 
     def __init__(self, space: spaces.Box, normalize: bool) -> None:
         super().__init__(tuple(space.shape), math.prod(space.shape))
-        low, high = _inner_float32(space.low.ravel(), space.high.ravel())
+        low, high = _round_bounds_inward(space.low.ravel(), space.high.ravel())
         bounded = np.isfinite(low) & np.isfinite(high)
         scaled = bounded & (low < high) & normalize
         self.low = np.where(scaled, np.float32(-1), low)
@@ -127,19 +127,19 @@ class Continuous(ActionLeaf):
         self.width = np.where(np.isfinite(width), width, np.float32(1))
         self.normal = ~bounded
 
-    def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
+    def sample_random(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
         low, high = np.where(self.normal, 0, self.low), np.where(self.normal, 0, self.high)
-        within = low * (1.0 - noise) + high * noise  # high - low may overflow
+        actions = low * (1.0 - noise) + high * noise  # high - low may overflow
         if self.normal.any():
-            within = tf.where(self.normal, noise, within)
-        return tf.reshape(self.clip(within), [-1, *self.shape])
+            actions = tf.where(self.normal, noise, actions)
+        return tf.reshape(self.clip(actions), [-1, *self.shape])
 
     def clip(self, flat: tf.Tensor) -> tf.Tensor:
         """Clips actions `[B, k]` to the bounds."""
         return tf.minimum(tf.maximum(flat, self.low), self.high)
 
 
-def pickable_leaves(space: spaces.Space, normalize: bool) -> tuple[ActionLeaf, ...]:
+def make_action_leaves(space: spaces.Space, normalize: bool) -> tuple[ActionLeaf, ...]:
     """Returns the action leaves of `space`, in their order.
 
     Args:
@@ -149,18 +149,18 @@ def pickable_leaves(space: spaces.Space, normalize: bool) -> tuple[ActionLeaf, .
     Raises:
         UnsupportedSpaceError: for spaces that policies cannot use.
     """
-    return tuple(_action_leaf(leaf.space, normalize) for leaf in action_leaves(space))
+    return tuple(_make_action_leaf(leaf.space, normalize) for leaf in action_leaves(space))
 
 
-def _action_leaf(space: spaces.Space, normalize: bool) -> ActionLeaf:
+def _make_action_leaf(space: spaces.Space, normalize: bool) -> ActionLeaf:
     if isinstance(space, spaces.MultiBinary):
-        return Bits(space)
+        return BinaryLeaf(space)
     if is_float_box(space):
-        return Continuous(space, normalize)
-    return Choices(space)
+        return ContinuousLeaf(space, normalize)
+    return ChoicesLeaf(space)
 
 
-def _inner_float32(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _round_bounds_inward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rounds float64 bounds inward to float32, so that no number is outside of them."""
     with np.errstate(over="ignore"):
         low32, high32 = low.astype(np.float32), high.astype(np.float32)

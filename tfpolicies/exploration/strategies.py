@@ -11,16 +11,22 @@ import numpy as np
 from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import (
     Exploration,
+    ExplorationContext,
     Schedule,
-    Scheduled,
-    Setting,
-    as_schedule,
+    ScheduledExploration,
+    make_schedule_function,
     require_numbers,
     require_state,
     require_steps,
 )
-from tfpolicies.exploration.picking import ActionLeaf, Choices, Continuous
-from tfpolicies.exploration.transform import MIN_TEMPERATURE, Disturb, Greedy, Sample, Transform
+from tfpolicies.exploration.picking import ActionLeaf, ChoicesLeaf, ContinuousLeaf
+from tfpolicies.exploration.transform import (
+    MIN_TEMPERATURE,
+    AdditiveNoise,
+    Greedy,
+    Sample,
+    Transform,
+)
 
 
 class StochasticSampling(Exploration):
@@ -38,13 +44,13 @@ class StochasticSampling(Exploration):
 
     _temperature: float | None = None  # a subclass may divide the logits
 
-    def __init__(self, setting: Setting, *, random_timesteps: int = 0) -> None:
+    def __init__(self, context: ExplorationContext, *, random_timesteps: int = 0) -> None:
         require_steps(random_timesteps=random_timesteps)
         self._random_timesteps = int(random_timesteps)
-        base = Sample(setting.dist_class, tempered=self._temperature is not None)
-        super().__init__(Transform(base, setting.leaves, mixed=random_timesteps > 0))
+        base = Sample(context.dist_class, tempered=self._temperature is not None)
+        super().__init__(Transform(base, context.leaves, mixed=random_timesteps > 0))
 
-    def params(self, timestep: int, explore: bool) -> np.ndarray:
+    def get_params(self, timestep: int, explore: bool) -> np.ndarray:
         numbers = [float(explore and timestep < self._random_timesteps)]
         if not self._random_timesteps:
             numbers = []
@@ -69,25 +75,25 @@ class SoftQ(StochasticSampling):
     """
 
     def __init__(
-        self, setting: Setting, *, temperature: float = 1.0, random_timesteps: int = 0
+        self, context: ExplorationContext, *, temperature: float = 1.0, random_timesteps: int = 0
     ) -> None:
-        _require_leaves(self, setting, lambda leaf: isinstance(leaf, Choices), _CHOICES)
+        _require_leaves(self, context, lambda leaf: isinstance(leaf, ChoicesLeaf), _CHOICE_SPACES)
         require_numbers(MIN_TEMPERATURE, temperature=temperature)
         self._temperature = float(temperature)
-        super().__init__(setting, random_timesteps=random_timesteps)
+        super().__init__(context, random_timesteps=random_timesteps)
 
 
 class Random(Exploration):
     """Picks actions uniformly from the space; standard normal ones where a Box is unbounded."""
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(Transform(Greedy(), setting.leaves, mixed=True))
+    def __init__(self, context: ExplorationContext) -> None:
+        super().__init__(Transform(Greedy(), context.leaves, mixed=True))
 
-    def params(self, timestep: int, explore: bool) -> np.ndarray:
+    def get_params(self, timestep: int, explore: bool) -> np.ndarray:
         return np.array([float(explore)], np.float32)
 
 
-class EpsilonGreedy(Scheduled):
+class EpsilonGreedy(ScheduledExploration):
     """Takes the greedy action, or with probability epsilon, for each row, a random valid one.
 
     Mnih et al. 2015 (doi:10.1038/nature14236).
@@ -109,7 +115,7 @@ class EpsilonGreedy(Scheduled):
 
     def __init__(
         self,
-        setting: Setting,
+        context: ExplorationContext,
         *,
         initial_epsilon: float = 1.0,
         final_epsilon: float = 0.05,
@@ -117,16 +123,16 @@ class EpsilonGreedy(Scheduled):
         epsilon_timesteps: int = 100_000,
         epsilon_schedule: Schedule | None = None,
     ) -> None:
-        _require_leaves(self, setting, lambda leaf: leaf.is_discrete, _DISCRETE)
+        _require_leaves(self, context, lambda leaf: leaf.is_discrete, _DISCRETE_SPACES)
         require_numbers(0.0, 1.0, initial_epsilon=initial_epsilon, final_epsilon=final_epsilon)
         require_steps(warmup_timesteps=warmup_timesteps, epsilon_timesteps=epsilon_timesteps)
         stop = warmup_timesteps + epsilon_timesteps
-        line = (warmup_timesteps, initial_epsilon), (stop, final_epsilon)
-        schedule = as_schedule("epsilon_schedule", epsilon_schedule, 1.0, line)
-        super().__init__(Transform(Greedy(), setting.leaves, mixed=True), schedule)
+        default_points = (warmup_timesteps, initial_epsilon), (stop, final_epsilon)
+        schedule = make_schedule_function("epsilon_schedule", epsilon_schedule, 1.0, default_points)
+        super().__init__(Transform(Greedy(), context.leaves, mixed=True), schedule)
 
-    def params(self, timestep: int, explore: bool) -> np.ndarray:
-        epsilon = self.value(timestep)
+    def get_params(self, timestep: int, explore: bool) -> np.ndarray:
+        epsilon = self.get_value(timestep)
         return np.array([epsilon if explore else 0.0], np.float32)
 
 
@@ -137,15 +143,15 @@ class PerWorkerEpsilonGreedy(EpsilonGreedy):
     greedy; without other workers it acts as `EpsilonGreedy`, with the arguments given here.
     """
 
-    def __init__(self, setting: Setting, **settings: Any) -> None:
-        index, workers = setting.worker_index, setting.num_workers
+    def __init__(self, context: ExplorationContext, **settings: Any) -> None:
+        index, workers = context.worker_index, context.num_workers
         if workers > 0:
             exponent = 1 + 7 * (index - 1) / max(workers - 1, 1)
             settings = {**settings, "epsilon_schedule": 0.4**exponent if index > 0 else 0.0}
-        super().__init__(setting, **settings)
+        super().__init__(context, **settings)
 
 
-class GaussianNoise(Scheduled):
+class GaussianNoise(ScheduledExploration):
     """Adds normal noise to the greedy action, and clips the sum to the bounds.
 
     Fujimoto et al. 2018 (arXiv:1802.09477), section 6.1.
@@ -168,7 +174,7 @@ class GaussianNoise(Scheduled):
 
     def __init__(
         self,
-        setting: Setting,
+        context: ExplorationContext,
         *,
         random_timesteps: int = 1000,
         stddev: float = 0.1,
@@ -177,20 +183,22 @@ class GaussianNoise(Scheduled):
         scale_timesteps: int = 10_000,
         scale_schedule: Schedule | None = None,
     ) -> None:
-        leaves = setting.leaves
-        boxes = [leaf for leaf in leaves if isinstance(leaf, Continuous)]
-        _require_leaves(self, setting, lambda leaf: not leaf.is_discrete, "Boxes of floats")
+        leaves = context.leaves
+        boxes = [leaf for leaf in leaves if isinstance(leaf, ContinuousLeaf)]
+        _require_leaves(self, context, lambda leaf: not leaf.is_discrete, "Boxes of floats")
         require_steps(random_timesteps=random_timesteps, scale_timesteps=scale_timesteps)
         require_numbers(stddev=stddev, initial_scale=initial_scale, final_scale=final_scale)
         stop = random_timesteps + scale_timesteps
-        line = (random_timesteps, initial_scale), (stop, final_scale)
-        schedule = as_schedule("scale_schedule", scale_schedule, math.inf, line)
+        default_points = (random_timesteps, initial_scale), (stop, final_scale)
+        schedule = make_schedule_function(
+            "scale_schedule", scale_schedule, math.inf, default_points
+        )
         self.stddev = float(stddev)
         self._random_timesteps = int(random_timesteps)
-        super().__init__(Transform(Disturb(boxes), leaves, mixed=True), schedule)
+        super().__init__(Transform(AdditiveNoise(boxes), leaves, mixed=True), schedule)
 
-    def params(self, timestep: int, explore: bool) -> np.ndarray:
-        scale = self.value(timestep) * self.stddev
+    def get_params(self, timestep: int, explore: bool) -> np.ndarray:
+        scale = self.get_value(timestep) * self.stddev
         is_random = float(explore and timestep < self._random_timesteps)
         return np.array([is_random, scale], np.float32)
 
@@ -218,7 +226,7 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
 
     def __init__(
         self,
-        setting: Setting,
+        context: ExplorationContext,
         *,
         ou_theta: float = 0.15,
         ou_sigma: float = 0.2,
@@ -227,9 +235,9 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
     ) -> None:
         require_numbers(0.0, 1.0, ou_theta=ou_theta)
         require_numbers(ou_sigma=ou_sigma, ou_base_scale=ou_base_scale)
-        super().__init__(setting, stddev=ou_base_scale, **settings)
+        super().__init__(context, stddev=ou_base_scale, **settings)
         self._theta, self.ou_sigma = float(ou_theta), float(ou_sigma)
-        boxes = [leaf for leaf in setting.leaves if isinstance(leaf, Continuous)]
+        boxes = [leaf for leaf in context.leaves if isinstance(leaf, ContinuousLeaf)]
         self._width = np.concatenate([leaf.width for leaf in boxes])
         self._ou_state = np.zeros(len(self._width), np.float32)
 
@@ -240,8 +248,8 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         noise[:, 1:] = self._ou_state * self._width
         return self.transform.draw_noise(rng, rows, params, base_noise=noise)
 
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "ou_state": self._ou_state.copy()}
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "ou_state": self._ou_state.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         require_state(self, state, "last_timestep", "ou_state")
@@ -255,16 +263,19 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         self._ou_state = ou_state
 
 
-_CHOICES = "Discrete, MultiDiscrete and Boxes of integers"
-_DISCRETE = "Discrete, MultiDiscrete, MultiBinary and Boxes of integers"
+_CHOICE_SPACES = "Discrete, MultiDiscrete and Boxes of integers"
+_DISCRETE_SPACES = "Discrete, MultiDiscrete, MultiBinary and Boxes of integers"
 
 
 def _require_leaves(
-    strategy: Exploration, setting: Setting, fits: Callable[[ActionLeaf], bool], supported: str
+    strategy: Exploration,
+    context: ExplorationContext,
+    is_supported: Callable[[ActionLeaf], bool],
+    supported: str,
 ) -> None:
-    if not all(fits(leaf) for leaf in setting.leaves):
+    if not all(is_supported(leaf) for leaf in context.leaves):
         raise ConfigError(
             f"{type(strategy).__name__} supports the action spaces {supported}, and Dicts and "
-            f"Tuples of them, but got {setting.dist_class.space}. Choose another `type` in "
+            f"Tuples of them, but got {context.dist_class.space}. Choose another `type` in "
             "`exploration_config`; StochasticSampling supports any space."
         )

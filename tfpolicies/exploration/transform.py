@@ -10,7 +10,7 @@ base               mixed    strategies
 `Sample`           no       StochasticSampling, SoftQ
 `Sample`           yes      the same with `random_timesteps` (epsilon is 1, later 0)
 `Greedy`           yes      EpsilonGreedy, PerWorkerEpsilonGreedy, Random (epsilon is 1)
-`Disturb`          yes      GaussianNoise, OrnsteinUhlenbeckNoise
+`AdditiveNoise`          yes      GaussianNoise, OrnsteinUhlenbeckNoise
 =================  =======  ======================================================
 
 Zero noise always gives exactly the greedy action, for any parameters.
@@ -27,16 +27,21 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.exploration.picking import ActionLeaf, Continuous
-from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution, Distribution, Product
+from tfpolicies.exploration.picking import ActionLeaf, ContinuousLeaf
+from tfpolicies.models.distributions import (
+    MASKED_LOGIT,
+    ActionDistribution,
+    Distribution,
+    ProductDistribution,
+)
 from tfpolicies.models.distributions.noise import NOISE_KINDS, NoiseKind
 
-AnyDistribution: TypeAlias = Distribution | Product
-Chosen: TypeAlias = tuple[list[tf.Tensor], AnyDistribution | None]
+AnyDistribution: TypeAlias = Distribution | ProductDistribution
+SelectorOutput: TypeAlias = tuple[list[tf.Tensor], AnyDistribution | None]
 MIN_TEMPERATURE = 1e-6
 
 
-class Base(Protocol):
+class BaseSelector(Protocol):
     """Chooses the actions of rows that do not take random ones."""
 
     key: Hashable
@@ -49,7 +54,9 @@ class Base(Protocol):
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws its noise, float32 `[B, noise_size]`."""
 
-    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
+    def choose(
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
+    ) -> SelectorOutput:
         """Returns an action tensor per leaf, and their distribution or None."""
 
 
@@ -67,7 +74,7 @@ class Sample:
         self.num_params = int(tempered)
 
     @property
-    def only_kind(self) -> NoiseKind | None:
+    def noise_kind(self) -> NoiseKind | None:
         """The kind of the distribution's noise, if it is a single kind."""
         blocks = self._dist_class.noise_blocks
         return NOISE_KINDS[blocks[0][0]] if len(blocks) == 1 else None
@@ -76,7 +83,9 @@ class Sample:
         """Draws the distribution's own noise."""
         return self._dist_class.draw_noise(rng, rows)
 
-    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
+    def choose(
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
+    ) -> SelectorOutput:
         """Samples the distribution."""
         if self._tempered:
             temperature = tf.maximum(params[0], MIN_TEMPERATURE)
@@ -96,12 +105,14 @@ class Greedy:
         """Returns no noise, `[B, 0]`."""
         return np.zeros((rows, 0), np.float32)
 
-    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
+    def choose(
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
+    ) -> SelectorOutput:
         """Returns the mode."""
-        return _greedy(distribution), None
+        return _get_greedy_actions(distribution), None
 
 
-class Disturb:
+class AdditiveNoise:
     """Adds scaled noise to the mode, clipped to the bounds. Its only parameter is the scale.
 
     The first column of noise is 1, so that zero noise leaves the mode unchanged and unclipped; the
@@ -110,7 +121,7 @@ class Disturb:
 
     num_params = 1
 
-    def __init__(self, leaves: Sequence[Continuous]) -> None:
+    def __init__(self, leaves: Sequence[ContinuousLeaf]) -> None:
         self._leaves = leaves
         self._sizes = [math.prod(leaf.shape) for leaf in leaves]
         bounds = tuple((leaf.low.tobytes(), leaf.high.tobytes()) for leaf in leaves)
@@ -123,12 +134,16 @@ class Disturb:
         noise[:, 1:] = rng.standard_normal((rows, self.noise_size - 1), np.float32)
         return noise
 
-    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
+    def choose(
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
+    ) -> SelectorOutput:
         """Adds the noise to the mode."""
         gate = noise[:, :1] > 0.0
         parts = tf.split(noise[:, 1:] * params[0], self._sizes, axis=-1)
         actions = []
-        for leaf, mode, part in zip(self._leaves, _greedy(distribution), parts, strict=True):
+        for leaf, mode, part in zip(
+            self._leaves, _get_greedy_actions(distribution), parts, strict=True
+        ):
             flat = tf.reshape(mode, [-1, math.prod(leaf.shape)])
             flat = tf.where(gate, leaf.clip(flat + part), flat)
             actions.append(tf.reshape(flat, [-1, *leaf.shape]))
@@ -147,29 +162,32 @@ class Transform:
     Attributes:
         key: hashable, equal for transforms that compile to the same code, given the same class,
             spaces and distribution.
-        noise_size: columns of the whole noise: a network's (see `behind`), the base's, then, if
+        noise_size: columns of the whole noise: a network's (see `with_network_noise`), the base's,
+        then, if
             mixed, one that decides whether the action is random, and those of random actions.
         num_params: number of float32 parameters.
         noise_kind: the kind of the noise, if it is a single kind and every call draws all of it;
             else None.
     """
 
-    _before = 0  # columns of a network's noise, which come first
+    _num_network_columns = 0  # columns of a network's noise, which come first
 
-    def __init__(self, base: Base, leaves: Sequence[ActionLeaf], mixed: bool) -> None:
+    def __init__(self, base: BaseSelector, leaves: Sequence[ActionLeaf], mixed: bool) -> None:
         self._base = base
         self._leaves = leaves
         self._mixed = mixed
         self._sizes = [leaf.num_columns for leaf in leaves]
-        bounds = [(x.low.tobytes(), x.high.tobytes()) for x in leaves if isinstance(x, Continuous)]
+        bounds = [
+            (x.low.tobytes(), x.high.tobytes()) for x in leaves if isinstance(x, ContinuousLeaf)
+        ]
         self.key: Hashable = (base.key, mixed and tuple(bounds), mixed)
         self.noise_size = base.noise_size + (1 + sum(self._sizes) if mixed else 0)
         self.num_params = base.num_params + int(mixed)
-        self.only_kind: NoiseKind | None = None
+        self.noise_kind: NoiseKind | None = None
         if isinstance(base, Sample) and not mixed:
-            self.only_kind = base.only_kind
+            self.noise_kind = base.noise_kind
 
-    def behind(self, columns: int) -> Transform:
+    def with_network_noise(self, columns: int) -> Transform:
         """Returns a transform whose noise starts with that of a network, which it also draws.
 
         Args:
@@ -177,14 +195,14 @@ class Transform:
         """
         if not columns:
             return self
-        found = copy.copy(self)
-        found._before, found.only_kind = columns, None
-        found.key = (columns, self.key)
-        found.noise_size = columns + self.noise_size
-        return found
+        result = copy.copy(self)
+        result._num_network_columns, result.noise_kind = columns, None
+        result.key = (columns, self.key)
+        result.noise_size = columns + self.noise_size
+        return result
 
     @cached_property
-    def _normal(self) -> np.ndarray:
+    def _normal_columns(self) -> np.ndarray:
         """The standard normal columns of the noise of random actions."""
         return np.flatnonzero(np.concatenate([leaf.normal for leaf in self._leaves]))
 
@@ -203,12 +221,14 @@ class Transform:
             params: float32 `[num_params]`.
             base_noise: `[B, base.noise_size]`, used instead of drawing the base's part.
         """
-        if not self._before:
-            return self._own_noise(rng, rows, params, base_noise)
-        before = rng.standard_normal((rows, self._before), np.float32)
-        return np.concatenate([before, self._own_noise(rng, rows, params, base_noise)], axis=1)
+        if not self._num_network_columns:
+            return self._draw_exploration_noise(rng, rows, params, base_noise)
+        network_noise = rng.standard_normal((rows, self._num_network_columns), np.float32)
+        return np.concatenate(
+            [network_noise, self._draw_exploration_noise(rng, rows, params, base_noise)], axis=1
+        )
 
-    def _own_noise(
+    def _draw_exploration_noise(
         self, rng: np.random.Generator, rows: int, params: np.ndarray, base_noise: np.ndarray | None
     ) -> np.ndarray:
         epsilon = float(params[0]) if self._mixed else 0.0
@@ -216,17 +236,19 @@ class Transform:
             base_noise = self._base.draw(rng, rows)
         if not self._mixed and base_noise is not None:
             return base_noise
-        at = self._base.noise_size
-        noise = np.zeros((rows, self.noise_size - self._before), np.float32)
+        base_size = self._base.noise_size
+        noise = np.zeros((rows, self.noise_size - self._num_network_columns), np.float32)
         if base_noise is not None:
-            noise[:, :at] = base_noise
+            noise[:, :base_size] = base_noise
         if epsilon > 0.0:
-            own = rng.random((rows, noise.shape[1] - at), np.float32)
-            own[:, 0] = 1.0 - own[:, 0]  # the coin, in (0, 1], because 0 means no noise
-            if len(self._normal):
-                shape = (rows, len(self._normal))
-                own[:, 1 + self._normal] = rng.standard_normal(shape, np.float32)
-            noise[:, at:] = own
+            random_noise = rng.random((rows, noise.shape[1] - base_size), np.float32)
+            random_noise[:, 0] = (
+                1.0 - random_noise[:, 0]
+            )  # the coin, in (0, 1], because 0 means no noise
+            if len(self._normal_columns):
+                shape = (rows, len(self._normal_columns))
+                random_noise[:, 1 + self._normal_columns] = rng.standard_normal(shape, np.float32)
+            noise[:, base_size:] = random_noise
         return noise
 
     def apply(
@@ -243,8 +265,8 @@ class Transform:
             noise: float32 `[B, noise_size]`.
             params: float32 `[num_params]`.
         """
-        if self._before:
-            noise = noise[:, self._before :]
+        if self._num_network_columns:
+            noise = noise[:, self._num_network_columns :]
         if not self._mixed:
             actions, sampled = self._base.choose(distribution, noise, params)
             if sampled is None:
@@ -271,27 +293,31 @@ class Transform:
         columns: tf.Tensor,
     ) -> list[tf.Tensor]:
         """Replaces the actions of the rows that explore, `[B]`, by random ones."""
-        own = tf.split(columns, self._sizes, axis=-1) if len(self._sizes) > 1 else [columns]
-        mixed = []
+        leaf_noise = tf.split(columns, self._sizes, axis=-1) if len(self._sizes) > 1 else [columns]
+        result = []
         for leaf, part, action, noise in zip(
-            self._leaves, parts_of(distribution), actions, own, strict=True
+            self._leaves, get_leaf_distributions(distribution), actions, leaf_noise, strict=True
         ):
-            picked = leaf.pick(part, noise)
-            chosen = tf.reshape(explores, [-1] + [1] * len(leaf.shape)) if leaf.shape else explores
+            random_action = leaf.sample_random(part, noise)
+            is_random = (
+                tf.reshape(explores, [-1] + [1] * len(leaf.shape)) if leaf.shape else explores
+            )
             if leaf.is_discrete:  # exact for integers, and half the operations of `where` in ONNX
-                difference = picked - tf.cast(action, picked.dtype)
-                action += tf.cast(tf.cast(chosen, picked.dtype) * difference, action.dtype)
+                difference = random_action - tf.cast(action, random_action.dtype)
+                action += tf.cast(
+                    tf.cast(is_random, random_action.dtype) * difference, action.dtype
+                )
             else:
-                action = tf.where(chosen, picked, action)
-            mixed.append(action)
-        return mixed
+                action = tf.where(is_random, random_action, action)
+            result.append(action)
+        return result
 
 
-def parts_of(distribution: AnyDistribution) -> list[Any]:
+def get_leaf_distributions(distribution: AnyDistribution) -> list[Any]:
     """Returns the distribution of each leaf of the action space."""
     parts = getattr(distribution, "parts", None)
     return list(parts) if isinstance(parts, list | tuple) else [distribution]
 
 
-def _greedy(distribution: AnyDistribution) -> list[tf.Tensor]:
-    return [part.deterministic_sample() for part in parts_of(distribution)]
+def _get_greedy_actions(distribution: AnyDistribution) -> list[tf.Tensor]:
+    return [part.deterministic_sample() for part in get_leaf_distributions(distribution)]

@@ -9,13 +9,13 @@ import numpy as np
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.verify import Comparison, Runner
-from tfpolicies.models.spaces import Leaf, pick
+from tfpolicies.models.spaces import Leaf, get_at_path
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
 from tfpolicies.type_aliases import Structure
 
-ROWS = 1000
-CLOSE = 0.01
+DEFAULT_ROWS = 1000
+MAX_RELATIVE_ERROR = 0.01
 
 
 class Agreement(NamedTuple):
@@ -31,7 +31,7 @@ class Agreement(NamedTuple):
     largest_difference: float  # of real-valued actions, relative to the largest of the column
 
 
-def agreement(
+def measure_agreement(
     run: Runner, program: Program, state: PolicyState, observations: Sequence[np.ndarray] | None
 ) -> Agreement:
     """Compares greedy actions of an artefact to those of its policy.
@@ -40,49 +40,53 @@ def agreement(
     reaches within three steps. `run(signature, inputs)` returns the artefact's outputs by name.
     `observations` are one array `[N, *shape]` per leaf; None for 1000 random ones.
     """
-    rows = ROWS if observations is None else len(observations[0])
+    rows = DEFAULT_ROWS if observations is None else len(observations[0])
     comparison = Comparison(run, program, state)
-    inputs = comparison.drawn(rows, 1)
+    inputs = comparison.draw_inputs(rows, 1)
     if observations is not None:
         inputs[: len(observations)] = [x[:, None] for x in observations]
     noise = np.zeros((rows, 1, program.ports.noise_size), np.float32)
-    ours, wanted = comparison.both(inputs, np.ones(rows, np.int32), noise)
+    outputs, reference = comparison.run_both(inputs, np.ones(rows, np.int32), noise)
     equal, largest = np.ones(rows, bool), 0.0
     for port in program.act_layout.env_actions:
         name = port.name.replace("env_actions", "actions", 1)
-        left, right = (x[name].reshape(rows, -1).astype(np.float64) for x in (ours, wanted))
-        scale = np.maximum(1.0, np.abs(right).max(axis=0, initial=0.0))  # of each column
-        error = np.abs(left - right) / scale
-        equal &= (error <= (CLOSE if wanted[name].dtype.kind == "f" else 0.0)).all(axis=1)
-        if wanted[name].dtype.kind == "f":
+        actual, expected = (
+            x[name].reshape(rows, -1).astype(np.float64) for x in (outputs, reference)
+        )
+        scale = np.maximum(1.0, np.abs(expected).max(axis=0, initial=0.0))  # of each column
+        error = np.abs(actual - expected) / scale
+        equal &= (error <= (MAX_RELATIVE_ERROR if reference[name].dtype.kind == "f" else 0.0)).all(
+            axis=1
+        )
+        if reference[name].dtype.kind == "f":
             largest = max(largest, float(error.max(initial=0.0)))
     return Agreement(rows, observations is not None, float(equal.mean()), largest)
 
 
-def checked_observations(program: Program, observations: Structure) -> list[np.ndarray]:
+def check_observations(program: Program, observations: Structure) -> list[np.ndarray]:
     """Returns the caller's observations as one array `[N, *shape]` per leaf."""
-    found = [_leaf(observations, leaf) for leaf in program.ports.obs_leaves]
-    if not len(found[0]) or len({len(array) for array in found}) > 1:
+    arrays = [_get_leaf(observations, leaf) for leaf in program.ports.obs_leaves]
+    if not len(arrays[0]) or len({len(array) for array in arrays}) > 1:
         raise ExportError(
             f"observations must have the same number of rows in each part, at least one, got "
-            f"{[len(array) for array in found]}. Give a batch of observations."
+            f"{[len(array) for array in arrays]}. Give a batch of observations."
         )
-    return found
+    return arrays
 
 
-def _leaf(observations: Structure, leaf: Leaf) -> np.ndarray:
-    wanted = f"[N, {', '.join(map(str, leaf.shape))}]" if leaf.shape else "[N]"
+def _get_leaf(observations: Structure, leaf: Leaf) -> np.ndarray:
+    shape = f"[N, {', '.join(map(str, leaf.shape))}]" if leaf.shape else "[N]"
     name = f"observations{'/'.join(('', *leaf.path))}"
     try:
-        found = np.asarray(pick(observations, leaf.path), leaf.dtype)
+        array = np.asarray(get_at_path(observations, leaf.path), leaf.dtype)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ExportError(
-            f"{name} must be an array {wanted} of {leaf.dtype}, but cannot be read: "
+            f"{name} must be an array {shape} of {leaf.dtype}, but cannot be read: "
             f"{type(error).__name__}: {error}. Give observations nested as the space is."
         ) from error
-    if found.ndim < 1 or found.shape[1:] != leaf.shape:
+    if array.ndim < 1 or array.shape[1:] != leaf.shape:
         raise ExportError(
-            f"{name} must have the shape {wanted}, got {list(found.shape)}. Give a batch of "
+            f"{name} must have the shape {shape}, got {list(array.shape)}. Give a batch of "
             "observations, nested as the observation space is."
         )
-    return found
+    return array

@@ -17,7 +17,7 @@ from tfpolicies.models.distributions import (
 )
 from tfpolicies.models.distributions.base import is_distribution
 from tfpolicies.models.distributions.gaussian import LOG_STD_RANGE
-from tfpolicies.models.spaces import Leaf, cell_sizes, half_width_and_middle, is_float_box
+from tfpolicies.models.spaces import Leaf, choices_per_cell, get_scale_and_center, is_float_box
 from tfpolicies.program.program import Program
 from tfpolicies.program.spec import ProgramSpec
 
@@ -48,51 +48,51 @@ def describe_distribution(program: Program) -> list[dict[str, Any]]:
     of floats have `low` and `high` (None where there is no bound), `half_width` and `middle`, which
     convert normalised actions to the environment's units, and whether these are `clipped`.
     """
-    leaves, kinds = program.spec.action_mapping.leaves, program.spec.dist_class.kinds
-    known = len(kinds) == len(leaves) and all(map(is_distribution, kinds))
-    if not known or samples_by_itself(program.spec):
-        return [_record(program, leaf, "other", [0, 0]) for leaf in leaves]
-    has_values = any(port.name == _VALUES for port in program.act_layout.ports())
-    found, start = [], 0
+    leaves, kinds = program.spec.action_mapping.leaves, program.spec.dist_class.leaf_classes
+    is_supported = len(kinds) == len(leaves) and all(map(is_distribution, kinds))
+    if not is_supported or has_custom_sampling(program.spec):
+        return [_make_record(program, leaf, "other", [0, 0]) for leaf in leaves]
+    has_values = any(port.name == _VALUES for port in program.act_layout.get_ports())
+    records, start = [], 0
     for leaf, kind in zip(leaves, kinds, strict=True):
         stop = start + kind.num_inputs(leaf.space)
         name = "values" if has_values else _KINDS.get(kind, "other")
-        found.append(_record(program, leaf, name, [start, stop]))
+        records.append(_make_record(program, leaf, name, [start, stop]))
         start = stop
-    return found
+    return records
 
 
-def samples_by_itself(spec: ProgramSpec) -> bool:
+def has_custom_sampling(spec: ProgramSpec) -> bool:
     """Returns whether the class defines sampling itself, so that the distribution is unknown."""
     owner = spec.policy_class
     return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
 
 
-def _record(program: Program, leaf: Leaf, kind: str, columns: list[int]) -> dict[str, Any]:
+def _make_record(program: Program, leaf: Leaf, kind: str, columns: list[int]) -> dict[str, Any]:
     record: dict[str, Any] = {"path": list(leaf.path), "kind": kind, "columns": columns}
     space: Any = leaf.space
     if is_float_box(space):
         if kind == "squashed_normal":
             record["log_std_range"] = list(LOG_STD_RANGE)
-        return {**record, **_range(program.spec.action_mapping, space)}
+        return {**record, **_describe_range(program.spec.action_mapping, space)}
     lowest = getattr(space, "start", getattr(space, "low", 0))  # a MultiBinary has neither
     first = np.broadcast_to(lowest, leaf.shape).reshape(-1)
-    return {**record, "sizes": list(cell_sizes(space)), "first": first.tolist()}
+    return {**record, "sizes": list(choices_per_cell(space)), "first": first.tolist()}
 
 
-def _range(mapping: ActionMapping, space: spaces.Box) -> dict[str, Any]:
+def _describe_range(mapping: ActionMapping, space: spaces.Box) -> dict[str, Any]:
     low, high = (x.astype(np.float64).reshape(-1) for x in (space.low, space.high))
     half_width, middle = np.ones_like(low), np.zeros_like(low)
     if mapping.normalize:
-        half_width, middle = half_width_and_middle(low, high)
+        half_width, middle = get_scale_and_center(low, high)
     return {
-        "low": _numbers(low),
-        "high": _numbers(high),
+        "low": _to_json_bounds(low),
+        "high": _to_json_bounds(high),
         "half_width": half_width.tolist(),
         "middle": middle.tolist(),
         "clipped": mapping.normalize or mapping.clip,
     }
 
 
-def _numbers(bounds: np.ndarray) -> list[float | None]:
+def _to_json_bounds(bounds: np.ndarray) -> list[float | None]:
     return [x if np.isfinite(x) else None for x in bounds.tolist()]

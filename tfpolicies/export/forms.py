@@ -14,11 +14,11 @@ from tfpolicies.export.layouts.mlserver import export_mlserver
 from tfpolicies.export.layouts.tf_serving import export_tf_serving
 from tfpolicies.export.layouts.triton import export_triton
 from tfpolicies.export.litert import WEIGHTS, export_litert
-from tfpolicies.export.onnx_file import checked_opset, export_onnx
+from tfpolicies.export.onnx_file import check_opset, export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.export.spec_file import SPEC_FILE, form_of
-from tfpolicies.export.staging import version_folders
+from tfpolicies.export.spec_file import SPEC_FILE, read_format
+from tfpolicies.export.staging import list_version_folders
 from tfpolicies.export.web import WebPage
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.program.program import Program
@@ -41,8 +41,8 @@ _WRITERS: Mapping[str, Callable[[ExportJob], ExportResult]] = {
     "kubernetes": export_kubernetes,
 }
 LAYOUTS = (TF_SERVING, _TRITON, "mlserver", _KSERVE, "kubernetes")
-_VERSIONED = (_SAVED_MODEL, _TRITON)  # the formats whose specs are in version folders
-_NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # formats that may share a folder
+_VERSIONED_FORMATS = (_SAVED_MODEL, _TRITON)  # the formats whose specs are in version folders
+_COMPATIBLE_FORMATS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # formats that may share a folder
 
 
 @ensure_eager()
@@ -66,11 +66,11 @@ def export_policy(
         ExportError: if they contradict each other, the folder contains an export of another format
             that would mix with this one, or the policy cannot be exported.
     """
-    opset = OPSET if onnx is None or isinstance(onnx, bool) else checked_opset(onnx)
-    form = _form(onnx, layout, litert, web)
+    opset = OPSET if onnx is None or isinstance(onnx, bool) else check_opset(onnx)
+    export_format = _choose_format(onnx, layout, litert, web)
     export_dir = resolve_path(export_dir)
-    _require_no_other(export_dir, form)
-    page = WebPage.wanted(web, ort_web)
+    _check_folder(export_dir, export_format)
+    page = WebPage.from_arguments(web, ort_web)
     if observations is not None and not litert:
         raise ExportError(
             "observations are for comparing a LiteRT file to the policy, but litert is False. Give "
@@ -78,10 +78,12 @@ def export_policy(
         )
     weights = litert if isinstance(litert, str) else "float32"
     job = ExportJob(program, state.copy(), export_dir, opset, page, weights, observations)
-    return _WRITERS[form](job)
+    return _WRITERS[export_format](job)
 
 
-def _form(onnx: int | bool | None, layout: str | None, litert: bool | str, web: bool) -> str:
+def _choose_format(
+    onnx: int | bool | None, layout: str | None, litert: bool | str, web: bool
+) -> str:
     """Returns the format that the arguments select."""
     if litert not in (False, True, *WEIGHTS):
         raise ExportError(
@@ -91,12 +93,12 @@ def _form(onnx: int | bool | None, layout: str | None, litert: bool | str, web: 
     if layout not in (None, *LAYOUTS):
         raise ExportError(f"layout must be one of {list(LAYOUTS)}, got {layout!r}.")
     is_onnx = onnx is not None and onnx is not False
-    by_itself = onnx if is_onnx and layout in (None, TF_SERVING) and not web else None
-    given = {"onnx": by_itself, "layout": layout, "litert": litert, "web": web}
-    named = [f"{name}={value!r}" for name, value in given.items() if value]
-    if len(named) > 1:
+    onnx_option = onnx if is_onnx and layout in (None, TF_SERVING) and not web else None
+    options = {"onnx": onnx_option, "layout": layout, "litert": litert, "web": web}
+    descriptions = [f"{name}={value!r}" for name, value in options.items() if value]
+    if len(descriptions) > 1:
         raise ExportError(
-            f"{' and '.join(named)} are two formats. An export has one: call export_model once for "
+            f"{' and '.join(descriptions)} are two formats. An export has one: call export_model once for "
             "each, with separate folders."
         )
     if litert:
@@ -104,43 +106,49 @@ def _form(onnx: int | bool | None, layout: str | None, litert: bool | str, web: 
     return layout or (_ONNX if is_onnx or web else _SAVED_MODEL)
 
 
-def _require_no_other(folder: Path, form: str) -> None:
+def _check_folder(folder: Path, export_format: str) -> None:
     """Refuses a folder with an export of another format, with which this one would mix.
 
     A SavedModel may be next to ONNX: one has versions, the other one files. An export must not be
     inside another one, except that of Triton in its own entry of KServe's repository.
     """
-    form = _SAVED_MODEL if form == TF_SERVING else form
-    whole, around = _export_around(folder, form)
-    if around is not None:
+    export_format = _SAVED_MODEL if export_format == TF_SERVING else export_format
+    other_folder, other_format = _find_enclosing_export(folder, export_format)
+    if other_format is not None:
         raise ExportError(
-            f"{str(folder)!r} is a part of the export of the format {around} in {str(whole)!r}, "
-            f"and {form} would mix with it. Give each format a separate folder."
+            f"{str(folder)!r} is a part of the export of the format {other_format} in {str(other_folder)!r}, "
+            f"and {export_format} would mix with it. Give each format a separate folder."
         )
-    others = _forms_in(folder) - {form, _NEIGHBOURS.get(form)}
-    if others:
+    conflicting = _list_formats(folder) - {export_format, _COMPATIBLE_FORMATS.get(export_format)}
+    if conflicting:
         raise ExportError(
-            f"{str(folder)!r} has an export of another format ({', '.join(sorted(others))}), and "
-            f"{form} would mix with it. Give each format a separate folder."
+            f"{str(folder)!r} has an export of another format ({', '.join(sorted(conflicting))}), and "
+            f"{export_format} would mix with it. Give each format a separate folder."
         )
 
 
-def _forms_in(folder: Path) -> set[str]:
+def _list_formats(folder: Path) -> set[str]:
     """Returns the formats of the exports in a folder."""
     if (folder / SERVICE_FILE).exists():
         return {_KSERVE}
-    found = [form_of(place / SPEC_FILE) for place in (folder, *version_folders(folder))]
-    return {form for form in found if form is not None}
+    formats = [
+        read_format(version_folder / SPEC_FILE)
+        for version_folder in (folder, *list_version_folders(folder))
+    ]
+    return {export_format for export_format in formats if export_format is not None}
 
 
-def _export_around(folder: Path, form: str) -> tuple[Path, str | None]:
+def _find_enclosing_export(folder: Path, export_format: str) -> tuple[Path, str | None]:
     """Returns the export that contains a folder, and its format; None for the format if none."""
-    for place in (folder, *folder.parents[:2]):
-        found = form_of(place / SPEC_FILE)
-        if found in _VERSIONED:
-            return place.parent, found
-    for place in folder.parents[:2]:
-        if (place / SERVICE_FILE).exists() and (place / REPOSITORY) in (folder, folder.parent):
-            is_own_entry = form == _TRITON and folder.parent == place / REPOSITORY
-            return place, None if is_own_entry else _KSERVE
+    for ancestor in (folder, *folder.parents[:2]):
+        other_format = read_format(ancestor / SPEC_FILE)
+        if other_format in _VERSIONED_FORMATS:
+            return ancestor.parent, other_format
+    for ancestor in folder.parents[:2]:
+        if (ancestor / SERVICE_FILE).exists() and (ancestor / REPOSITORY) in (
+            folder,
+            folder.parent,
+        ):
+            is_own_entry = export_format == _TRITON and folder.parent == ancestor / REPOSITORY
+            return ancestor, None if is_own_entry else _KSERVE
     return folder, None

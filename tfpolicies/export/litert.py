@@ -8,14 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ExportError, MissingPackageError
-from tfpolicies.export.agreement import agreement, checked_observations
+from tfpolicies.export.agreement import check_observations, measure_agreement
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.result import SPEC_FILE, ExportResult, export_errors, write_spec
-from tfpolicies.export.serving import GREEDY, Serving
-from tfpolicies.export.staging import place_files, staging_folder
-from tfpolicies.export.verify import TOLERANCE, Step, by_steps, verify
-from tfpolicies.system.forks import require_tensorflow
-from tfpolicies.system.quiet import native_stderr_without, quiet_conversion
+from tfpolicies.export.result import SPEC_FILE, ExportResult, wrap_export_errors, write_spec
+from tfpolicies.export.serving import GREEDY, ServingFunctions
+from tfpolicies.export.staging import open_staging_folder, publish_files
+from tfpolicies.export.verify import TOLERANCE, Step, make_sequence_runner, verify
+from tfpolicies.system.forks import check_tensorflow_survived_fork
+from tfpolicies.system.quiet import suppress_conversion_output, suppress_native_stderr
 
 MODEL_FILE = "model.tflite"
 WEIGHTS = ("float32", "float16", "int8")
@@ -25,7 +25,7 @@ _UNSUPPORTED = re.compile("(?:TF Select|Custom) ops: (.+)")
 
 
 def export_litert(job: ExportJob) -> ExportResult:
-    """Writes `model.tflite` and `policy_spec.json`, verified by LiteRT.
+    """Writes `model.tflite` and `policy_spec.encode`, verified by LiteRT.
 
     The file has only the greedy signature, without operations of TensorFlow (Flex). A recurrent
     policy takes and returns one step, `[B, ...]`, and the recurrent state. Files of an earlier
@@ -39,22 +39,22 @@ def export_litert(job: ExportJob) -> ExportResult:
         ForkError: if this process was forked after TensorFlow had started.
     """
     _require_litert()
-    require_tensorflow()
+    check_tensorflow_survived_fork()
     target, program, state, weights = job.target, job.program, job.state, job.weights
-    given = None
+    observations = None
     if job.observations is not None:
-        given = checked_observations(program, job.observations)
+        observations = check_observations(program, job.observations)
     tolerance = TOLERANCE if weights == "float32" else np.inf
-    with export_errors("LiteRT", target), staging_folder(target) as staging:
-        serving = Serving(program, state, stepwise=True)
-        content = _converted(serving, weights)
+    with wrap_export_errors("LiteRT", target), open_staging_folder(target) as staging:
+        serving = ServingFunctions(program, state, stepwise=True)
+        content = _convert(serving, weights)
         (staging / MODEL_FILE).write_bytes(content)
-        run = by_steps(_step(content), program)
+        run = make_sequence_runner(_make_step(content), program)
         parity = verify(run, program, state, [GREEDY], tolerance)
-        acting = agreement(run, program, state, given)
+        acting = measure_agreement(run, program, state, observations)
         entries = {"opset": None, "weights": weights, "agreement": acting._asdict()}
         write_spec(staging, "litert", serving, parity, {GREEDY: MODEL_FILE}, **entries)
-        place_files(staging, target, [MODEL_FILE, SPEC_FILE])
+        publish_files(staging, target, [MODEL_FILE, SPEC_FILE])
     path = target / MODEL_FILE
     use = f"Load it with ai_edge_litert.interpreter.Interpreter({str(path)!r})."
     return ExportResult(path, parity, use, acting)
@@ -62,7 +62,7 @@ def export_litert(job: ExportJob) -> ExportResult:
 
 def _require_litert() -> None:
     try:
-        with native_stderr_without(b""):
+        with suppress_native_stderr(b""):
             import ai_edge_litert.interpreter  # noqa: F401
     except ImportError as error:
         raise MissingPackageError(
@@ -71,7 +71,7 @@ def _require_litert() -> None:
         ) from error
 
 
-def _converted(serving: Serving, weights: str) -> bytes:
+def _convert(serving: ServingFunctions, weights: str) -> bytes:
     """Returns the greedy signature as a LiteRT model."""
     converter = tf.lite.TFLiteConverter.from_concrete_functions(
         [serving.signatures[GREEDY]], serving.module
@@ -80,25 +80,25 @@ def _converted(serving: Serving, weights: str) -> bytes:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if weights == "float16":
         converter.target_spec.supported_types = [tf.float16]
-    with quiet_conversion(), native_stderr_without(b""):
+    with suppress_conversion_output(), suppress_native_stderr(b""):
         try:
             return bytes(converter.convert())
         except Exception as error:
             failed = error
-    found = _UNSUPPORTED.findall(str(failed))
-    if not found:
+    unsupported = _UNSUPPORTED.findall(str(failed))
+    if not unsupported:
         raise failed
     raise ExportError(
-        f"LiteRT has no operation for {', '.join(found)} of TensorFlow, which the policy uses. "
+        f"LiteRT has no operation for {', '.join(unsupported)} of TensorFlow, which the policy uses. "
         "Write the model without it, or export a SavedModel or ONNX."
     ) from failed
 
 
-def _step(content: bytes) -> Step:
+def _make_step(content: bytes) -> Step:
     """Returns a function that runs a LiteRT model, from inputs to outputs by name."""
     from ai_edge_litert.interpreter import Interpreter
 
-    with native_stderr_without(b""):
+    with suppress_native_stderr(b""):
         interpreter = Interpreter(model_content=content, num_threads=1)
         interpreter.allocate_tensors()
         runner = interpreter.get_signature_runner(GREEDY)

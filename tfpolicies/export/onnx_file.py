@@ -13,14 +13,14 @@ import tensorflow as tf
 
 from tfpolicies.errors import ExportError, MissingPackageError
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.result import SPEC_FILE, ExportResult, export_errors, write_spec
-from tfpolicies.export.serving import GREEDY, Serving, ServingPort
-from tfpolicies.export.staging import place_files, staging_folder
+from tfpolicies.export.result import SPEC_FILE, ExportResult, wrap_export_errors, write_spec
+from tfpolicies.export.serving import GREEDY, ServingFunctions, ServingPort
+from tfpolicies.export.staging import open_staging_folder, publish_files
 from tfpolicies.export.verify import ONNX_FILES, Parity, verify_onnx
 from tfpolicies.program.runtimes.onnx import OPSET, convert
-from tfpolicies.system.forks import require_tensorflow
-from tfpolicies.system.quiet import quiet_conversion
-from tfpolicies.ways import OPSETS
+from tfpolicies.system.forks import check_tensorflow_survived_fork
+from tfpolicies.system.quiet import suppress_conversion_output
+from tfpolicies.ways import ONNX_OPSETS
 
 PLAYER_FILE = "play.py"
 _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it has no dependencies
@@ -29,7 +29,7 @@ _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it has 
 def export_onnx(job: ExportJob) -> ExportResult:
     """Writes `model.onnx` (greedy) and `model_sample.onnx` (with `noise`), verified.
 
-    Also writes `policy_spec.json` and `play.py`, a client that needs only NumPy and ONNX Runtime.
+    Also writes `policy_spec.encode` and `play.py`, a client that needs only NumPy and ONNX Runtime.
     Files of an earlier export are replaced.
 
     Raises:
@@ -39,11 +39,11 @@ def export_onnx(job: ExportJob) -> ExportResult:
         ForkError: if this process was forked after TensorFlow had started.
     """
     target, page = job.target, job.page
-    others = {PLAYER_FILE: _PLAYER.read_bytes()}
+    extra_files = {PLAYER_FILE: _PLAYER.read_bytes()}
     if page is None:
-        parity = write_onnx(job, others)
+        parity = write_onnx(job, extra_files)
     else:
-        parity = write_onnx(job, {**page.files(), **others}, web=page.runtime)
+        parity = write_onnx(job, {**page.read_files(), **extra_files}, web=page.runtime)
     path = target / ONNX_FILES[GREEDY]
     use = f"Load it with onnxruntime.InferenceSession({str(path)!r})."
     if page is not None:
@@ -52,53 +52,55 @@ def export_onnx(job: ExportJob) -> ExportResult:
 
 
 @contextlib.contextmanager
-def onnx_staging(job: ExportJob) -> Iterator[Path]:
+def open_onnx_staging(job: ExportJob) -> Iterator[Path]:
     """Yields a folder for the ONNX files of a job; any error in the block is an `ExportError`."""
-    _require("tf2onnx", "onnx", "onnxruntime")
-    require_tensorflow()
-    what = f"ONNX (opset {job.opset})"
-    with export_errors(what, job.target), staging_folder(job.target) as staging:
+    _require_packages("tf2onnx", "onnx", "onnxruntime")
+    check_tensorflow_survived_fork()
+    label = f"ONNX (opset {job.opset})"
+    with wrap_export_errors(label, job.target), open_staging_folder(job.target) as staging:
         yield staging
 
 
-def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: object) -> Parity:
-    """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` of a job, verified.
+def write_onnx(job: ExportJob, extra_files: Mapping[str, bytes], **entries: object) -> Parity:
+    """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.encode` of a job, verified.
 
-    `extra_files` are additional files by name, `entries` additional entries of `policy_spec.json`.
-    Raises as `export_onnx` does.
+    `extra_files` are additional files by name, `entries` additional entries of
+    `policy_spec.encode`. Raises as `export_onnx` does.
     """
-    with onnx_staging(job) as folder:
-        serving = Serving(job.program, job.state)
+    with open_onnx_staging(job) as folder:
+        serving = ServingFunctions(job.program, job.state)
         for signature, name in ONNX_FILES.items():
-            function = serving.flat_function(signature)
-            content = onnx_model(function, serving.inputs[signature], serving.outputs, job.opset)
+            function = serving.make_flat_function(signature)
+            content = make_onnx_model(
+                function, serving.inputs[signature], serving.outputs, job.opset
+            )
             (folder / name).write_bytes(content)
         parity = verify_onnx(folder, job.program, job.state)
         write_spec(folder, "onnx", serving, parity, ONNX_FILES, opset=job.opset, **entries)
-        for name, content in others.items():
+        for name, content in extra_files.items():
             (folder / name).write_bytes(content)
-        place_files(folder, job.target, [*others, *ONNX_FILES.values(), SPEC_FILE])
+        publish_files(folder, job.target, [*extra_files, *ONNX_FILES.values(), SPEC_FILE])
     return parity
 
 
-def checked_opset(opset: int) -> int:
-    """Returns an ONNX opset as an integer; raises an `ExportError` unless it is in `OPSETS`."""
+def check_opset(opset: int) -> int:
+    """Returns an ONNX opset as an integer; raises an `ExportError` unless it is in `ONNX_OPSETS`."""
     try:
         number = operator.index(opset)
     except TypeError:
         number = 0
-    if isinstance(opset, bool) or number not in OPSETS:
+    if isinstance(opset, bool) or number not in ONNX_OPSETS:
         raise ExportError(
-            f"The ONNX opset must be an integer from {OPSETS[0]} to {OPSETS[-1]}, got "
+            f"The ONNX opset must be an integer from {ONNX_OPSETS[0]} to {ONNX_OPSETS[-1]}, got "
             f"{opset!r:.200}. Use onnx=True for the default, {OPSET}."
         )
     return number
 
 
-def _require(*packages: str) -> None:
+def _require_packages(*packages: str) -> None:
     for package in packages:
         try:
-            with quiet_conversion():
+            with suppress_conversion_output():
                 importlib.import_module(package)
         except ImportError as error:
             raise MissingPackageError(
@@ -107,7 +109,7 @@ def _require(*packages: str) -> None:
             ) from error
 
 
-def onnx_model(
+def make_onnx_model(
     function: Callable[..., list[tf.Tensor]],
     inputs: Sequence[ServingPort],
     outputs: Sequence[ServingPort],
@@ -122,14 +124,14 @@ def onnx_model(
     # A graph lists only inputs that it uses, but an export must have all ports.
     for values, ports in ((model.graph.input, inputs), (model.graph.output, outputs)):
         del values[:]
-        values.extend(value_info(port) for port in ports)
+        values.extend(make_value_info(port) for port in ports)
     return model.SerializeToString()
 
 
-def value_info(port: ServingPort) -> Any:
+def make_value_info(port: ServingPort) -> Any:
     """Returns ONNX's description of an input or output of a graph."""
     import onnx
 
-    kind = onnx.helper.np_dtype_to_tensor_dtype(port.port.dtype)
+    element_type = onnx.helper.np_dtype_to_tensor_dtype(port.port.dtype)
     axes = ["batch", "time"][: port.axes]
-    return onnx.helper.make_tensor_value_info(port.name, kind, [*axes, *port.port.shape])
+    return onnx.helper.make_tensor_value_info(port.name, element_type, [*axes, *port.port.shape])

@@ -39,7 +39,7 @@ import onnxruntime
 if TYPE_CHECKING:
     import gymnasium as gym
 
-_OBSERVED = ("obs", "action_mask")
+_OBSERVATION_PREFIXES = ("obs", "action_mask")
 _NORMALIZED = "actions_normalized"
 _REWARDS = "rewards"
 NOT_NEEDED = ("tensorflow", "keras", "tfpolicies")
@@ -47,7 +47,7 @@ DEVICES = ("cpu", "cuda", "auto")
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
-def providers_for(device: str) -> list[str]:
+def get_providers(device: str) -> list[str]:
     """Returns the providers of ONNX Runtime for a device.
 
     Args:
@@ -72,11 +72,11 @@ def require_providers(providers: Sequence[str]) -> list[str]:
     available = onnxruntime.get_available_providers()
     if isinstance(providers, str) or not providers:
         raise ValueError(f"providers must be a list of names, such as [{_CPU!r}].")
-    lacking = [name for name in providers if name not in available]
-    if lacking:
-        hint = _INSTALL_CUDA if _CUDA in lacking else ""
+    missing = [name for name in providers if name not in available]
+    if missing:
+        hint = _INSTALL_CUDA if _CUDA in missing else ""
         raise ValueError(
-            f"providers has {lacking[0]!r:.200}, but this ONNX Runtime has {available}.{hint}"
+            f"providers has {missing[0]!r:.200}, but this ONNX Runtime has {available}.{hint}"
         )
     return [*providers]
 
@@ -88,10 +88,10 @@ _INSTALL_CUDA = (
 
 
 class OnnxPolicy:
-    """A policy in an ONNX file, described by `policy_spec.json` in the same folder.
+    """A policy in an ONNX file, described by `policy_spec.encode` in the same folder.
 
     Attributes:
-        spec: the content of `policy_spec.json`.
+        spec: the content of `policy_spec.encode`.
         file: the ONNX file.
         observation_ports: the input ports for observations, from the spec.
         action_ports: the output ports that are actions for the environment, from the spec.
@@ -127,62 +127,74 @@ class OnnxPolicy:
         limited: bool = True,
         providers: Sequence[str] | None = None,
     ) -> None:
-        place = Path(os.path.expanduser(path)).absolute()
-        folder = place if place.is_dir() else place.parent
+        location = Path(os.path.expanduser(path)).absolute()
+        folder = location if location.is_dir() else location.parent
         if not (folder / "policy_spec.json").exists():
             raise FileNotFoundError(
-                f"{os.fspath(path)!r} ({place}) is not an export: {folder} has no policy_spec.json."
+                f"{os.fspath(path)!r} ({location}) is not an export: {folder} has no policy_spec.json."
             )
         self.spec = _read_spec(folder / "policy_spec.json")
         signature = "sample" if sample else "serving_default"
-        self.file = folder / _plain_name(_entry(self.spec["files"], signature))
+        self.file = folder / _check_file_name(_get_entry(self.spec["files"], signature))
         content = _read_file(self.file)
-        if hashlib.sha256(content).hexdigest() != _entry(self.spec["sha256"], self.file.name):
+        if hashlib.sha256(content).hexdigest() != _get_entry(self.spec["sha256"], self.file.name):
             raise ValueError(
                 f"{self.file} is not the file that {folder / 'policy_spec.json'} describes; "
                 "export the policy again."
             )
         self.get_run_options: Callable[[], onnxruntime.RunOptions] | None = None
-        ports = _entry(self.spec["signatures"], signature)
+        ports = _get_entry(self.spec["signatures"], signature)
         _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
         if sample:
             _check_noise(ports["inputs"], self.spec["noise"]["blocks"])
-        whole = rebuild_model(self.file, content, limited=limited)
-        name, model = str(self.file), prepare(whole)
+        full_model = rebuild_model(self.file, content, limited=limited)
+        name, model = str(self.file), prepare(full_model)
         self._model = LimitedSession(
-            name, model, threads, limited=limited, tried=whole, providers=providers
+            name, model, threads, limited=limited, trial_model=full_model, providers=providers
         )
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
-        given = {output.name for output in self._model.session.get_outputs()}
-        self._outputs = [port["name"] for port in ports["outputs"] if port["name"] in given]
+        session_outputs = {output.name for output in self._model.session.get_outputs()}
+        self._outputs = [
+            port["name"] for port in ports["outputs"] if port["name"] in session_outputs
+        ]
         if prepare is bytes and len(self._outputs) < len(ports["outputs"]):
             raise ValueError(
                 f"{self.file} lacks outputs that {folder / 'policy_spec.json'} lists; export the "
                 "policy again."
             )
-        views = self.spec.get("views") or _previous_of(self._inputs)
-        seen = {name for view in views for name in view["inputs"]}
-        rest = [port for port in self._inputs if port["name"] not in seen]
-        self.observed = [port for port in rest if port["name"].startswith(_OBSERVED)]
-        self._memory = [port for port in rest if port["name"].startswith("state_in_")]
-        self._kept = {x["name"]: x["name"].replace("_in_", "_out_") for x in self._memory}
-        plain = [x["name"] for x in self.observed if not x["name"].startswith("action_mask")]
+        views = self.spec.get("views") or _make_previous_step_views(self._inputs)
+        view_names = {name for view in views for name in view["inputs"]}
+        other_ports = [port for port in self._inputs if port["name"] not in view_names]
+        self.observation_ports = [
+            port for port in other_ports if port["name"].startswith(_OBSERVATION_PREFIXES)
+        ]
+        self._state_ports = [port for port in other_ports if port["name"].startswith("state_in_")]
+        self._state_outputs = {
+            x["name"]: x["name"].replace("_in_", "_out_") for x in self._state_ports
+        }
+        observation_names = [
+            x["name"] for x in self.observation_ports if not x["name"].startswith("action_mask")
+        ]
         by_name = {port["name"]: port for port in self._inputs}
-        self._seen = [
-            _Seen.of(by_name[name], view, plain[i] if view["column"] == "obs" else "")
+        self._view_inputs = [
+            _ViewInput.from_port(
+                by_name[name], view, observation_names[i] if view["column"] == "obs" else ""
+            )
             for view in views
             for i, name in enumerate(view["inputs"])
         ]
-        self.actions = [
+        self.action_ports = [
             port
             for port in ports["outputs"]
             if port["name"].startswith("actions") and not port["name"].startswith(_NORMALIZED)
         ]
-        if not self.observed:
+        if not self.observation_ports:
             raise ValueError("The policy_spec.json has no input for observations.")
         try:
-            self._choices = _choices_of(self.observed, self.spec["observation_space"])
-            self._masks = _Masks.of(self.observed, self.spec["action_space"])
+            self._choices = _find_choice_inputs(
+                self.observation_ports, self.spec["observation_space"]
+            )
+            self._masks = _MaskInputs.from_ports(self.observation_ports, self.spec["action_space"])
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(
                 f"The spaces in policy_spec.json do not fit its inputs ({error!r:.200}); export "
@@ -190,11 +202,11 @@ class OnnxPolicy:
             ) from error
         self.sample = sample
         self._rng = np.random.default_rng(seed)
-        self._carried: dict[str, np.ndarray] = {}
+        self._carry: dict[str, np.ndarray] = {}
 
     def reset(self) -> None:
         """Resets the recurrent state and earlier steps, before new episodes."""
-        self._carried = {}
+        self._carry = {}
 
     def act(self, obs: Any, reward: Any = 0.0) -> Any:
         """Returns the action for one observation, or `[B, ...]` for a batch `[B, ...]` of them.
@@ -209,24 +221,26 @@ class OnnxPolicy:
         Raises:
             ValueError: if it is not in the space, or has a mask that allows no action.
         """
-        leaves, single = self._leaves(obs)
-        self.check({port["name"]: x for port, x in zip(self.observed, leaves, strict=True)})
+        leaves, single = self._to_batch(obs)
+        self.check_observations(
+            {port["name"]: x for port, x in zip(self.observation_ports, leaves, strict=True)}
+        )
         rows = len(leaves[0])
         noise = self.draw_noise(self._rng, rows) if self.sample else None
-        carried = self._carried or self.fresh(rows)
-        if _REWARDS in carried:
-            carried[_REWARDS][:, -1] = reward
-        outputs = self.run(leaves, noise, carried)
-        self._carried = self.after(outputs, leaves, carried)
-        actions = self.env_actions(outputs)
-        return _nested(
+        carry = self._carry or self.make_initial_carry(rows)
+        if _REWARDS in carry:
+            carry[_REWARDS][:, -1] = reward
+        outputs = self.run(leaves, noise, carry)
+        self._carry = self.update_carry(outputs, leaves, carry)
+        actions = self.get_env_actions(outputs)
+        return _nest_leaves(
             self.spec["action_space"], iter([x[0] for x in actions] if single else actions)
         )
 
-    def check(
+    def check_observations(
         self,
         feed: Mapping[str, np.ndarray],
-        counted: np.ndarray | None = None,
+        valid: np.ndarray | None = None,
         first_row: int = 0,
     ) -> None:
         """Checks that choices are in their range, and that masks allow an action in each row.
@@ -240,27 +254,31 @@ class OnnxPolicy:
             ValueError: if one does not; the message names input, rule and row.
         """
         for choice in self._choices:
-            choice.check(feed[choice.name], counted, first_row)
+            choice.check(feed[choice.name], valid, first_row)
         if self._masks is not None:
-            self._masks.check(feed, counted, first_row)
+            self._masks.check(feed, valid, first_row)
 
-    def fresh(self, rows: int) -> dict[str, np.ndarray]:
+    def make_initial_carry(self, rows: int) -> dict[str, np.ndarray]:
         """Returns the carry for the first steps of episodes: zeros, by name.
 
         The carry is the recurrent state, and the earlier steps that the policy reads, `[rows,
         steps, ...]` each, the newest one last.
         """
-        carried = {x["name"]: np.zeros((rows, *_row_shape(x)), x["dtype"]) for x in self._memory}
-        for seen in sorted(self._seen, key=lambda seen: -min(seen.shifts)):  # the longest last
-            shape = (rows, -min(seen.shifts), *seen.shape)
-            carried[seen.source] = np.zeros(shape, seen.dtype)
-        return carried
+        carry = {
+            x["name"]: np.zeros((rows, *_get_row_shape(x)), x["dtype"]) for x in self._state_ports
+        }
+        for view_input in sorted(
+            self._view_inputs, key=lambda seen: -min(seen.shifts)
+        ):  # the longest last
+            shape = (rows, -min(view_input.shifts), *view_input.shape)
+            carry[view_input.source] = np.zeros(shape, view_input.dtype)
+        return carry
 
-    def after(
+    def update_carry(
         self,
         outputs: Mapping[str, np.ndarray],
         leaves: Sequence[np.ndarray],
-        carried: Mapping[str, np.ndarray],
+        carry: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Returns the carry for the next steps; the reward of this step is 0 until it is set.
 
@@ -269,34 +287,40 @@ class OnnxPolicy:
             leaves: the observations of `run`.
             carry: the carry of `run`.
         """
-        observed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
-        found = {name: outputs[after] for name, after in self._kept.items()}
-        for name in {seen.source for seen in self._seen}:
-            past = carried[name]
+        observations = {
+            port["name"]: x for port, x in zip(self.observation_ports, leaves, strict=True)
+        }
+        result = {name: outputs[output_name] for name, output_name in self._state_outputs.items()}
+        for name in {view_input.source for view_input in self._view_inputs}:
+            past = carry[name]
             if past.shape[1]:
-                newest = np.zeros(len(past)) if name == _REWARDS else {**outputs, **observed}[name]
+                newest = (
+                    np.zeros(len(past)) if name == _REWARDS else {**outputs, **observations}[name]
+                )
                 past = np.concatenate([past[:, 1:], newest[:, None]], axis=1, dtype=past.dtype)
-            found[name] = past
-        return found
+            result[name] = past
+        return result
 
-    def env_actions(self, outputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def get_env_actions(self, outputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Returns the actions for the environment, one array `[B, ...]` per leaf."""
-        return [outputs[port["name"]] for port in self.actions]
+        return [outputs[port["name"]] for port in self.action_ports]
 
-    def nested_action(self, leaves: Sequence[Any]) -> Any:
+    def nest_action(self, leaves: Sequence[Any]) -> Any:
         """Returns one action in the structure of the environment's space."""
-        return _nested(self.spec["action_space"], iter(leaves))
+        return _nest_leaves(self.spec["action_space"], iter(leaves))
 
     def draw_noise(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws the noise of `rows` actions, float32 `[rows, size]`."""
-        blocks = [_NOISE[kind](rng, (rows, size)) for kind, size in self.spec["noise"]["blocks"]]
+        blocks = [
+            _NOISE_SAMPLERS[kind](rng, (rows, size)) for kind, size in self.spec["noise"]["blocks"]
+        ]
         return np.concatenate([np.zeros((rows, 0), np.float32), *blocks], axis=1)
 
     def run(
         self,
         leaves: Sequence[np.ndarray],
         noise: np.ndarray | None = None,
-        carried: Mapping[str, np.ndarray] | None = None,
+        carry: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
         """Returns all outputs of one step by name, one row per environment.
 
@@ -305,25 +329,27 @@ class OnnxPolicy:
             noise: `[B, size]`, or None for the greedy actions.
             carry: the result of `fresh` or `after`, for policies that read earlier steps.
         """
-        return self.of_one_step(self.infer(self.feed(leaves, noise, carried)))
+        return self.drop_time_axis(self.infer(self.make_feed(leaves, noise, carry)))
 
-    def feed(
+    def make_feed(
         self,
         leaves: Sequence[np.ndarray],
         noise: np.ndarray | None = None,
-        carried: Mapping[str, np.ndarray] | None = None,
+        carry: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
         """Returns the file's inputs for one step, by name; has the arguments of `run`."""
         rows = len(leaves[0])
-        feed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
-        carried = self.fresh(rows) if carried is None else carried
-        for seen in self._seen:
-            feed[seen.name] = seen.steps(carried[seen.source], feed.get(seen.source))
+        feed = {port["name"]: x for port, x in zip(self.observation_ports, leaves, strict=True)}
+        carry = self.make_initial_carry(rows) if carry is None else carry
+        for view_input in self._view_inputs:
+            feed[view_input.name] = view_input.gather_steps(
+                carry[view_input.source], feed.get(view_input.source)
+            )
         if noise is not None:
             feed["noise"] = noise
-        if self._memory:  # one step of each sequence
+        if self._state_ports:  # one step of each sequence
             feed = {name: x[:, None] for name, x in feed.items()}
-            feed |= {name: carried[name] for name in self._kept}
+            feed |= {name: carry[name] for name in self._state_outputs}
             feed["seq_lens"] = np.ones(rows, np.int32)
         return feed
 
@@ -336,35 +362,37 @@ class OnnxPolicy:
         options = self.get_run_options() if self.get_run_options else None
         return dict(zip(self._outputs, self._model.run(self._outputs, feed, options), strict=True))
 
-    def of_one_step(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def drop_time_axis(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Removes the time axis that outputs of recurrent policies have."""
-        if not self._memory:
+        if not self._state_ports:
             return {**outputs}
-        after = self._kept.values()
-        return {k: x if k in after else x[:, 0] for k, x in outputs.items()}
+        state_names = self._state_outputs.values()
+        return {k: x if k in state_names else x[:, 0] for k, x in outputs.items()}
 
-    def batch(self, observations: Sequence[Any]) -> list[np.ndarray]:
+    def stack_observations(self, observations: Sequence[Any]) -> list[np.ndarray]:
         """Stacks single observations to one array `[B, ...]` per leaf."""
-        rows = [self._leaves(obs)[0] for obs in observations]
+        rows = [self._to_batch(obs)[0] for obs in observations]
         return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
 
-    def _part(self, obs: Any, port: Mapping[str, Any]) -> Any:
+    def _get_part(self, obs: Any, port: Mapping[str, Any]) -> Any:
         try:
             return _pick(obs, port["path"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            parts = ["/".join(each["path"]) for each in self.observed]
-            given = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
+            parts = [
+                "/".join(observation_port["path"]) for observation_port in self.observation_ports
+            ]
+            actual = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
             raise ValueError(
                 f"The observation has no part {'/'.join(port['path'])!r}: the policy reads the "
-                f"parts {parts}, got {given}. Give it as the environment returns it."
+                f"parts {parts}, got {actual}. Give it as the environment returns it."
             ) from error
 
-    def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
+    def _to_batch(self, obs: Any) -> tuple[list[np.ndarray], bool]:
         """Returns a batch per leaf, and whether `obs` was a single observation."""
         leaves, single = [], []
-        for port in self.observed:
-            array = _of_dtype(np.asarray(self._part(obs, port)), port)
-            shape = _row_shape(port)
+        for port in self.observation_ports:
+            array = _cast(np.asarray(self._get_part(obs, port)), port)
+            shape = _get_row_shape(port)
             single.append(array.shape == shape)
             array = array[None] if single[-1] else array
             if array.shape[1:] != shape:
@@ -378,30 +406,30 @@ class OnnxPolicy:
         return leaves, single[0]
 
 
-def _of_dtype(given: np.ndarray, port: Mapping[str, Any]) -> np.ndarray:
+def _cast(values: np.ndarray, port: Mapping[str, Any]) -> np.ndarray:
     """Returns numbers in the dtype of an input, if that does not change them."""
     with np.errstate(invalid="ignore"):
-        array = given.astype(port["dtype"], copy=False)
-    if array.dtype.kind != "f" and array.dtype != given.dtype and (array != given).any():
+        array = values.astype(port["dtype"], copy=False)
+    if array.dtype.kind != "f" and array.dtype != values.dtype and (array != values).any():
         raise ValueError(
             f"{port['name']} must have numbers of {port['dtype']}, as its space does, got "
-            f"{given[array != given].reshape(-1)[0]}. Give it as the environment returns it."
+            f"{values[array != values].reshape(-1)[0]}. Give it as the environment returns it."
         )
     return array
 
 
-class _Choice(NamedTuple):
+class _ChoiceInput(NamedTuple):
     """An input of choices, from `Discrete` and `MultiDiscrete` spaces."""
 
     name: str
     start: np.ndarray  # int64, `()` or the shape of a row
     size: np.ndarray  # uint64, `()` or the shape of a row
 
-    def check(self, array: np.ndarray, counted: np.ndarray | None, first_row: int) -> None:
+    def check(self, array: np.ndarray, valid: np.ndarray | None, first_row: int) -> None:
         """Raises a `ValueError` unless all valid entries are among `size` numbers from `start`."""
         inside = (array - self.start).view(np.uint64) < self.size  # negative numbers wrap around
-        if counted is not None:
-            inside[~counted] = True
+        if valid is not None:
+            inside[~valid] = True
         if 0 in inside.tobytes():
             at = tuple(np.argwhere(~inside)[0].tolist())
             low, size = (int(np.broadcast_to(x, array.shape)[at]) for x in self[1:])
@@ -411,9 +439,11 @@ class _Choice(NamedTuple):
             )
 
 
-def _choices_of(observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> list[_Choice]:
+def _find_choice_inputs(
+    observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]
+) -> list[_ChoiceInput]:
     """Returns the inputs of choices among the inputs for observations."""
-    found = []
+    inputs = []
     for port in observed:
         leaf = space
         for key in port["path"]:
@@ -423,12 +453,12 @@ def _choices_of(observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any])
         if leaf["type"] in ("Discrete", "MultiDiscrete") and port["dtype"] == "int64":
             start, count = np.asarray(leaf["start"], np.int64), leaf.get("n", leaf.get("nvec"))
             parts = start, np.asarray(count, np.uint64)
-            shaped = [x.reshape(_row_shape(port)) if x.ndim else x for x in parts]
-            found.append(_Choice(port["name"], *shaped))
-    return found
+            shaped = [x.reshape(_get_row_shape(port)) if x.ndim else x for x in parts]
+            inputs.append(_ChoiceInput(port["name"], *shaped))
+    return inputs
 
 
-class _Masks(NamedTuple):
+class _MaskInputs(NamedTuple):
     """The inputs for action masks, concatenated."""
 
     names: tuple[str, ...]
@@ -436,44 +466,46 @@ class _Masks(NamedTuple):
     choices: tuple[slice, ...]  # the columns of which one must be allowed
 
     @classmethod
-    def of(cls, observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> _Masks | None:
+    def from_ports(
+        cls, observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]
+    ) -> _MaskInputs | None:
         """Returns the masks for an action space; None if there are none."""
         ports = [port for port in observed if port["name"].startswith("action_mask")]
         if not ports:
             return None
-        widths = tuple(math.prod(_row_shape(port)) for port in ports)
+        widths = tuple(math.prod(_get_row_shape(port)) for port in ports)
         choices, start = [], 0
-        for size, is_choice in _cells(space, sum(widths)):
+        for size, is_choice in _iter_choice_sizes(space, sum(widths)):
             if is_choice:
                 choices.append(slice(start, start + size))
             start += size
         return cls(tuple(port["name"] for port in ports), widths, tuple(choices))
 
     def check(
-        self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None, first_row: int
+        self, feed: Mapping[str, np.ndarray], valid: np.ndarray | None, first_row: int
     ) -> None:
         """Raises a `ValueError` unless each valid row allows an action for each choice."""
-        axes = 1 if counted is None else 2
+        axes = 1 if valid is None else 2
         pairs = zip(self.names, self.widths, strict=True)
         flat = [feed[name].reshape(*feed[name].shape[:axes], width) for name, width in pairs]
         allowed = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=-1)
         for choice in self.choices:
             columns = allowed if len(self.choices) == 1 else allowed[..., choice]
             is_open = np.logical_or.reduce(columns, axis=-1)
-            if counted is not None:
-                is_open[~counted] = True
+            if valid is not None:
+                is_open[~valid] = True
             if 0 in is_open.tobytes():
                 row, *step = at = tuple(np.argwhere(~is_open)[0].tolist())
-                where = f"row {row + first_row}" + "".join(f", step {x}" for x in step)
+                location = f"row {row + first_row}" + "".join(f", step {x}" for x in step)
                 if len(self.choices) > 1:
-                    where += f", columns {choice.start} to {choice.stop - 1}"
+                    location += f", columns {choice.start} to {choice.stop - 1}"
                 raise ValueError(
                     f"Each row of {', '.join(map(repr, self.names))} must allow an action, but "
-                    f"{where} is {columns[at].tolist()!s:.200}."
+                    f"{location} is {columns[at].tolist()!s:.200}."
                 )
 
 
-def _cells(space: Mapping[str, Any], most: int) -> Iterator[tuple[int, bool]]:
+def _iter_choice_sizes(space: Mapping[str, Any], max_columns: int) -> Iterator[tuple[int, bool]]:
     """Yields the number of mask columns of each part of an action, and whether one must be allowed.
 
     The bits of a MultiBinary may all be forbidden, and a Box of floats has no columns.
@@ -481,7 +513,7 @@ def _cells(space: Mapping[str, Any], most: int) -> Iterator[tuple[int, bool]]:
     kind = space["type"]
     if kind in ("Dict", "Tuple"):
         for part in space["spaces"]:
-            yield from _cells(part[1] if kind == "Dict" else part, most)
+            yield from _iter_choice_sizes(part[1] if kind == "Dict" else part, max_columns)
     elif kind == "Discrete":
         yield space["n"], True
     elif kind == "MultiBinary":
@@ -490,15 +522,15 @@ def _cells(space: Mapping[str, Any], most: int) -> Iterator[tuple[int, bool]]:
         yield from ((n, True) for n in np.ravel(space["nvec"]).tolist())
     elif not space["dtype"].startswith("float"):
         count = math.prod(space["shape"])
-        if count > most:
+        if count > max_columns:
             raise ValueError(
-                f"The policy_spec.json has a mask of {most} columns for {count} parts."
+                f"The policy_spec.json has a mask of {max_columns} columns for {count} parts."
             )
         low, high = (np.broadcast_to(space[name], count).tolist() for name in ("low", "high"))
         yield from ((y - x + 1, True) for x, y in zip(low, high, strict=True))
 
 
-class _Seen(NamedTuple):
+class _ViewInput(NamedTuple):
     """An input with steps of the past, relative to the current one."""
 
     name: str
@@ -509,61 +541,63 @@ class _Seen(NamedTuple):
     dtype: str
 
     @classmethod
-    def of(cls, port: Mapping[str, Any], view: Mapping[str, Any], observed: str) -> _Seen:
+    def from_port(
+        cls, port: Mapping[str, Any], view: Mapping[str, Any], observation_name: str
+    ) -> _ViewInput:
         """Returns the view input of a port; `observation_name` is the observation that it shows, if any."""
         source = view["column"]
         if source == "obs":
-            source = observed
+            source = observation_name
         elif source == "actions":
             source = _NORMALIZED + port["name"].removeprefix(view["name"])
-        shape = _row_shape(port)
+        shape = _get_row_shape(port)
         shifts, is_window = tuple(map(int, view["shifts"])), bool(view["window"])
-        if not shifts or max(shifts) > 0 or -min(shifts) * math.prod(shape) > _MOST:
+        if not shifts or max(shifts) > 0 or -min(shifts) * math.prod(shape) > _MAX_NUMBERS:
             raise ValueError(f"The policy_spec.json has a view of the steps {list(shifts)[:9]}.")
         return cls(port["name"], source, shifts, is_window, shape[is_window:], port["dtype"])
 
-    def steps(self, past: np.ndarray, now: np.ndarray | None) -> np.ndarray:
+    def gather_steps(self, past: np.ndarray, current: np.ndarray | None) -> np.ndarray:
         """Returns the input `[B, ...]` from past steps `[B, steps, ...]` and the current one."""
         present = past.shape[1]
-        if 0 in self.shifts and now is not None:
-            past = np.concatenate([past, now[:, None]], axis=1, dtype=past.dtype)
-        found = past.take([shift + present for shift in self.shifts], axis=1)
-        return found if self.is_window else found[:, 0]
+        if 0 in self.shifts and current is not None:
+            past = np.concatenate([past, current[:, None]], axis=1, dtype=past.dtype)
+        steps = past.take([shift + present for shift in self.shifts], axis=1)
+        return steps if self.is_window else steps[:, 0]
 
 
-def _previous_of(ports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _make_previous_step_views(ports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the views of exports whose spec does not list them."""
-    found = []
+    views = []
     for column in ("actions", "rewards"):
         name = f"prev_{column}"
         inputs = [port["name"] for port in ports if port["name"].startswith(name)]
         if inputs:
             view = {"name": name, "column": column, "shifts": [-1], "window": False}
-            found.append({**view, "inputs": inputs})
-    return found
+            views.append({**view, "inputs": inputs})
+    return views
 
 
-def _row_shape(port: Mapping[str, Any]) -> tuple[int, ...]:
+def _get_row_shape(port: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(size for size in port["shape"] if not isinstance(size, str))
 
 
-def _gumbel(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+def _draw_gumbel(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
     tiny = np.finfo(np.float32).tiny
     return -np.log(np.maximum(rng.standard_exponential(size, np.float32), tiny))
 
 
-_NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
-    "gumbel": _gumbel,
+_NOISE_SAMPLERS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
+    "gumbel": _draw_gumbel,
     "normal": lambda rng, size: rng.standard_normal(size, np.float32),
     "logistic": lambda rng, size: rng.logistic(size=size).astype(np.float32),
 }
 
 
-def _nested(space: Mapping[str, Any], leaves: Iterator[Any]) -> Any:
+def _nest_leaves(space: Mapping[str, Any], leaves: Iterator[Any]) -> Any:
     if space["type"] == "Dict":
-        return {key: _nested(sub, leaves) for key, sub in space["spaces"]}
+        return {key: _nest_leaves(sub, leaves) for key, sub in space["spaces"]}
     if space["type"] == "Tuple":
-        return tuple(_nested(sub, leaves) for sub in space["spaces"])
+        return tuple(_nest_leaves(sub, leaves) for sub in space["spaces"])
     return next(leaves)
 
 
@@ -573,10 +607,10 @@ def _read_spec(path: Path) -> dict[str, Any]:
     kind, version = spec.get("format"), spec.get("format_version")
     if kind != "tfpolicies.policy_spec" or version != 2 or spec.get("artefact") != "onnx":
         raise ValueError(f"{path} does not describe an ONNX export of version 2.")
-    for name, form in _SPEC.items():
-        if name not in spec and name in _OPTIONAL:
+    for name, schema in _SPEC_SCHEMA.items():
+        if name not in spec and name in _OPTIONAL_ENTRIES:
             continue
-        if not _has_form(spec.get(name), form):
+        if not _matches_schema(spec.get(name), schema):
             raise ValueError(
                 f"{path} is malformed: its entry {name!r} is {spec.get(name)!r:.200}. Export the "
                 "policy again."
@@ -584,13 +618,13 @@ def _read_spec(path: Path) -> dict[str, Any]:
     return spec
 
 
-_PORT = {"name": str, "dtype": str, "shape": [str | int], "path": [str]}
-_VIEW = {"name": str, "column": str, "shifts": [int], "window": bool, "inputs": [str]}
-_SPEC: dict[str, Any] = {
+_PORT_SCHEMA = {"name": str, "dtype": str, "shape": [str | int], "path": [str]}
+_VIEW_SCHEMA = {"name": str, "column": str, "shifts": [int], "window": bool, "inputs": [str]}
+_SPEC_SCHEMA: dict[str, Any] = {
     "files": {str: str},
     "sha256": {str: str},
-    "signatures": {str: {"inputs": [_PORT], "outputs": [_PORT]}},
-    "views": [_VIEW],
+    "signatures": {str: {"inputs": [_PORT_SCHEMA], "outputs": [_PORT_SCHEMA]}},
+    "views": [_VIEW_SCHEMA],
     "noise": {"blocks": [(str, int)]},
     "observation_space": {"type": str},
     "action_space": {"type": str},
@@ -598,26 +632,26 @@ _SPEC: dict[str, Any] = {
 """The schemas of entries: objects with some entries, or with any entries of one schema (the key is
 `str`); lists of one schema, and lists of a fixed length (tuples)."""
 
-_OPTIONAL = ("views",)  # not in earlier exports
+_OPTIONAL_ENTRIES = ("views",)  # not in earlier exports
 
 
-def _has_form(value: Any, form: Any) -> bool:
-    """Returns whether a JSON value matches a schema of `_SPEC`."""
-    if isinstance(form, tuple):
-        fits = isinstance(value, list) and len(value) == len(form)
-        return fits and all(map(_has_form, value, form))
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_has_form(each, form[0]) for each in value)
-    if isinstance(form, dict):
+def _matches_schema(value: Any, schema: Any) -> bool:
+    """Returns whether a JSON value matches a schema of `_SPEC_SCHEMA`."""
+    if isinstance(schema, tuple):
+        has_length = isinstance(value, list) and len(value) == len(schema)
+        return has_length and all(map(_matches_schema, value, schema))
+    if isinstance(schema, list):
+        return isinstance(value, list) and all(_matches_schema(item, schema[0]) for item in value)
+    if isinstance(schema, dict):
         if not isinstance(value, dict):
             return False
-        if str in form:
-            return all(_has_form(each, form[str]) for each in value.values())
-        return all(_has_form(value.get(name), each) for name, each in form.items())
-    return isinstance(value, form) and (form is bool or not isinstance(value, bool))
+        if str in schema:
+            return all(_matches_schema(item, schema[str]) for item in value.values())
+        return all(_matches_schema(value.get(name), item) for name, item in schema.items())
+    return isinstance(value, schema) and (schema is bool or not isinstance(value, bool))
 
 
-def _entry(entries: Mapping[str, Any], name: str) -> Any:
+def _get_entry(entries: Mapping[str, Any], name: str) -> Any:
     if name not in entries:
         raise ValueError(
             f"The policy_spec.json has no entry for {name!r}; export the policy again."
@@ -629,13 +663,13 @@ def _read_file(path: Path) -> bytes:
     """Returns the content of a file of the export; refuses pipes and devices, which never end."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is not a regular file; export the policy again.")
-        return file.read(found.st_size)
+        return file.read(status.st_size)
 
 
-def _plain_name(name: str) -> str:
+def _check_file_name(name: str) -> str:
     """Returns a file name if it is in the folder of the spec."""
     if not 0 < len(name) < 256 or Path(name).name != name:
         raise ValueError(
@@ -644,28 +678,28 @@ def _plain_name(name: str) -> str:
     return name
 
 
-_MOST = 100_000_000  # numbers of one row
-_MOST_NOISE = 1_000_000  # numbers per row
+_MAX_NUMBERS = 100_000_000  # numbers of one row
+_MAX_NOISE = 1_000_000  # numbers per row
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:
     """Checks dtypes and sizes of the arrays in a spec, which the caller will allocate."""
-    sizes = [math.prod(_row_shape(port)) for port in ports]
-    if not all(0 <= size <= _MOST for size in sizes):
+    sizes = [math.prod(_get_row_shape(port)) for port in ports]
+    if not all(0 <= size <= _MAX_NUMBERS for size in sizes):
         raise ValueError(f"The policy_spec.json has arrays of {max(sizes)!r:.200} numbers per row.")
     drawn = [size for _, size in noise]
     is_count = all(type(size) is int and size >= 0 for size in drawn)
-    if not is_count or sum(drawn) > _MOST_NOISE:
+    if not is_count or sum(drawn) > _MAX_NOISE:
         raise ValueError(
             f"The policy_spec.json asks for noise of {drawn!s:.200} numbers per row; each must be "
-            f"at least 0, and all together at most {_MOST_NOISE}."
+            f"at least 0, and all together at most {_MAX_NOISE}."
         )
-    unknown = [kind for kind, _ in noise if kind not in _NOISE]
+    unknown = [kind for kind, _ in noise if kind not in _NOISE_SAMPLERS]
     if unknown:
         raise ValueError(
             f"The policy_spec.json asks for noise of the kinds {unknown!r:.200}; there are "
-            f"{list(_NOISE)}."
+            f"{list(_NOISE_SAMPLERS)}."
         )
     for port in ports:
         if not _DTYPES.fullmatch(port["dtype"]):
@@ -674,17 +708,17 @@ def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> No
 
 def _check_noise(inputs: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:
     """Checks that the drawn noise has the size of the model's input."""
-    taken = [math.prod(_row_shape(port)) for port in inputs if port["name"] == "noise"]
+    input_sizes = [math.prod(_get_row_shape(port)) for port in inputs if port["name"] == "noise"]
     drawn = sum(size for _, size in noise)
-    if taken != [drawn]:
+    if input_sizes != [drawn]:
         raise ValueError(
             f"The policy_spec.json asks for noise of {drawn} numbers per row, but the input "
-            f"'noise' takes {taken}; export the policy again."
+            f"'noise' takes {input_sizes}; export the policy again."
         )
 
 
-_DOMAINS = (b"", b"ai.onnx", b"ai.onnx.ml")
-_KEPT: dict[str, dict[int, str]] = {
+_ALLOWED_DOMAINS = (b"", b"ai.onnx", b"ai.onnx.ml")
+_KEPT_FIELDS: dict[str, dict[int, str]] = {
     "model": {1: "", 7: "graph", 8: "opset"},
     "opset": {1: "", 2: ""},
     "graph": {1: "node", 2: "", 5: "tensor", 11: "value", 12: "value", 13: "value", 15: "sparse"},
@@ -712,21 +746,23 @@ the field, or "" for none.
 """
 
 
-def _other_domain(content: memoryview) -> str:
-    if content in _DOMAINS:
+def _refuse_domain(content: memoryview) -> str:
+    if content in _ALLOWED_DOMAINS:
         return ""
     return f"has operators of {bytes(content[:100]).decode(errors='replace')!r}"
 
 
-_REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
+_REFUSED_FIELDS: dict[tuple[str, int], Callable[[memoryview], str]] = {
     ("model", 20): lambda content: "has a part for training",
     ("model", 25): lambda content: "has functions",
     ("attribute", 21): lambda content: "has functions",
-    **dict.fromkeys([("opset", 1), ("node", 7)], _other_domain),
-    ("node", 4): lambda content: _TEXTS if bytes(content[:6]) == b"String" else "",
-    ("attribute", 1): lambda content: _TEXTS if b"string" in bytes(content) else "",
-    ("tensor", 2): lambda content: _TEXTS if _varint(content, 0)[0] == _TEXT else "",
-    ("tensor", 6): lambda content: _TEXTS,
+    **dict.fromkeys([("opset", 1), ("node", 7)], _refuse_domain),
+    ("node", 4): lambda content: _HAS_TEXTS if bytes(content[:6]) == b"String" else "",
+    ("attribute", 1): lambda content: _HAS_TEXTS if b"string" in bytes(content) else "",
+    ("tensor", 2): lambda content: (
+        _HAS_TEXTS if _decode_varint(content, 0)[0] == _STRING_TYPE else ""
+    ),
+    ("tensor", 6): lambda content: _HAS_TEXTS,
     ("tensor", 13): lambda content: "has weights in other files",
     ("tensor", 14): lambda content: "has weights in other files" if any(content) else "",
 }
@@ -735,21 +771,21 @@ _REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
 _EXTERNAL_ENTRY, _EXTERNAL_LOCATION, _RAW_DATA = ("tensor", 13), ("tensor", 14), 9
 _ReadExternal = Callable[[Mapping[str, str]], bytes]
 
-_NAMED = {("graph", 2), ("value", 1), ("axis", 2), ("attribute", 1), ("tensor", 8)}
-_NAMED |= {("node", field) for field in (1, 2, 3, 4)}
+_NAME_FIELDS = {("graph", 2), ("value", 1), ("axis", 2), ("attribute", 1), ("tensor", 8)}
+_NAME_FIELDS |= {("node", field) for field in (1, 2, 3, 4)}
 """Fields with names, which ONNX Runtime reads as UTF-8."""
 
-_TEXTS = "has tensors of texts"  # ONNX Runtime does not count their memory
-_TEXT = 8  # the number of strings in `TensorProto.DataType`
-_MOST_PARTS, _MOST_NODES, _DEEPEST = 200_000, 10_000, 60
+_HAS_TEXTS = "has tensors of texts"  # ONNX Runtime does not count their memory
+_STRING_TYPE = 8  # the number of strings in `TensorProto.DataType`
+_MAX_PARTS, _MAX_NODES, _MAX_DEPTH = 200_000, 10_000, 60
 
 
-class _Rebuilding:
+class _ModelRebuilder:
     """Copies the fields of an ONNX model that are needed for computing; refuses other features."""
 
     def __init__(self, limited: bool, read_external: _ReadExternal | None = None) -> None:
-        self._nodes_left = _MOST_NODES if limited else math.inf
-        self._parts_left = _MOST_PARTS if limited else math.inf
+        self._nodes_left = _MAX_NODES if limited else math.inf
+        self._parts_left = _MAX_PARTS if limited else math.inf
         self._read_external = read_external
 
     def copy(self, kind: str, message: memoryview, depth: int = 0) -> bytearray:
@@ -759,29 +795,29 @@ class _Rebuilding:
             LookupError: if it is damaged.
             ValueError: if it is refused.
         """
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise ValueError("is nested too deeply")
         result, external = bytearray(), dict[str, str]()
         for field, wire, content in _iterate_fields(message):
-            inside = _KEPT[kind].get(field)
+            inner_kind = _KEPT_FIELDS[kind].get(field)
             self._parts_left -= 1
-            self._nodes_left -= inside == "node"
+            self._nodes_left -= inner_kind == "node"
             if min(self._parts_left, self._nodes_left) < 0:
-                raise ValueError(f"has more than {_MOST_NODES} nodes or {_MOST_PARTS} parts")
+                raise ValueError(f"has more than {_MAX_NODES} nodes or {_MAX_PARTS} parts")
             if self._read_external and (kind, field) == _EXTERNAL_ENTRY:
                 external |= _read_entry(content)
                 continue
-            problem = (kind, field) in _REFUSALS and _REFUSALS[kind, field](content)
+            problem = (kind, field) in _REFUSED_FIELDS and _REFUSED_FIELDS[kind, field](content)
             if problem and not (self._read_external and (kind, field) == _EXTERNAL_LOCATION):
                 raise ValueError(problem)
-            if inside is None:
+            if inner_kind is None:
                 continue
-            if (kind, field) in _NAMED:
+            if (kind, field) in _NAME_FIELDS:
                 _require_utf8(content)
-            if inside:
+            if inner_kind:
                 if wire != 2:
                     raise IndexError
-                content = memoryview(self.copy(inside, content, depth + 1))
+                content = memoryview(self.copy(inner_kind, content, depth + 1))
             result += encode_varint(field << 3 | wire)
             if wire == 2:
                 result += encode_varint(len(content))
@@ -800,15 +836,15 @@ def _iterate_fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]
     """
     at, end = 0, len(message)
     while at < end:
-        tag, start = _varint(message, at)
+        tag, start = _decode_varint(message, at)
         field, wire = tag >> 3, tag & 7
         if tag >= 1 << 32 or not field:  # a reader may truncate it and read another field
             raise IndexError
         if wire == 2:
-            size, start = _varint(message, start)
+            size, start = _decode_varint(message, start)
             at = start + size
         else:
-            at = _varint(message, start)[1] if wire == 0 else start + _FIXED_SIZES[wire]
+            at = _decode_varint(message, start)[1] if wire == 0 else start + _FIXED_SIZES[wire]
         if at > end:
             raise IndexError
         yield field, wire, message[start:at]
@@ -864,7 +900,7 @@ def rebuild_model(
             f"{path} is in the format of ONNX Runtime, which cannot be checked; save it as ONNX."
         )
     try:
-        model = _Rebuilding(limited, read_external).copy("model", memoryview(content))
+        model = _ModelRebuilder(limited, read_external).copy("model", memoryview(content))
     except LookupError:
         raise ValueError(f"{path} is damaged; export the policy again.") from None
     except ValueError as error:
@@ -875,7 +911,7 @@ def rebuild_model(
     return bytes(model)
 
 
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
+def _decode_varint(message: memoryview, at: int) -> tuple[int, int]:
     """Returns a number of variable length, at most ten bytes, and its end."""
     value = 0
     for shift in range(0, 70, 7):
@@ -888,7 +924,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """Returns the shortest encoding of a non-negative number that `_varint` reads."""
+    """Returns the shortest encoding of a non-negative number that `_decode_varint` reads."""
     digits = bytearray()
     while value > 127:
         digits.append(value & 127 | 128)
@@ -936,16 +972,16 @@ class LimitedSession:
         threads: int = 1,
         *,
         limited: bool = True,
-        tried: bytes = b"",
+        trial_model: bytes = b"",
         providers: Sequence[str] | None = None,
     ) -> None:
         providers = require_providers([_CPU] if providers is None else providers)
         self._source, self._limited = source, limited
         self._options, self._is_late = onnxruntime.RunOptions(), False
         if limited:
-            _try_in_process(source, tried or model)
+            _run_trial(source, trial_model or model)
         try:
-            self.session = _open(model, threads, limited, providers)
+            self.session = _open_session(model, threads, limited, providers)
         except Exception as error:  # ONNX Runtime's errors have no public class
             raise ValueError(f"{source} cannot be loaded: {error!s:.500}") from error
         if _CPU not in providers and self.session.get_providers()[0] != providers[0]:
@@ -971,22 +1007,22 @@ class LimitedSession:
         Raises:
             ValueError: if it needs too much time or memory.
         """
-        has_clock = self._limited and options is None
-        if has_clock:
+        is_timed = self._limited and options is None
+        if is_timed:
             CALL_CLOCK.start(self.stop)
         try:
             return self.session.run(names, feed, options or self._options)
         except Exception as error:
             advice = "; give it fewer rows at once" + _UNLIMITED
             if self._is_late:
-                took = f"a call did not end in {CALL_SECONDS:.3g} seconds, and it is stopped"
-            elif self._limited and _lacks_memory(error):
-                took = f"a call needs more than the {_MEMORY >> 20} MiB that all models share"
+                reason = f"a call did not end in {CALL_SECONDS:.3g} seconds, and it is stopped"
+            elif self._limited and _is_memory_error(error):
+                reason = f"a call needs more than the {_MEMORY >> 20} MiB that all models share"
             else:
                 raise
-            raise ValueError(f"{self._source} takes too much: {took}{advice}") from error
+            raise ValueError(f"{self._source} takes too much: {reason}{advice}") from error
         finally:
-            if has_clock:
+            if is_timed:
                 CALL_CLOCK.stop()
 
     def stop(self) -> None:
@@ -1029,9 +1065,9 @@ class CallClock:
 CALL_CLOCK = CallClock()
 
 
-def _lacks_memory(error: BaseException) -> bool:
+def _is_memory_error(error: BaseException) -> bool:
     words = ("Available memory of", "bad_alloc", "bad allocation", "Failed to allocate memory")
-    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
+    return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in words)
 
 
 @functools.cache
@@ -1044,7 +1080,9 @@ def _share_memory() -> None:
         onnxruntime.create_and_register_allocator(place, arena)
 
 
-def _open(model: bytes, threads: int, limited: bool, providers: Sequence[str] = (_CPU,)) -> Any:
+def _open_session(
+    model: bytes, threads: int, limited: bool, providers: Sequence[str] = (_CPU,)
+) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 4  # errors are raised anyway
@@ -1066,17 +1104,17 @@ import runpy, sys
 file, seconds, memory, *sys.path[:] = sys.argv[1:]
 runpy.run_path(file)["_try"](float(seconds), int(memory))
 """
-_tried: set[bytes] = set()  # the hashes of models that passed their trial in this process
+_passed_trials: set[bytes] = set()  # the hashes of models that passed their trial in this process
 
 
-def _try_in_process(source: str, model: bytes) -> None:
+def _run_trial(source: str, model: bytes) -> None:
     """Loads and runs a model in a separate process with limits.
 
     Raises:
         ValueError: if it cannot be loaded, needs too much, or ends the process.
     """
     digest = hashlib.sha256(model).digest()
-    if digest in _tried:
+    if digest in _passed_trials:
         return
     seconds = _TRIAL_SECONDS[0] + _TRIAL_SECONDS[1] * len(model)
     memory = _TRIAL_MEMORY + 4 * len(model)
@@ -1091,42 +1129,42 @@ def _try_in_process(source: str, model: bytes) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"{source} takes too much time{_UNLIMITED}") from None
-    said = trial.stdout.decode(errors="replace").strip()
+    output = trial.stdout.decode(errors="replace").strip()
     if trial.returncode == _LOADED:
-        _tried.add(digest)
+        _passed_trials.add(digest)
         return
     if trial.returncode == _REFUSED:
-        raise ValueError(f"{source} cannot be loaded: {said:.500}")
+        raise ValueError(f"{source} cannot be loaded: {output:.500}")
     if trial.returncode in (_TOO_LARGE, -getattr(signal, "SIGPROF", 0)):
         limit = f"than {seconds:.3g} s of CPU time or {memory >> 20} MiB"
         raise ValueError(
             f"{source} takes too much for {_TRIAL_ROWS} rows: more {limit}{_UNLIMITED}"
         )
-    said = (said or trial.stderr.decode(errors="replace").strip())[-300:]
+    output = (output or trial.stderr.decode(errors="replace").strip())[-300:]
     raise ValueError(
-        f"{source} is refused: the process that tried it ended with {trial.returncode}. {said}"
+        f"{source} is refused: the process that tried it ended with {trial.returncode}. {output}"
     )
 
 
 def _try(seconds: float, memory: int) -> None:
     """Loads and runs the model from the standard input, within limits, and ends this process."""
-    model, printed = sys.stdin.buffer.read(), os.dup(1)
+    model, output_descriptor = sys.stdin.buffer.read(), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # hide the output of ONNX Runtime
     _limit_process(seconds, memory)
-    status, said = _LOADED, ""
+    status, text = _LOADED, ""
     try:
-        session = _open(model, 1, limited=True)
+        session = _open_session(model, 1, limited=True)
         try:
-            session.run(None, {port.name: _trial_input(port) for port in session.get_inputs()})
+            session.run(None, {port.name: _make_trial_input(port) for port in session.get_inputs()})
         except Exception as error:  # other errors, such as refused inputs, do not matter here
-            status = _TOO_LARGE if _lacks_memory(error) else _LOADED
+            status = _TOO_LARGE if _is_memory_error(error) else _LOADED
     except Exception as error:
-        status, said = (_TOO_LARGE if _lacks_memory(error) else _REFUSED), str(error)
-    os.write(printed, said[:2000].encode(errors="replace"))
+        status, text = (_TOO_LARGE if _is_memory_error(error) else _REFUSED), str(error)
+    os.write(output_descriptor, text[:2000].encode(errors="replace"))
     os._exit(status)
 
 
-def _trial_input(port: onnxruntime.NodeArg) -> np.ndarray:
+def _make_trial_input(port: onnxruntime.NodeArg) -> np.ndarray:
     sizes = [size if isinstance(size, int) else 1 for size in port.shape]
     if sizes and not isinstance(port.shape[0], int):
         sizes[0] = _TRIAL_ROWS
@@ -1154,7 +1192,7 @@ def _pick(obs: Any, path: Sequence[str]) -> Any:
     return obs
 
 
-class Played(NamedTuple):
+class PlayResult(NamedTuple):
     """The returns and lengths of episodes, by their numbers."""
 
     returns: list[float]
@@ -1162,17 +1200,17 @@ class Played(NamedTuple):
     seconds: float
 
 
-_Turn = tuple[Any, np.random.Generator, dict[str, np.ndarray]]
-_Answer = tuple[Any, dict[str, np.ndarray]]
+_StepRequest = tuple[Any, np.random.Generator, dict[str, np.ndarray]]
+_StepAnswer = tuple[Any, dict[str, np.ndarray]]
 
 
-def _seat(
+def _play_in_env(
     policy: OnnxPolicy,
     env: gym.Env,
     episodes: Sequence[int],
     seed: int,
     finished: dict[int, tuple[float, int]],
-) -> Generator[_Turn, _Answer, None]:
+) -> Generator[_StepRequest, _StepAnswer, None]:
     """Runs some of the episodes in one environment.
 
     They are chosen before the first step, and each is run to its end, so that short episodes count
@@ -1189,13 +1227,13 @@ def _seat(
     for number in episodes:
         rng = np.random.default_rng([seed, number])
         obs, _ = env.reset(seed=seed + number)
-        carried = {name: x[0] for name, x in policy.fresh(1).items()}
+        carry = {name: x[0] for name, x in policy.make_initial_carry(1).items()}
         total, length, is_over = 0.0, 0, False
         while not is_over:
-            action, carried = yield obs, rng, carried
+            action, carry = yield obs, rng, carry
             obs, reward, terminated, truncated, _ = env.step(action)
-            if _REWARDS in carried:
-                carried[_REWARDS][-1] = reward
+            if _REWARDS in carry:
+                carry[_REWARDS][-1] = reward
             total += float(reward)
             length += 1
             is_over = terminated or truncated
@@ -1211,7 +1249,7 @@ def play(
     num_envs: int = 16,
     render: bool = False,
     env_config: Mapping[str, Any] | None = None,
-) -> Played:
+) -> PlayResult:
     """Runs whole episodes in several environments that are stepped together.
 
     Episode k is reset with `seed + k` and has separate noise, so the result does not depend on
@@ -1244,12 +1282,12 @@ def play(
     try:
         shares = [range(i, episodes, count) for i in range(count)]
         pairs = zip(envs, shares, strict=True)
-        _play_to_the_end(policy, [_seat(policy, *pair, seed, finished) for pair in pairs])
+        _play_all(policy, [_play_in_env(policy, *pair, seed, finished) for pair in pairs])
     finally:
-        for made in envs:
-            made.close()
+        for created in envs:
+            created.close()
     returns, lengths = zip(*(finished[number] for number in range(episodes)), strict=True)
-    return Played(list(returns), list(lengths), time.perf_counter() - started)
+    return PlayResult(list(returns), list(lengths), time.perf_counter() - started)
 
 
 def make_env(env: Any, env_config: Mapping[str, Any]) -> gym.Env:
@@ -1259,18 +1297,20 @@ def make_env(env: Any, env_config: Mapping[str, Any]) -> gym.Env:
     if isinstance(env, gym.Env):
         return env
     if not isinstance(env, str):
-        return _called(env, dict(env_config))
+        return _call_factory(env, dict(env_config))
     dotted = ":" not in env and "/" not in env and env not in gym.registry
     module, _, name = env.rpartition("." if dotted else ":")
     create = getattr(importlib.import_module(module), name, None) if module else None
-    return gym.make(env, **env_config) if create is None else _called(create, dict(env_config))
+    return (
+        gym.make(env, **env_config) if create is None else _call_factory(create, dict(env_config))
+    )
 
 
-_NAMES = ("config", "env_config", "context", "env_context")
-_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
+_CONFIG_NAMES = ("config", "env_config", "context", "env_context")
+_CONFIG_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
 
 
-def _called(create: Callable[..., Any], config: dict[str, Any]) -> Any:
+def _call_factory(create: Callable[..., Any], config: dict[str, Any]) -> Any:
     """Calls an environment factory with its settings, by its signature as in training.
 
     Its first parameter gets all of them if its name or annotation says so; else they are keywords;
@@ -1285,9 +1325,11 @@ def _called(create: Callable[..., Any], config: dict[str, Any]) -> Any:
     parameters = [p for p in signature.parameters.values() if p.kind not in any_number]
     first = next((p for p in parameters if p.kind != kinds.KEYWORD_ONLY), None)
     if first is not None:
-        given = first.annotation
-        text = given if isinstance(given, str) else inspect.formatannotation(given)
-        if first.name in _NAMES or any(_ANNOTATION.match(x.strip()) for x in text.split("|")):
+        annotation = first.annotation
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        if first.name in _CONFIG_NAMES or any(
+            _CONFIG_ANNOTATION.match(x.strip()) for x in text.split("|")
+        ):
             return create(config)
     try:
         signature.bind(**config)
@@ -1303,26 +1345,33 @@ def _called(create: Callable[..., Any], config: dict[str, Any]) -> Any:
     return create(**config)
 
 
-def _play_to_the_end(policy: OnnxPolicy, seats: Sequence[Generator[_Turn, _Answer, None]]) -> None:
-    turns = {seat: next(seat) for seat in seats}
-    while turns:
-        shown, rngs, memories = zip(*turns.values(), strict=True)
+def _play_all(
+    policy: OnnxPolicy, env_loops: Sequence[Generator[_StepRequest, _StepAnswer, None]]
+) -> None:
+    requests = {env_loop: next(env_loop) for env_loop in env_loops}
+    while requests:
+        observations, rngs, carries = zip(*requests.values(), strict=True)
         noise = None
         if policy.sample:
             noise = np.concatenate([policy.draw_noise(rng, 1) for rng in rngs])
-        carried = {name: np.stack([x[name] for x in memories]) for name in memories[0]}
-        observed = policy.batch(shown)
-        outputs = policy.run(observed, noise, carried)
-        leaves, after = policy.env_actions(outputs), policy.after(outputs, observed, carried)
-        for i, seat in enumerate([*turns]):
-            action = policy.nested_action([leaf[i] for leaf in leaves])
+        carry = {name: np.stack([x[name] for x in carries]) for name in carries[0]}
+        batch = policy.stack_observations(observations)
+        outputs = policy.run(batch, noise, carry)
+        leaves, next_carry = (
+            policy.get_env_actions(outputs),
+            policy.update_carry(outputs, batch, carry),
+        )
+        for i, env_loop in enumerate([*requests]):
+            action = policy.nest_action([leaf[i] for leaf in leaves])
             try:
-                turns[seat] = seat.send((action, {name: x[i] for name, x in after.items()}))
+                requests[env_loop] = env_loop.send(
+                    (action, {name: x[i] for name, x in next_carry.items()})
+                )
             except StopIteration:
-                del turns[seat]
+                del requests[env_loop]
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plays an exported policy with ONNX Runtime.")
     parser.add_argument("--env", required=True, help="Gymnasium id, module:id or module:Class")
     parser.add_argument("--env-config", type=json.loads, default={}, help="its settings, as JSON")
@@ -1339,31 +1388,33 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs episodes as the command line says and prints the mean return; returns 0."""
-    options = _arguments(argv)
+    options = _parse_arguments(argv)
     try:
-        providers = providers_for(options.device)
+        providers = get_providers(options.device)
     except ValueError as error:
         sys.exit(f"--device {options.device}: {error}")
     path = options.model or Path(__file__).parent
     policy = OnnxPolicy(path, sample=options.sample, providers=providers)
     if ":" in options.env and "" not in sys.path:  # isolated interpreters do not search here
         sys.path.append(str(Path.cwd()))
-    how = ("seed", "num_envs", "render", "env_config")
-    settings = {name: getattr(options, name) for name in how}
-    played = play(policy, options.env, options.episodes, **settings)
+    setting_names = ("seed", "num_envs", "render", "env_config")
+    settings = {name: getattr(options, name) for name in setting_names}
+    result = play(policy, options.env, options.episodes, **settings)
     loaded = [name for name in NOT_NEEDED if name in sys.modules]
-    returns, steps = played.returns, sum(played.lengths)
+    returns, steps = result.returns, sum(result.lengths)
     mean, std = float(np.mean(returns)), float(np.std(returns))
-    if options.json:
-        asked = {name: getattr(options, name) for name in ("env", "episodes", "seed", "sample")}
+    if options.encode:
+        reported_options = {
+            name: getattr(options, name) for name in ("env", "episodes", "seed", "sample")
+        }
         report = {
-            **asked,
+            **reported_options,
             "model": policy.file.name,
             "mean_return": mean,
             "std_return": std,
             "min_return": min(returns),
             "max_return": max(returns),
-            **played._asdict(),
+            **result._asdict(),
             "steps": steps,
             "loaded": loaded,
         }
@@ -1371,7 +1422,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(
         f"played {options.env} with {policy.file.name} through ONNX Runtime "
-        f"{onnxruntime.__version__}: {steps} steps in {played.seconds:.1f} s"
+        f"{onnxruntime.__version__}: {steps} steps in {result.seconds:.1f} s"
     )
     print(f"loaded in this process: {', '.join(loaded) or 'neither tensorflow nor tfpolicies'}")
     print(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
 
-class ReferenceActing:
+class ReferenceRuntime:
     """The act function of a Program on the CPU, on whatever device the Program acts.
 
     For double precision the traced graph is rewritten, so that any model can be run, including
@@ -33,9 +33,9 @@ class ReferenceActing:
         tf.errors.OpError: if an operation cannot be run in double precision.
     """
 
-    def __init__(self, program: Program, *, in_double: bool) -> None:
+    def __init__(self, program: Program, *, double_precision: bool) -> None:
         self._program = program
-        weights = [tf.TensorSpec(x.shape, x.dtype) for x in program.layout.acting]
+        weights = [tf.TensorSpec(x.shape, x.dtype) for x in program.layout.acting_slots]
         explorer = program.spec.explorer
         signature = [
             *weights,
@@ -46,25 +46,27 @@ class ReferenceActing:
 
         def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
             *inputs, noise, params = tensors[len(weights) :]
-            given = ActInputs(inputs, noise, params)
-            return program.act_layout.flatten(program.functions.act(tensors[: len(weights)], given))
+            act_inputs = ActInputs(inputs, noise, params)
+            return program.act_layout.flatten(
+                program.functions.act(tensors[: len(weights)], act_inputs)
+            )
 
         with program.lock, tf.device(CPU):
             function = tf.function(act, autograph=False).get_concrete_function(*signature)
-        self._convert = _doubled if in_double else lambda dtype: dtype
+        self._convert = _to_double if double_precision else lambda dtype: dtype
         self._act: Any = function
-        if not in_double:
+        if not double_precision:
             return
-        graph = _in_double(function.graph.as_graph_def())
+        graph = _convert_graph(function.graph.as_graph_def())
         names, outputs = [x.name for x in function.inputs], [x.name for x in function.outputs]
 
-        def imported(*tensors: tf.Tensor) -> Any:
-            given = dict(zip(names, tensors, strict=True))
-            return tf.graph_util.import_graph_def(graph, given, return_elements=outputs)
+        def run_graph(*tensors: tf.Tensor) -> Any:
+            input_map = dict(zip(names, tensors, strict=True))
+            return tf.graph_util.import_graph_def(graph, input_map, return_elements=outputs)
 
-        doubled = [tf.TensorSpec(x.shape, _doubled(x.dtype)) for x in signature]
+        double_signature = [tf.TensorSpec(x.shape, _to_double(x.dtype)) for x in signature]
         with tf.device(CPU):
-            self._act = tf.compat.v1.wrap_function(imported, doubled)
+            self._act = tf.compat.v1.wrap_function(run_graph, double_signature)
 
     def run(
         self,
@@ -73,39 +75,42 @@ class ReferenceActing:
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Acts for one state; see `Runtime.run`."""
-        weights = [state.arrays[slot.key] for slot in self._program.layout.acting]
+        """Acts for one state; see `TFRuntime.run`."""
+        weights = [state.arrays[slot.key] for slot in self._program.layout.acting_slots]
         arrays = [*weights, *inputs, noise, params]
         with tf.device(CPU):
-            given = [tf.constant(x, self._convert(tf.as_dtype(x.dtype))) for x in arrays]
-            outputs = self._act(*given)
+            tensors = [tf.constant(x, self._convert(tf.as_dtype(x.dtype))) for x in arrays]
+            outputs = self._act(*tensors)
         return self._program.act_layout.unflatten([x.numpy() for x in outputs])
 
 
-def _doubled(dtype: tf.DType) -> tf.DType:
+def _to_double(dtype: tf.DType) -> tf.DType:
     return tf.float64 if dtype == tf.float32 else dtype
 
 
-def _in_double(graph: GraphDef) -> Any:
+def _convert_graph(graph: GraphDef) -> Any:
     """Returns a `GraphDef` with float64 instead of float32; its functions get other names.
 
     Two functions with the same name and different contents cannot be in one process.
     """
     library = graph.library
     names = {x.signature.name: f"{x.signature.name}_in_double" for x in library.function}
-    for node in [*graph.node, *(node for each in library.function for node in each.node_def)]:
+    for node in [
+        *graph.node,
+        *(node for function in library.function for node in function.node_def),
+    ]:
         node.op = names.get(node.op, node.op)
-        _double_attributes(node.attr, names)
-    for each in library.function:
-        each.signature.name = names[each.signature.name]
-        for argument in (*each.signature.input_arg, *each.signature.output_arg):
-            argument.type = _doubled(tf.as_dtype(argument.type)).as_datatype_enum
-        _double_attributes(each.attr, names)
+        _convert_attributes(node.attr, names)
+    for function in library.function:
+        function.signature.name = names[function.signature.name]
+        for argument in (*function.signature.input_arg, *function.signature.output_arg):
+            argument.type = _to_double(tf.as_dtype(argument.type)).as_datatype_enum
+        _convert_attributes(function.attr, names)
     del library.gradient[:]
     return graph
 
 
-def _double_attributes(attributes: MutableMapping[str, AttrValue], names: dict[str, str]) -> None:
+def _convert_attributes(attributes: MutableMapping[str, AttrValue], names: dict[str, str]) -> None:
     """Changes types, constants and names of functions in the attributes of a node."""
     single = tf.float32.as_datatype_enum
     double = tf.float64.as_datatype_enum
@@ -120,4 +125,4 @@ def _double_attributes(attributes: MutableMapping[str, AttrValue], names: dict[s
             value.list.type[:] = [double if x == single else x for x in value.list.type]
         for function in [value.func] if kind == "func" else value.list.func:
             function.name = names.get(function.name, function.name)
-            _double_attributes(function.attr, names)
+            _convert_attributes(function.attr, names)

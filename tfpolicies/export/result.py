@@ -13,10 +13,10 @@ from tfpolicies._version import __version__
 from tfpolicies.errors import ExportError
 from tfpolicies.export.agreement import Agreement
 from tfpolicies.export.distribution import describe_distribution
-from tfpolicies.export.serving import Serving, ServingPort
+from tfpolicies.export.serving import ServingFunctions, ServingPort
 from tfpolicies.export.spec_file import SPEC_FILE
 from tfpolicies.export.verify import Parity
-from tfpolicies.models.distributions.noise import merge
+from tfpolicies.models.distributions.noise import merge_blocks
 from tfpolicies.models.ports import NOISE
 from tfpolicies.storage.manifest import sha256
 from tfpolicies.storage.spaces_json import encode_space
@@ -41,29 +41,29 @@ class ExportResult(NamedTuple):
 
     def __str__(self) -> str:
         """Returns a text with the path, the agreement, and how to load it."""
-        found, acting = self.parity, self.agreement
-        told = (
-            f"{self.path}: agrees with the policy on {found.observations} observations, to "
-            f"{found.largest_difference:.1e}."
+        parity, agreement = self.parity, self.agreement
+        text = (
+            f"{self.path}: agrees with the policy on {parity.observations} observations, to "
+            f"{parity.largest_difference:.1e}."
         )
-        if acting is not None:
-            kind = "given" if acting.given else "random"
-            told += (
-                f" {acting.equal_actions:.1%} of its actions on {acting.observations} {kind} "
+        if agreement is not None:
+            kind = "given" if agreement.given else "random"
+            text += (
+                f" {agreement.equal_actions:.1%} of its actions on {agreement.observations} {kind} "
                 "observations are the policy's."
             )
-        return f"{told} {self.use}"
+        return f"{text} {self.use}"
 
 
 def write_spec(
     folder: Path,
     artefact: str,
-    serving: Serving,
+    serving: ServingFunctions,
     parity: Parity,
     files: Mapping[str, str] | None = None,
     **entries: object,
 ) -> None:
-    """Writes `policy_spec.json`, with everything that a program needs to use the export.
+    """Writes `policy_spec.encode`, with everything that a program needs to use the export.
 
     Args:
         folder: of the file.
@@ -78,8 +78,8 @@ def write_spec(
     if files is not None:
         digests = {name: sha256((folder / name).read_bytes()) for name in files.values()}
         entries = {"files": files, "sha256": digests, **entries}
-    blocks = merge([("normal", program.ports.noise_size), *spec.dist_class.noise_blocks])
-    outputs = [_port_json(port) for port in serving.outputs]
+    blocks = merge_blocks([("normal", program.ports.noise_size), *spec.dist_class.noise_blocks])
+    outputs = [_port_to_json(port) for port in serving.outputs]
     packages = "tensorflow", "keras", *_PACKAGES[artefact]
     versions = {name: importlib.import_module(name).__version__ for name in packages}
     record: Mapping[str, Any] = {
@@ -92,7 +92,7 @@ def write_spec(
         "observation_space": encode_space(spec.observation_space),
         "action_space": encode_space(spec.action_space),
         "signatures": {
-            name: {"inputs": [_port_json(port) for port in ports], "outputs": outputs}
+            name: {"inputs": [_port_to_json(port) for port in ports], "outputs": outputs}
             for name, ports in serving.inputs.items()
         },
         "views": [
@@ -116,7 +116,7 @@ def write_spec(
     (folder / SPEC_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _port_json(serving_port: ServingPort) -> dict[str, Any]:
+def _port_to_json(serving_port: ServingPort) -> dict[str, Any]:
     port, axes = serving_port
     record = {
         "name": port.name,
@@ -127,7 +127,7 @@ def _port_json(serving_port: ServingPort) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def export_errors(what: str, target: Path) -> Iterator[None]:
+def wrap_export_errors(label: str, target: Path) -> Iterator[None]:
     """Converts any error in the block to an `ExportError` that names the target."""
     try:
         yield
@@ -136,6 +136,6 @@ def export_errors(what: str, target: Path) -> Iterator[None]:
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "")
         raise ExportError(
-            f"The policy could not be exported as {what} to {str(target)!r}, which is unchanged. "
+            f"The policy could not be exported as {label} to {str(target)!r}, which is unchanged. "
             f"Reason: {type(error).__name__}: {reason}"
         ) from error

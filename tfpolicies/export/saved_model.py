@@ -8,55 +8,56 @@ from pathlib import Path
 import tensorflow as tf
 
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.result import ExportResult, export_errors, write_spec
-from tfpolicies.export.serving import Serving
+from tfpolicies.export.result import ExportResult, wrap_export_errors, write_spec
+from tfpolicies.export.serving import ServingFunctions
 from tfpolicies.export.staging import (
     link_newest,
-    place_version,
-    place_whole,
-    staging_folder,
+    open_staging_folder,
+    publish_folder,
+    publish_version,
 )
 from tfpolicies.export.verify import verify_saved_model
-from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.forks import check_tensorflow_survived_fork
 from tfpolicies.system.paths import has_wildcards
-from tfpolicies.system.quiet import quiet_conversion
+from tfpolicies.system.quiet import suppress_conversion_output
 
-Extension = Callable[[Path, Serving], None]
+AddFiles = Callable[[Path, ServingFunctions], None]
 
 
-def export_saved_model(job: ExportJob, extend: Extension | None = None) -> ExportResult:
+def export_saved_model(job: ExportJob, add_files: AddFiles | None = None) -> ExportResult:
     """Writes `<folder>/<version>/saved_model.pb` and its other files, verified.
 
     The version is the next free number, starting at 1. TensorFlow can load it without this package;
     the signatures are described in `tfpolicies.export.serving`. Links let the folder itself be
-    loaded as the newest version. `add_files` adds files to the version folder before it is published.
+    loaded as the newest version. `add_files` adds files to the version folder before it is
+    published.
 
     Raises:
         ExportError: if it cannot be written or differs from the policy; the folder is then
             unchanged.
         ForkError: if this process was forked after TensorFlow had started.
     """
-    require_tensorflow()
+    check_tensorflow_survived_fork()
     target, program, state = job.target, job.program, job.state
-    with export_errors("SavedModel", target), staging_folder(target) as staging:
+    with wrap_export_errors("SavedModel", target), open_staging_folder(target) as staging:
         folder = staging / "1"
-        serving = Serving(program, state)
-        with quiet_conversion():
+        serving = ServingFunctions(program, state)
+        with suppress_conversion_output():
             serving.module.__call__ = serving.as_callable()
             tf.saved_model.save(serving.module, str(folder), signatures=serving.signatures)
         parity = verify_saved_model(folder, program, state)
         write_spec(folder, "saved_model", serving, parity, opset=None)
-        if extend is not None:
-            extend(folder, serving)
+        if add_files is not None:
+            add_files(folder, serving)
         link_newest(staging, staging)
         path = target / folder.name
-        if not place_whole(staging, target):
-            path = place_version(folder, target)
+        if not publish_folder(staging, target):
+            path = publish_version(folder, target)
             link_newest(target, staging)
-    return ExportResult(path, parity, _use(path))
+    return ExportResult(path, parity, _describe_use(path))
 
 
-def _use(path: Path) -> str:
+def _describe_use(path: Path) -> str:
     if has_wildcards(path):
         return (
             f"TensorFlow reads {str(path)!r} as a wildcard pattern. Load it with import_policy; or "

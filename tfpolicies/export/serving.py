@@ -32,8 +32,8 @@ import tensorflow as tf
 
 from tfpolicies.errors import ExportError
 from tfpolicies.exploration.making import make_exploration
-from tfpolicies.models.ports import NOISE, SEQ_LENS, Port
-from tfpolicies.models.spaces import nest, pick
+from tfpolicies.models.ports import NOISE, SEQ_LENS, PolicyPort
+from tfpolicies.models.spaces import get_at_path, unflatten
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
@@ -42,14 +42,14 @@ from tfpolicies.type_aliases import TensorStructure
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
 
-_NAMES = {"logp": "action_logp", "dist_inputs": "action_dist_inputs", "values": "vf_preds"}
+_OUTPUT_NAMES = {"logp": "action_logp", "dist_inputs": "action_dist_inputs", "values": "vf_preds"}
 """The names of outputs in an export that differ from those of acting."""
 
 
 class ServingPort(NamedTuple):
     """One input or output of a signature."""
 
-    port: Port
+    port: PolicyPort
     axes: int  # the number of leading dynamic axes: 1 for [B, ...], 2 for [B, T, ...]
 
     @property
@@ -63,7 +63,7 @@ class ServingPort(NamedTuple):
         return tf.TensorSpec(shape, self.port.dtype, name=self.name)
 
 
-class Serving:
+class ServingFunctions:
     """A Program and the weights of one state as functions of named tensors.
 
     Args:
@@ -88,13 +88,13 @@ class Serving:
         self.module = tf.Module(name="policy")
         self.module.weights = [
             tf.Variable(state.arrays[slot.key], name=re.sub(r"[^\w/]", "_", slot.key))
-            for slot in program.layout.acting
+            for slot in program.layout.acting_slots
         ]
-        self.explorer = serving_explorer(program)
-        self.inputs = {GREEDY: input_ports(program, stepwise=stepwise)}
-        noise = Port(NOISE, (self.explorer.noise_size,), np.dtype(np.float32))
+        self.explorer = make_serving_explorer(program)
+        self.inputs = {GREEDY: make_input_ports(program, stepwise=stepwise)}
+        noise = PolicyPort(NOISE, (self.explorer.noise_size,), np.dtype(np.float32))
         self.inputs[SAMPLE] = [*self.inputs[GREEDY], ServingPort(noise, 1 + self._sequences)]
-        self.outputs = output_ports(program, stepwise=stepwise)
+        self.outputs = make_output_ports(program, stepwise=stepwise)
         with program.lock:
             serve = tf.function(self._serve, autograph=False)
             self.signatures = {
@@ -104,16 +104,16 @@ class Serving:
         for name, function in self.signatures.items():
             _refuse_python(name, function.graph)
 
-    def _serve(self, **given: tf.Tensor) -> dict[str, tf.Tensor]:
-        outputs = self.program.act_layout.flatten(self._act(given))
-        found = served_outputs(self.program, outputs)
-        leading = tf.shape(given[self.inputs[GREEDY][0].name])[:2]
+    def _serve(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        outputs = self.program.act_layout.flatten(self._act(inputs))
+        named = name_outputs(self.program, outputs)
+        leading = tf.shape(inputs[self.inputs[GREEDY][0].name])[:2]
         for port in self.outputs:
-            x = found[port.name]
-            found[port.name] = tf.identity(_unfolded(x, leading) if port.axes == 2 else x)
-        return found
+            x = named[port.name]
+            named[port.name] = tf.identity(_split_time(x, leading) if port.axes == 2 else x)
+        return named
 
-    def flat_function(self, signature: str) -> Callable[..., list[tf.Tensor]]:
+    def make_flat_function(self, signature: str) -> Callable[..., list[tf.Tensor]]:
         """Returns a signature's function with positional instead of named inputs."""
         names = [port.name for port in self.inputs[signature]]
         return lambda *tensors: [*self._serve(**dict(zip(names, tensors, strict=True))).values()]
@@ -123,107 +123,109 @@ class Serving:
         greedy, ports = self.signatures[GREEDY], self.program.ports
         specs = {port.name: port.tensor_spec for port in self.inputs[GREEDY]}
 
-        def call(obs: TensorStructure, *others: tf.Tensor) -> dict[str, tf.Tensor]:
-            parts = [pick(obs, leaf.path) for leaf in ports.obs_leaves]
-            return greedy(**dict(zip(specs, [*parts, *others], strict=True)))
+        def call(obs: TensorStructure, *other_inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            parts = [get_at_path(obs, leaf.path) for leaf in ports.obs_leaves]
+            return greedy(**dict(zip(specs, [*parts, *other_inputs], strict=True)))
 
         function = tf.function(call, autograph=False)
-        count, given = len(ports.obs), [*specs.values()]
-        function.get_concrete_function(nest(ports.space, given[:count]), *given[count:])
+        count, spec_list = len(ports.obs), [*specs.values()]
+        function.get_concrete_function(
+            unflatten(ports.space, spec_list[:count]), *spec_list[count:]
+        )
         return function
 
-    def _act(self, given: dict[str, tf.Tensor]) -> ActOutputs:
+    def _act(self, named: dict[str, tf.Tensor]) -> ActOutputs:
         ports = self.program.ports
         weights = [variable.read_value() for variable in self.module.weights]
-        first = given[ports.all[0].name]
+        first_input = named[ports.all[0].name]
         steps: Any = 1
         if self._sequences:
-            steps = tf.shape(first)[1]
-            given = {
-                port.name: _rows(given[port.name]) if port.axes == 2 else given[port.name]
+            steps = tf.shape(first_input)[1]
+            named = {
+                port.name: _merge_time(named[port.name]) if port.axes == 2 else named[port.name]
                 for port in self.inputs[SAMPLE]
-                if port.name in given
+                if port.name in named
             }
-        inputs = [given[port.name] for port in ports.all]
-        noise = given.get(NOISE)
+        inputs = [named[port.name] for port in ports.all]
+        noise = named.get(NOISE)
         if noise is None:
             noise = tf.zeros([tf.shape(inputs[0])[0], self.explorer.noise_size], tf.float32)
         params = tf.zeros([self.explorer.num_params], tf.float32)
-        rows, lengths = ActInputs(inputs, noise, params), given.get(SEQ_LENS)
+        act_inputs, lengths = ActInputs(inputs, noise, params), named.get(SEQ_LENS)
         return self.program.functions.act(
-            weights, rows, seq_lens=lengths, time_steps=steps, explorer=self.explorer
+            weights, act_inputs, seq_lens=lengths, time_steps=steps, explorer=self.explorer
         )
 
 
-def protocol_datatype(dtype: np.dtype) -> str:
+def get_protocol_datatype(dtype: np.dtype) -> str:
     """Returns the name of a dtype in the Open Inference Protocol.
 
-    >>> protocol_datatype(np.dtype("float32")), protocol_datatype(np.dtype("uint8"))
+    >>> get_protocol_datatype(np.dtype("float32")), get_protocol_datatype(np.dtype("uint8"))
     ('FP32', 'UINT8')
     """
     return dtype.name.upper().replace("FLOAT", "FP")
 
 
-def serving_explorer(program: Program) -> Any:
+def make_serving_explorer(program: Program) -> Any:
     """Returns the transform from noise to actions of an export: plain sampling."""
     sampling = make_exploration(None, program.spec.dist_class).transform
-    return sampling.behind(program.ports.noise_size)
+    return sampling.with_network_noise(program.ports.noise_size)
 
 
-def input_ports(program: Program, *, stepwise: bool = False) -> list[ServingPort]:
+def make_input_ports(program: Program, *, stepwise: bool = False) -> list[ServingPort]:
     """Returns the inputs of `serving_default`."""
     ports = program.ports
     if stepwise or not ports.is_recurrent:
         return [ServingPort(port, 1) for port in ports.all]
-    rows = [ServingPort(port, 2) for port in (*ports.obs, *ports.seen)]
-    lengths = ServingPort(Port(SEQ_LENS, (), np.dtype(np.int32)), 1)
+    rows = [ServingPort(port, 2) for port in (*ports.obs, *ports.view_ports)]
+    lengths = ServingPort(PolicyPort(SEQ_LENS, (), np.dtype(np.int32)), 1)
     return [*rows, *(ServingPort(port, 1) for port in ports.states), lengths]
 
 
-def output_ports(program: Program, *, stepwise: bool = False) -> list[ServingPort]:
+def make_output_ports(program: Program, *, stepwise: bool = False) -> list[ServingPort]:
     """Returns the outputs of both signatures."""
     layout = program.act_layout
     per_row = 1 + (program.ports.is_recurrent and not stepwise)
-    found = []
-    for port in layout.ports():
+    ports = []
+    for port in layout.get_ports():
         if port.name != "prob":
             axes = 1 if port in layout.states else per_row
-            found.append(ServingPort(port._replace(name=_served_name(program, port)), axes))
-    return found
+            ports.append(ServingPort(port._replace(name=_get_output_name(program, port)), axes))
+    return ports
 
 
-def served_outputs(program: Program, outputs: list[Any]) -> dict[str, Any]:
+def name_outputs(program: Program, outputs: list[Any]) -> dict[str, Any]:
     """Returns flat outputs of acting by their names in an export."""
-    ports = program.act_layout.ports()
+    ports = program.act_layout.get_ports()
     pairs = zip(ports, outputs, strict=True)
-    return {_served_name(program, port): x for port, x in pairs if port.name != "prob"}
+    return {_get_output_name(program, port): x for port, x in pairs if port.name != "prob"}
 
 
-def _served_name(program: Program, port: Port) -> str:
+def _get_output_name(program: Program, port: PolicyPort) -> str:
     layout = program.act_layout
     if port in layout.env_actions:
         return port.name.replace("env_actions", "actions", 1)
     if port in layout.actions:
         return port.name.replace("actions", "actions_normalized", 1)
-    return _NAMES.get(port.name, port.name)
+    return _OUTPUT_NAMES.get(port.name, port.name)
 
 
-def _rows(x: tf.Tensor) -> tf.Tensor:
+def _merge_time(x: tf.Tensor) -> tf.Tensor:
     """Reshapes `[B, T, ...]` to `[B * T, ...]`."""
     return tf.ensure_shape(tf.reshape(x, [-1, *x.shape[2:]]), [None, *x.shape[2:]])
 
 
-def _unfolded(x: tf.Tensor, leading: tf.Tensor) -> tf.Tensor:
+def _split_time(x: tf.Tensor, leading: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, tf.concat([leading, tf.constant(x.shape[1:].as_list(), tf.int32)], axis=0))
 
 
 def _refuse_python(signature: str, graph: tf.Graph) -> None:
     definition = graph.as_graph_def()
     functions = definition.library.function
-    nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
-    found = _PYTHON_OPERATIONS & {node.op for node in nodes}
-    if found:
+    nodes = [*definition.node, *(node for function in functions for node in function.node_def)]
+    python_operations = _PYTHON_OPERATIONS & {node.op for node in nodes}
+    if python_operations:
         raise ExportError(
-            f"The signature {signature!r} runs Python code ({', '.join(sorted(found))}), which "
+            f"The signature {signature!r} runs Python code ({', '.join(sorted(python_operations))}), which "
             "cannot be exported. Write the model without tf.py_function and tf.numpy_function."
         )

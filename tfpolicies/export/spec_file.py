@@ -1,4 +1,4 @@
-"""Reads `policy_spec.json` of exports without TensorFlow."""
+"""Reads `policy_spec.encode` of exports without TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ SPEC_FILE = "policy_spec.json"
 ONNX_FOLDER = "onnx"
 """The subfolder that `tfpolicies export` creates."""
 
-_LARGEST = 1 << 24  # bytes
+_MAX_BYTES = 1 << 24  # bytes
 
 
-def form_of(spec: Path) -> str | None:
+def read_format(spec: Path) -> str | None:
     """Returns the format of an export: its layout for an engine, or else its kind of artefact.
 
     For example "triton", "onnx" or "saved_model"; None if there is no file or no such entry.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        told = json.loads(read_regular(spec, _LARGEST))
-        if isinstance(told, dict):
-            found = told.get("layout") or told.get("artefact")
-            return found if isinstance(found, str) else None
+        record = json.loads(read_regular(spec, _MAX_BYTES))
+        if isinstance(record, dict):
+            export_format = record.get("layout") or record.get("artefact")
+            return export_format if isinstance(export_format, str) else None
     return None
 
 
@@ -37,12 +37,12 @@ def list_versions(folder: Path) -> dict[str, Path]:
     ...         Path(name, part).mkdir(parents=True)
     ...         if part != "11":
     ...             _ = Path(name, part, SPEC_FILE).write_text("{}")
-    ...     [(number, path.name) for number, path in list_versions(Path(name)).items()]
+    ...     [(get_stat, path.name) for get_stat, path in list_versions(Path(name)).items()]
     [('9', 'onnx'), ('10', '10')]
     """
     numbered = sorted((x for x in folder.iterdir() if is_number(x)), key=lambda x: int(x.name))
-    places = [(x.name, place) for x in numbered for place in (x / ONNX_FOLDER, x)]
-    return {number: place for number, place in places if (place / SPEC_FILE).exists()}
+    candidates = [(x.name, place) for x in numbered for place in (x / ONNX_FOLDER, x)]
+    return {number: place for number, place in candidates if (place / SPEC_FILE).exists()}
 
 
 def is_number(folder: Path) -> bool:

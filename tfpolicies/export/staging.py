@@ -1,7 +1,7 @@
 """Publishes exports atomically: they are written to a staging folder and then moved.
 
 A new folder appears by one rename, and so does a new version in an existing folder. Files that
-replace those of an earlier export are renamed one by one, `policy_spec.json` last: if the process
+replace those of an earlier export are renamed one by one, `policy_spec.encode` last: if the process
 is killed in between, the checksums in the spec do not match, so the files are refused.
 """
 
@@ -17,27 +17,27 @@ from pathlib import Path
 from tfpolicies.errors import ExportError
 from tfpolicies.system.atomic import (
     is_temporary,
+    make_temporary_path,
     remove_if_empty,
-    replacing,
+    replace_on_success,
     sync_folder,
-    temporary_beside,
 )
-from tfpolicies.system.folder_lock import alone_in, make_locked_folder, remove_abandoned
+from tfpolicies.system.folder_lock import exclusive_access, make_locked_folder, remove_abandoned
 
 
 @contextlib.contextmanager
-def staging_folder(target: Path) -> Iterator[Path]:
+def open_staging_folder(target: Path) -> Iterator[Path]:
     """Yields an empty folder on the disk of `target`, which is removed afterwards.
 
     It is inside `target`, or next to it if that does not exist. Missing parents of `target` are
     created, and removed again if they stay empty. Leftovers of killed exports are removed: no
     process holds the lock in them.
     """
-    place = target if target.is_dir() else target.parent
-    with folder_made(place), contextlib.ExitStack() as closing:
-        for each in {place, target.parent}:
-            remove_abandoned(x for x in each.glob(".export.*.tfp-tmp") if is_temporary(x.name))
-        folder, lock = make_locked_folder(lambda: _make_staging(place))
+    parent = target if target.is_dir() else target.parent
+    with make_folder(parent), contextlib.ExitStack() as closing:
+        for location in {parent, target.parent}:
+            remove_abandoned(x for x in location.glob(".export.*.tfp-tmp") if is_temporary(x.name))
+        folder, lock = make_locked_folder(lambda: _make_staging(parent))
         closing.callback(lock.release)
         closing.callback(shutil.rmtree, folder, ignore_errors=True)
         content = folder / "export"
@@ -46,24 +46,24 @@ def staging_folder(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def folder_made(folder: Path) -> Iterator[None]:
+def make_folder(folder: Path) -> Iterator[None]:
     """Creates a folder and its missing parents; removes empty ones at the end."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [ancestor for ancestor in (folder, *folder.parents) if not ancestor.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        for made in missing:
-            remove_if_empty(made)
+        for created in missing:
+            remove_if_empty(created)
 
 
-def _make_staging(place: Path) -> Path:
-    folder = temporary_beside(place / "export")
+def _make_staging(parent: Path) -> Path:
+    folder = make_temporary_path(parent / "export")
     folder.mkdir()
     return folder
 
 
-def place_whole(staged: Path, target: Path) -> bool:
+def publish_folder(staged: Path, target: Path) -> bool:
     """Moves a folder to `target` by one rename; returns False, without changes, if that exists."""
     if target.exists():
         return False
@@ -78,33 +78,35 @@ def place_whole(staged: Path, target: Path) -> bool:
     return True
 
 
-def place_version(staged: Path, target: Path) -> Path:
+def publish_version(staged: Path, target: Path) -> Path:
     """Moves a folder to `target/<n>`, n being one more than the highest; returns the path."""
     sync_tree(staged)
     while True:
-        place = target / str(newest_version(target) + 1)
+        destination = target / str(find_newest_version(target) + 1)
         try:
-            os.rename(staged, place)
+            os.rename(staged, destination)
         except OSError:
-            if not place.exists():
+            if not destination.exists():
                 raise
             continue  # another export has used this number in the meantime
         sync_folder(target)
-        return place
+        return destination
 
 
-def newest_version(target: Path) -> int:
+def find_newest_version(target: Path) -> int:
     """Returns the highest number of the version folders in `target`; 0 without any."""
-    return max((int(each.name) for each in version_folders(target)), default=0)
+    return max(
+        (int(version_folder.name) for version_folder in list_version_folders(target)), default=0
+    )
 
 
-def version_folders(target: Path) -> list[Path]:
+def list_version_folders(target: Path) -> list[Path]:
     """Returns the entries of a folder that are named by numbers, as versions are."""
     entries = target.iterdir() if target.is_dir() else ()
-    return [each for each in entries if each.name.isdecimal()]
+    return [entry for entry in entries if entry.name.isdecimal()]
 
 
-_LOADED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
+_SAVED_MODEL_ENTRIES = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 
 
 def link_newest(target: Path, scratch: Path) -> None:
@@ -117,19 +119,19 @@ def link_newest(target: Path, scratch: Path) -> None:
         target: the folder of all versions.
         scratch: the folder of a temporary link, on the same disk.
     """
-    version, newest = str(newest_version(target)), target / "newest"
+    version, newest = str(find_newest_version(target)), target / "newest"
     if newest.exists() and not newest.is_symlink():
         return
     with contextlib.suppress(OSError):
-        with replacing(newest, scratch) as temporary:
+        with replace_on_success(newest, scratch) as temporary:
             temporary.symlink_to(version)
-        for name in _LOADED:
+        for name in _SAVED_MODEL_ENTRIES:
             if (newest / name).exists() and not os.path.lexists(target / name):
                 (target / name).symlink_to(Path("newest", name))
     sync_folder(target)
 
 
-def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
+def publish_files(staged: Path, target: Path, names: Sequence[str]) -> None:
     """Moves files to `target`: as its folder, or one after the other into an existing one.
 
     If that fails, the old files are restored. Concurrent exports to one folder do not mix their
@@ -141,20 +143,20 @@ def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
         target: the folder.
         names: of the files, in the order in which they replace others.
     """
-    if place_whole(staged, target):
+    if publish_folder(staged, target):
         return
-    with files_placed(staged, target, names):
+    with replace_files(staged, target, names):
         sync_folder(target)
 
 
 @contextlib.contextmanager
-def files_placed(staged: Path, target: Path, names: Sequence[str]) -> Iterator[None]:
+def replace_files(staged: Path, target: Path, names: Sequence[str]) -> Iterator[None]:
     """Moves files into an existing folder; restores the old ones if that, or the block, fails.
 
     Files whose content is unchanged are not touched.
     """
     placed: list[str] = []
-    with alone_in(target):
+    with exclusive_access(target):
         for name in names:
             if (target / name).is_dir():
                 path = str(target / name)

@@ -1,7 +1,7 @@
 """A web page for an ONNX export, which runs it by the WebAssembly build of ONNX Runtime.
 
 The page's files are in `web/` and are copied unchanged; all differences between exports are in
-`policy_spec.json`. There the runtime's two files are named with their SHA-384, which the browser
+`policy_spec.encode`. There the runtime's two files are named with their SHA-384, which the browser
 checks before it runs either: those of a pinned version on a CDN, or copies next to the page.
 """
 
@@ -27,7 +27,7 @@ _RUNTIME_FILES = {
     "wasm": "ort-wasm-simd-threaded.wasm",
 }
 """The files of the package that a page needs, by part; other builds are for GPUs."""
-_PINNED = {
+_PINNED_INTEGRITY = {
     "script": "sha384-PLWz+nHEVHpjwBsO0YVdvQj6n5814Iv8E3b8FG0Rp/uIAtjFMCKOpP66iPzedrIG",
     "wasm": "sha384-vjBJ1z7qrhkTyYsNqKeF6c7N+nOJSU94czEo+tvZcu8G75JparGq9kB+kTnEUNVM",
 }
@@ -37,11 +37,11 @@ _PINNED = {
 class WebPage(NamedTuple):
     """A page, and the runtime that it loads."""
 
-    runtime: Mapping[str, Mapping[str, str]]  # by part, `url` and `integrity`
-    copied: tuple[Path, ...]  # the runtime's files to copy; empty for a CDN
+    runtime: Mapping[str, Mapping[str, str]]  # by part, `url` and `compute_integrity`
+    runtime_files: tuple[Path, ...]  # the runtime's files to copy; empty for a CDN
 
     @classmethod
-    def wanted(cls, web: bool, ort_web: str | os.PathLike[str] | None) -> WebPage | None:
+    def from_arguments(cls, web: bool, ort_web: str | os.PathLike[str] | None) -> WebPage | None:
         """Returns the page of an export; None for an export without one.
 
         Args:
@@ -55,32 +55,36 @@ class WebPage(NamedTuple):
         if not web and ort_web is not None:
             raise ExportError(
                 f"ort_web is the runtime of a web page, got {str(ort_web)!r} without a page."
-            ).advised("Add web=True.", {"web": True})
+            ).add_advice("Add web=True.", {"web": True})
         if not web:
             return None
         if ort_web is None:
             urls = {part: f"{_CDN}{name}" for part, name in _RUNTIME_FILES.items()}
-            return cls({part: _entry(url, _PINNED[part]) for part, url in urls.items()}, ())
-        files = {part: _found(ort_web, name) for part, name in _RUNTIME_FILES.items()}
-        entries = {part: _entry(path.name, integrity(path)) for part, path in files.items()}
+            return cls(
+                {part: _make_entry(url, _PINNED_INTEGRITY[part]) for part, url in urls.items()}, ()
+            )
+        files = {part: _find_runtime_file(ort_web, name) for part, name in _RUNTIME_FILES.items()}
+        entries = {
+            part: _make_entry(path.name, compute_integrity(path)) for part, path in files.items()
+        }
         return cls(entries, tuple(files.values()))
 
-    def files(self) -> dict[str, bytes]:
-        sources = [*self.copied, *(_PAGE / name for name in PAGE_FILES)]
+    def read_files(self) -> dict[str, bytes]:
+        sources = [*self.runtime_files, *(_PAGE / name for name in PAGE_FILES)]
         return {source.name: source.read_bytes() for source in sources}
 
 
-def integrity(path: Path) -> str:
+def compute_integrity(path: Path) -> str:
     """Returns the hash that a browser compares a file to, as in Subresource Integrity."""
     digest = hashlib.sha384(path.read_bytes()).digest()
     return f"sha384-{base64.b64encode(digest).decode()}"
 
 
-def _entry(url: str, digest: str) -> dict[str, str]:
+def _make_entry(url: str, digest: str) -> dict[str, str]:
     return {"url": url, "integrity": digest}
 
 
-def _found(ort_web: str | os.PathLike[str], name: str) -> Path:
+def _find_runtime_file(ort_web: str | os.PathLike[str], name: str) -> Path:
     folder = resolve_path(ort_web)
     if (folder / name).is_file():
         return folder / name

@@ -19,20 +19,20 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.export.result import FORMAT, FORMAT_VERSION, SPEC_FILE
-from tfpolicies.foreign.model import ForeignModel
-from tfpolicies.foreign.policy import IMPORTED, Imported, ImportedPolicy
-from tfpolicies.foreign.wiring import Wiring, of_export, wired
+from tfpolicies.foreign.model import ImportedModel
+from tfpolicies.foreign.policy import MODEL_SETTING, ImportedPolicy, MappedModel
+from tfpolicies.foreign.wiring import IOMapping, infer_io_mapping, map_export
 from tfpolicies.models.eager_mode import ensure_eager
-from tfpolicies.models.spaces import require_values
-from tfpolicies.storage.spaces_json import decode_space, require_plausible_spaces
-from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.models.spaces import require_non_empty
+from tfpolicies.storage.spaces_json import check_space_sizes, decode_space
+from tfpolicies.system.forks import check_tensorflow_survived_fork
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 if TYPE_CHECKING:
     import keras
 
-_LARGEST = 1 << 26  # bytes of a policy_spec.json
+_MAX_SPEC_BYTES = 1 << 26  # bytes of a policy_spec.json
 
 
 @ensure_eager()
@@ -53,7 +53,7 @@ def import_policy(
 
     Use it for evaluations, in a `PolicyMap`, and as an opponent in training. Supported are:
 
-    * exports of this package, whose `policy_spec.json` gives spaces, inputs and outputs;
+    * exports of this package, whose `policy_spec.encode` gives spaces, inputs and outputs;
     * a SavedModel of TF-Agents' PolicySaver, with `action(time_step, policy_state)` and
       `get_initial_state`;
     * any other SavedModel, ONNX file, `.keras` file or `keras.Model`: with one input for each part
@@ -94,80 +94,80 @@ def import_policy(
         UsageError: for arguments that do not fit each other, and providers that ONNX Runtime lacks.
         ForkError: if this process was forked after TensorFlow had started.
     """
-    require_tensorflow()
+    check_tensorflow_survived_fork()
     if providers is not None:
         _require_providers(providers)
-    model, spec = _opened(path, signature, model_work_limit, providers)
-    if providers is not None and not model.takes_providers:
+    model, spec = _open_model(path, signature, model_work_limit, providers)
+    if providers is not None and not model.supports_providers:
         raise UsageError(f"providers={list(providers)!r:.200} are for ONNX files; leave them out.")
-    wiring: Wiring | None = None
+    io_mapping: IOMapping | None = None
     if spec is not None:
         if names or normalized:
             raise UsageError(
                 "An export of this package defines its own names: leave `names` and `normalized` "
                 "out."
             )
-        wiring, observation_space, action_space = _of_spec(model, spec)
+        io_mapping, observation_space, action_space = _parse_spec(model, spec)
     for name, space in (("observation_space", observation_space), ("action_space", action_space)):
         if not isinstance(space, gym.Space):
             source = f"{model.source[0].lower()}{model.source[1:]}"
             got = "" if space is None else f", and {space!r} is not a gymnasium space"
             raise SpaceError(f"Give {name}: {source} does not define it{got}.")
-        require_values(space, name)
-    wiring = wiring or wired(model, observation_space, action_space, names)  # type: ignore[arg-type]
+        require_non_empty(space, name)
+    io_mapping = io_mapping or infer_io_mapping(model, observation_space, action_space, names)  # type: ignore[arg-type]
     config = {
         "normalize_actions": normalized,
         "clip_actions": True,
         "explore": explore,
         "seed": seed,
-        IMPORTED: Imported(model, wiring),
+        MODEL_SETTING: MappedModel(model, io_mapping),
     }
     return ImportedPolicy(observation_space, action_space, config)  # type: ignore[arg-type]
 
 
-def _opened(
+def _open_model(
     path: str | os.PathLike[str] | keras.Model,
     signature: str | None,
     model_work_limit: float,
     providers: Sequence[str] | None,
-) -> tuple[ForeignModel, Mapping[str, Any] | None]:
-    """Returns a model, and its `policy_spec.json` if this package exported it."""
+) -> tuple[ImportedModel, Mapping[str, Any] | None]:
+    """Returns a model, and its `policy_spec.encode` if this package exported it."""
     import keras
 
     if isinstance(path, keras.Model):
-        from tfpolicies.foreign.keras_model import KerasModel
+        from tfpolicies.foreign.keras_model import ImportedKerasModel
 
-        return KerasModel(path), None
+        return ImportedKerasModel(path), None
     if not isinstance(path, str | os.PathLike):
         raise UsageError(
             f"import_policy takes the path of a model, or a keras.Model, got {path!r:.200}."
         )
-    place = resolve_path(path)
-    name = describe_path(path, place)
-    if not place.exists():
+    location = resolve_path(path)
+    name = describe_path(path, location)
+    if not location.exists():
         raise MissingModelFileError(f"There is no file or folder {name}. Check the path.")
-    if place.suffix == ".keras":
+    if location.suffix == ".keras":
         from tfpolicies.foreign.keras_model import read_keras_file
 
-        return read_keras_file(place, model_work_limit), None
-    from tfpolicies.foreign.saved_model import SavedModelFunction, saved_model_in
+        return read_keras_file(location, model_work_limit), None
+    from tfpolicies.foreign.saved_model import ImportedSavedModel, find_saved_model
 
-    if place.is_dir() and (folder := saved_model_in(place)):
-        spec = _spec_in(folder)
-        own = "serving_default" if spec is not None and signature is None else signature
-        return SavedModelFunction(folder, own, math.isfinite(model_work_limit)), spec
-    from tfpolicies.foreign.onnx_file import OnnxFile
+    if location.is_dir() and (folder := find_saved_model(location)):
+        spec = _read_spec(folder)
+        function_name = "serving_default" if spec is not None and signature is None else signature
+        return ImportedSavedModel(folder, function_name, math.isfinite(model_work_limit)), spec
+    from tfpolicies.foreign.onnx_file import ImportedOnnxFile
 
-    file = place / "model.onnx" if place.is_dir() else place
+    file = location / "model.onnx" if location.is_dir() else location
     if not file.exists() or file.suffix != ".onnx":
         raise MissingModelFileError(
             f"{name} is neither a SavedModel, nor a .onnx or .keras file. Give the folder "
             "that has saved_model.pb, or the file."
         )
-    spec = _spec_in(file.parent)
-    is_of_file = spec is not None and file.name in spec.get("files", {}).values()
+    spec = _read_spec(file.parent)
+    describes_file = spec is not None and file.name in spec.get("files", {}).values()
     is_limited = math.isfinite(model_work_limit)
-    return OnnxFile(file, is_limited, providers), spec if is_of_file else None
+    return ImportedOnnxFile(file, is_limited, providers), spec if describes_file else None
 
 
 def _require_providers(providers: Sequence[str]) -> None:
@@ -179,25 +179,27 @@ def _require_providers(providers: Sequence[str]) -> None:
         raise UsageError(str(error)) from error
 
 
-def _spec_in(folder: Path) -> Mapping[str, Any] | None:
+def _read_spec(folder: Path) -> Mapping[str, Any] | None:
     path = folder / SPEC_FILE
     if not path.exists():
         return None
     try:
-        spec = json.loads(read_regular(path, _LARGEST))
+        spec = json.loads(read_regular(path, _MAX_SPEC_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelImportError(f"{str(path)!r} cannot be read: {error}.") from error
-    found = (spec.get("format"), spec.get("format_version")) if isinstance(spec, dict) else None
-    if found != (FORMAT, FORMAT_VERSION):
-        raise ModelImportError(f"{str(path)!r} is of the format {found}; export the policy again.")
+    version = (spec.get("format"), spec.get("format_version")) if isinstance(spec, dict) else None
+    if version != (FORMAT, FORMAT_VERSION):
+        raise ModelImportError(
+            f"{str(path)!r} is of the format {version}; export the policy again."
+        )
     return dict(spec)
 
 
-def _of_spec(model: ForeignModel, spec: Mapping[str, Any]) -> tuple[Wiring, Any, Any]:
+def _parse_spec(model: ImportedModel, spec: Mapping[str, Any]) -> tuple[IOMapping, Any, Any]:
     try:
-        require_plausible_spaces(dict(spec))
+        check_space_sizes(dict(spec))
         spaces = [decode_space(spec[name]) for name in ("observation_space", "action_space")]
-        return of_export(model, spec), *spaces  # type: ignore[return-value]
+        return map_export(model, spec), *spaces  # type: ignore[return-value]
     except (CheckpointError, KeyError, TypeError, AttributeError) as error:
         raise ModelImportError(
             f"The {SPEC_FILE} of {model.source} is malformed: {error!r:.200}. Export the policy "

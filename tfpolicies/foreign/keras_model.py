@@ -16,19 +16,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError, MissingModelFileError, ModelImportError
-from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.foreign.model import ImportedModel, TensorInfo
 from tfpolicies.models.eager_mode import ensure_eager
-from tfpolicies.models.extent import built_from
+from tfpolicies.models.extent import limit_to_stored_weights
 from tfpolicies.models.keras_json import model_from_json
 from tfpolicies.models.weight_mapping import match_weights, require_unquantized
-from tfpolicies.models.work import ROWS, limit_work, require_work
+from tfpolicies.models.work import TRIAL_ROWS, check_work, limit_work
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.regular_files import read_regular
 
-_LARGEST = 1 << 24  # bytes of an architecture
+_MAX_CONFIG_BYTES = 1 << 24  # bytes of an architecture
 
 
-class KerasModel(ForeignModel):
+class ImportedKerasModel(ImportedModel):
     """A functional or sequential Keras model.
 
     Args:
@@ -48,51 +48,55 @@ class KerasModel(ForeignModel):
     ) -> None:
         self.source = source
         self._model_work_limit = model_work_limit
-        self._measured: set[tuple[tuple[int, ...], ...]] = set()  # shapes of rows of the inputs
+        self._checked_shapes: set[tuple[tuple[int, ...], ...]] = (
+            set()
+        )  # shapes of rows of the inputs
         try:
-            flat = keras.Model(model.inputs, model.outputs)
+            flat_model = keras.Model(model.inputs, model.outputs)
         except (AttributeError, ValueError, TypeError) as error:
             raise ModelImportError(
                 f"{source} {model.name!r} has no inputs yet; call model.build(...) first. Give a "
                 "functional or sequential model."
             ) from error
-        self._model = flat
-        self._function = tf.function(lambda x: flat(x, training=False), reduce_retracing=True)
-        self.inputs = [_socket(x.name, x) for x in flat.inputs]
+        self._model = flat_model
+        self._function = tf.function(lambda x: flat_model(x, training=False), reduce_retracing=True)
+        self.inputs = [_make_tensor_info(x.name, x) for x in flat_model.inputs]
         names = getattr(model, "output_names", None)
-        names = names or [f"output_{i}" for i in range(len(flat.outputs))]  # as exports do
-        self.outputs = [_socket(name, x) for name, x in zip(names, flat.outputs, strict=True)]
+        names = names or [f"output_{i}" for i in range(len(flat_model.outputs))]  # as exports do
+        self.outputs = [
+            _make_tensor_info(name, x) for name, x in zip(names, flat_model.outputs, strict=True)
+        ]
 
     @ensure_eager()
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns all outputs by name; see `ForeignModel.run`.
+        """Returns all outputs by name; see `ImportedModel.run`.
 
         Raises:
             ModelImportError: if a file's model exceeds the computation limit for inputs of these
                 sizes.
         """
         self._require_work([np.shape(feed[x.name])[1:] for x in self.inputs])
-        given: Any = self._function([tf.constant(feed[x.name]) for x in self.inputs])
-        found = given if isinstance(given, list | tuple) else [given]
-        return {x.name: np.asarray(y) for x, y in zip(self.outputs, found, strict=True)}
+        result: Any = self._function([tf.constant(feed[x.name]) for x in self.inputs])
+        outputs = result if isinstance(result, list | tuple) else [result]
+        return {x.name: np.asarray(y) for x, y in zip(self.outputs, outputs, strict=True)}
 
     def _require_work(self, shapes: list[tuple[int, ...]]) -> None:
-        if tuple(shapes) in self._measured:
+        if tuple(shapes) in self._checked_shapes:
             return
         pairs = zip(shapes, self._model.inputs, strict=True)
-        tensors = [keras.KerasTensor((ROWS, *shape), x.dtype) for shape, x in pairs]
+        tensors = [keras.KerasTensor((TRIAL_ROWS, *shape), x.dtype) for shape, x in pairs]
         try:
             with limit_work(self._model_work_limit):
-                require_work([(self._model, tensors)], self.source)
+                check_work([(self._model, tensors)], self.source)
         except CheckpointError as error:
             raise ModelImportError(str(error)) from error
-        self._measured.add(tuple(shapes))
+        self._checked_shapes.add(tuple(shapes))
 
 
-_DAMAGED = (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile)
+_FILE_ERRORS = (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile)
 
 
-def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
+def read_keras_file(path: Path, model_work_limit: float = 1.0) -> ImportedKerasModel:
     """Returns the model in a `.keras` file, built from Keras classes that a file may name.
 
     Args:
@@ -107,31 +111,31 @@ def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
     source = f"The Keras file {os.fspath(path)!r}"
     try:
         with zipfile.ZipFile(io.BytesIO(read_regular(path))) as archive:
-            text = archive.open("config.json").read(_LARGEST)
-        config, what = json.loads(text), f"The model of {source}"
+            text = archive.open("config.json").read(_MAX_CONFIG_BYTES)
+        config, description = json.loads(text), f"The model of {source}"
         try:
             weights = read_keras_weights(path)
         except ModelImportError:
-            with built_from(source, 0), limit_work(model_work_limit):
-                model_from_json(config, what)  # refused names are reported first
+            with limit_to_stored_weights(source, 0), limit_work(model_work_limit):
+                model_from_json(config, description)  # refused names are reported first
             raise
         count = sum(x.array.size for layer in weights.layers for x in layer.weights)
         try:
-            with built_from(source, count), limit_work(model_work_limit):
-                model = model_from_json(config, what)
+            with limit_to_stored_weights(source, count), limit_work(model_work_limit):
+                model = model_from_json(config, description)
         except CheckpointError:
             require_unquantized(weights, path)  # files must not name its dtype policies
             raise
     except FileNotFoundError as error:
         raise MissingModelFileError(f"{source} is not there.") from error
-    except (*_DAMAGED, CheckpointError) as error:
+    except (*_FILE_ERRORS, CheckpointError) as error:
         raise ModelImportError(f"{source} was refused: {error}") from error
     keys = [str(i) for i in range(len(model.variables))]
-    found = match_weights(weights, model, keys, os.fspath(path))
-    for key, array in found.arrays.items():
-        model.variables[int(key)].assign(array)
-    return KerasModel(model, source, model_work_limit)
+    match = match_weights(weights, model, keys, os.fspath(path))
+    for key, array in match.arrays.items():
+        model.variables[int(key)].set_mapping_and_trainable(array)
+    return ImportedKerasModel(model, source, model_work_limit)
 
 
-def _socket(name: str, tensor: keras.KerasTensor) -> Socket:
-    return Socket(name, tuple(tensor.shape), np.dtype(str(tensor.dtype)))
+def _make_tensor_info(name: str, tensor: keras.KerasTensor) -> TensorInfo:
+    return TensorInfo(name, tuple(tensor.shape), np.dtype(str(tensor.dtype)))

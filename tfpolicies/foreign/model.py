@@ -11,7 +11,7 @@ import numpy as np
 from tfpolicies.errors import ModelImportError
 
 
-class Socket(NamedTuple):
+class TensorInfo(NamedTuple):
     """One input or output of a model."""
 
     name: str
@@ -23,7 +23,7 @@ class Socket(NamedTuple):
         return f"{self.name!r} {self.dtype} {list(self.shape)}"
 
 
-class ForeignModel(abc.ABC):
+class ImportedModel(abc.ABC):
     """An imported third-party model; it never changes, so copies of a policy share it.
 
     Attributes:
@@ -33,36 +33,36 @@ class ForeignModel(abc.ABC):
         supports_providers: whether ONNX Runtime runs it.
     """
 
-    takes_providers = False
+    supports_providers = False
     source: str
-    inputs: Sequence[Socket]
-    outputs: Sequence[Socket]
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
 
     @abc.abstractmethod
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns all outputs by name, given all inputs."""
 
-    def initial_memory(self) -> list[np.ndarray] | None:
+    def get_initial_state(self) -> list[np.ndarray] | None:
         """Returns the state at the start of an episode; None if the model does not define it."""
         return None
 
-    def in_rows(self, feed: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+    def run_rows(self, feed: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
         """Returns all outputs for `rows` rows, in padded chunks if the batch size is fixed."""
-        fixed = next((x.shape[0] for x in self.inputs if x.shape and x.shape[0]), None)
-        if fixed is None or fixed == rows:
+        batch_size = next((x.shape[0] for x in self.inputs if x.shape and x.shape[0]), None)
+        if batch_size is None or batch_size == rows:
             return self.run(feed)
-        missing = -rows % fixed
-        filled = {
+        missing = -rows % batch_size
+        padded = {
             name: np.concatenate([x, np.repeat(x[-1:], missing, 0)]) if x.ndim else x
             for name, x in feed.items()
         }
         parts = [
-            self.run({name: x[i : i + fixed] if x.ndim else x for name, x in filled.items()})
-            for i in range(0, rows, fixed)
+            self.run({name: x[i : i + batch_size] if x.ndim else x for name, x in padded.items()})
+            for i in range(0, rows, batch_size)
         ]
         return {name: np.concatenate([part[name] for part in parts])[:rows] for name in parts[0]}
 
-    def refusal(self, problem: str) -> ModelImportError:
+    def make_import_error(self, problem: str) -> ModelImportError:
         """Returns an error about the model that lists its inputs and outputs."""
         inputs, outputs = (", ".join(map(str, x)) for x in (self.inputs, self.outputs))
         return ModelImportError(

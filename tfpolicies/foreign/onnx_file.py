@@ -13,7 +13,7 @@ import onnxruntime
 
 from tfpolicies.errors import MissingModelFileError, ModelImportError
 from tfpolicies.export.player import LimitedSession, rebuild_model
-from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.foreign.model import ImportedModel, TensorInfo
 from tfpolicies.system.regular_files import read_regular
 
 _DTYPES = {
@@ -25,7 +25,7 @@ _DTYPES = {
 }
 
 
-class OnnxFile(ForeignModel):
+class ImportedOnnxFile(ImportedModel):
     """An ONNX file, run by ONNX Runtime on one thread.
 
     Args:
@@ -39,7 +39,7 @@ class OnnxFile(ForeignModel):
             weights in files that are not in its folder, or exceeds a limit.
     """
 
-    takes_providers = True
+    supports_providers = True
 
     def __init__(
         self, path: Path, limited: bool = True, providers: Sequence[str] | None = None
@@ -55,36 +55,36 @@ class OnnxFile(ForeignModel):
         except (OSError, ValueError) as error:
             raise ModelImportError(f"{self.source} was refused: {error}") from error
         session = self._model.session
-        self.inputs = [self._socket(each) for each in session.get_inputs()]
-        self.outputs = [self._socket(each) for each in session.get_outputs()]
+        self.inputs = [self._make_tensor_info(each) for each in session.get_inputs()]
+        self.outputs = [self._make_tensor_info(each) for each in session.get_outputs()]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the model as its path: another process loads the same file."""
         return type(self), (self._path, self._limited, self._providers)
 
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns all outputs by name; see `ForeignModel.run`.
+        """Returns all outputs by name; see `ImportedModel.run`.
 
         Raises:
             ModelImportError: if the call exceeds the time or memory limit.
         """
-        names = [port.name for port in self.outputs]
+        names = [tensor.name for tensor in self.outputs]
         try:
             return dict(zip(names, self._model.run(names, dict(feed)), strict=True))
         except ValueError as error:
             raise ModelImportError(str(error)) from error
 
-    def _socket(self, port: onnxruntime.NodeArg) -> Socket:
-        if port.type not in _DTYPES:
+    def _make_tensor_info(self, node: onnxruntime.NodeArg) -> TensorInfo:
+        if node.type not in _DTYPES:
             raise ModelImportError(
-                f"{self.source} cannot be imported: {port.name!r} is a {port.type}, and only plain "
+                f"{self.source} cannot be imported: {node.name!r} is a {node.type}, and only plain "
                 "numbers are supported."
             )
-        shape = tuple(size if isinstance(size, int) else None for size in port.shape)
-        return Socket(port.name, shape, np.dtype(_DTYPES[port.type]))
+        shape = tuple(size if isinstance(size, int) else None for size in node.shape)
+        return TensorInfo(node.name, shape, np.dtype(_DTYPES[node.type]))
 
 
-_MOST_WEIGHTS = (1 << 31) - (1 << 26)  # bytes; ONNX Runtime takes a model of less than 2 GiB
+_MAX_WEIGHT_BYTES = (1 << 31) - (1 << 26)  # bytes; ONNX Runtime takes a model of less than 2 GiB
 
 
 class _ExternalWeights:
@@ -120,7 +120,7 @@ class _ExternalWeights:
         size = _parse_size(entries.get("length", str(max(len(content) - offset, 0))))
         self._unused -= size
         if offset + size > len(content) or self._unused < 0:
-            raise _get_error(
+            raise _make_error(
                 name,
                 f"which does not have {size} unused bytes from {offset} ({len(content)} in all)",
             )
@@ -129,22 +129,22 @@ class _ExternalWeights:
     def _read_file(self, name: str) -> bytes:
         """Returns the content of a file; refuses links, which may lead out of the folder."""
         if not 0 < len(name) < 256 or Path(name).name != name or "\0" in name:
-            raise _get_error(name, "which is not the name of a file in its folder")
+            raise _make_error(name, "which is not the name of a file in its folder")
         path = self._folder / name
         try:
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode):
-                raise _get_error(name, "which is not a regular file")
-            if status.st_size + sum(map(len, self._contents.values())) > _MOST_WEIGHTS:
-                raise _get_error(name, "with which it has more than 2 GiB")
+                raise _make_error(name, "which is not a regular file")
+            if status.st_size + sum(map(len, self._contents.values())) > _MAX_WEIGHT_BYTES:
+                raise _make_error(name, "with which it has more than 2 GiB")
             return read_regular(path)
         except FileNotFoundError:
-            raise _get_error(name, "which is not in its folder") from None
+            raise _make_error(name, "which is not in its folder") from None
         except OSError as error:
-            raise _get_error(name, f"which cannot be read ({error})") from None
+            raise _make_error(name, f"which cannot be read ({error})") from None
 
 
-def _get_error(name: str, problem: str) -> ValueError:
+def _make_error(name: str, problem: str) -> ValueError:
     return ValueError(
         f"has weights in another file, {name!r:.200}, {problem} (torch.onnx.export(..., "
         "external_data=False) writes one file)"

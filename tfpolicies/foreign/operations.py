@@ -1,8 +1,8 @@
 """Allow-list of TensorFlow operations for untrusted SavedModels.
 
 A SavedModel is a program, and TensorFlow's operations can read and write files, open connections
-and call Python. The operations in `operations.txt` only compute from their inputs and the model's
-own variables. All other operations, also those of other libraries, are refused before
+and call Python. The operations in `num_operations.txt` only compute from their inputs and the
+model's own variables. All other operations, also those of other libraries, are refused before
 anything is loaded.
 """
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
-_LISTED = resources.files(__package__).joinpath("operations.txt").read_text("utf-8").splitlines()
-KNOWN = frozenset(name for line in _LISTED if line[:1] != "#" for name in line.split())
-"""The names of operations that are allowed everywhere; `operations.txt` lists them."""
+_LINES = resources.files(__package__).joinpath("operations.txt").read_text("utf-8").splitlines()
+ALLOWED_OPERATIONS = frozenset(name for line in _LINES if line[:1] != "#" for name in line.split())
+"""The names of operations that are allowed everywhere; `num_operations.txt` lists them."""
 
-_FILES = "MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch StringJoin"
-SAVING = frozenset(_FILES.split())
+_SAVER_NAMES = "MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch StringJoin"
+SAVER_OPERATIONS = frozenset(_SAVER_NAMES.split())
 """Operations that are also allowed in a SavedModel's own saver, which is never run here."""
 
 
-def unknown_operations(graph: MetaGraphDef) -> list[str]:
+def find_disallowed_operations(graph: MetaGraphDef) -> list[str]:
     """Returns the names of operations that a model may not have, in order.
 
     Args:
@@ -33,18 +33,20 @@ def unknown_operations(graph: MetaGraphDef) -> list[str]:
             and restore.
     """
     functions = {each.signature.name: each for each in graph.graph_def.library.function}
-    saving = {name for name, each in functions.items() if _operations(each) & SAVING}
-    used = {name for name in saving if name not in _savers(graph)}
-    used |= saving & {name for each in functions.values() for name in _called(each.node_def)}
-    used |= saving & set(graph.object_graph_def.concrete_functions)
-    found: set[str] = set()
+    savers = {name for name, each in functions.items() if _get_operations(each) & SAVER_OPERATIONS}
+    reachable = {name for name in savers if name not in _find_savers(graph)}
+    reachable |= savers & {
+        name for each in functions.values() for name in _iterate_references(each.node_def)
+    }
+    reachable |= savers & set(graph.object_graph_def.concrete_functions)
+    disallowed: set[str] = set()
     for name, each in functions.items():
-        allowed = KNOWN | (frozenset() if name in used else SAVING)
-        found |= _operations(each) - allowed - functions.keys()
-    return sorted(found)
+        allowed = ALLOWED_OPERATIONS | (frozenset() if name in reachable else SAVER_OPERATIONS)
+        disallowed |= _get_operations(each) - allowed - functions.keys()
+    return sorted(disallowed)
 
 
-def mistyped_constants(graph: MetaGraphDef) -> list[str]:
+def find_mistyped_constants(graph: MetaGraphDef) -> list[str]:
     """Returns the names of constants whose value has another type than the constant, in order.
 
     TensorFlow 2.18 does not refuse them, and crashes the process when it reads such a value during
@@ -58,22 +60,24 @@ def mistyped_constants(graph: MetaGraphDef) -> list[str]:
     )
 
 
-def _operations(function: FunctionDef) -> set[str]:
+def _get_operations(function: FunctionDef) -> set[str]:
     return {node.op for node in function.node_def}
 
 
-def _savers(graph: MetaGraphDef) -> set[str]:
+def _find_savers(graph: MetaGraphDef) -> set[str]:
     """Returns the functions that the nodes of a model's own saver call."""
     saver = graph.saver_def
     names = (saver.save_tensor_name, saver.restore_op_name)
-    own = {name.partition(":")[0] for name in names}
-    return set(_called(node for node in graph.graph_def.node if node.name in own))
+    saver_nodes = {name.partition(":")[0] for name in names}
+    return set(
+        _iterate_references(node for node in graph.graph_def.node if node.name in saver_nodes)
+    )
 
 
-def _called(nodes: Iterable[Any]) -> Iterator[str]:
+def _iterate_references(nodes: Iterable[Any]) -> Iterator[str]:
     """Yields the names of functions that nodes refer to; an operation can be a function itself."""
     for node in nodes:
         yield node.op
         for value in node.attr.values():
             yield value.func.name
-            yield from (each.name for each in value.list.func)
+            yield from (function.name for function in value.list.func)

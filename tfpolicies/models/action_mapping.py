@@ -11,7 +11,7 @@ floats have the range [-1, 1] when `normalize_actions` is set. Each leaf is mapp
   bound that exists, if any.
 * Box of floats without it: clipped to the bounds if `clip_actions`, else unchanged.
 
-A custom policy computes members of the space itself (`from_zero=False`): of its integers, only
+A custom policy computes members of the space itself (`zero_based=False`): of its integers, only
 those of a Box are shifted, by a finite `low`, and only with `normalize_actions`; with only
 `clip_actions` they are clipped.
 """
@@ -28,7 +28,7 @@ import tensorflow as tf
 from gymnasium import spaces
 from numpy.typing import ArrayLike, DTypeLike
 
-from tfpolicies.models.spaces import Leaf, action_leaves, half_width_and_middle, is_float_box
+from tfpolicies.models.spaces import Leaf, action_leaves, get_scale_and_center, is_float_box
 
 
 def _cast(array: ArrayLike, dtype: DTypeLike) -> np.ndarray:
@@ -53,7 +53,7 @@ class ActionMapping:
     space: Any
     normalize: bool
     clip: bool
-    from_zero: bool = True
+    zero_based: bool = True
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -63,9 +63,9 @@ class ActionMapping:
     @cached_property
     def is_identity(self) -> bool:
         """True if the environment takes the policy's actions unchanged, dtypes included."""
-        return all(self._keeps(leaf) for leaf in self.leaves)
+        return all(self._is_unchanged(leaf) for leaf in self.leaves)
 
-    def _keeps(self, leaf: Leaf) -> bool:
+    def _is_unchanged(self, leaf: Leaf) -> bool:
         if leaf.space.dtype != leaf.dtype:
             return False
         if is_float_box(leaf.space):
@@ -93,7 +93,7 @@ class ActionMapping:
 
         Args:
             actions: an array `[B, *shape]` per leaf.
-            cast: the cast of the arrays' library; for tensors `tf.cast`.
+            cast: the cast of the arrays' library; for tensors `tf.group_agents`.
             clip: the clip of the arrays' library; for tensors `tf.clip_by_value`.
 
         Returns:
@@ -101,7 +101,7 @@ class ActionMapping:
             `normalize` nor `clip` is set.
         """
         pairs = zip(self.leaves, actions, strict=True)
-        return [self.leaf_to_env(leaf, each, cast, clip) for leaf, each in pairs]
+        return [self.leaf_to_env(leaf, array, cast, clip) for leaf, array in pairs]
 
     def from_env(self, actions: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Inverts `to_env` (except clipping) on a NumPy batch `[B, *shape]` per leaf."""
@@ -120,18 +120,18 @@ class ActionMapping:
             offset = self._offset(space)
             if np.any(offset):
                 actions = cast(actions, np.int64) + offset
-            elif self.clip and not self.from_zero and isinstance(space, spaces.Box):
+            elif self.clip and not self.zero_based and isinstance(space, spaces.Box):
                 actions = clip(actions, space.low, space.high)
             return cast(actions, space.dtype)
         # Double precision if the space has it: a bound such as 0.3 is not a float32 number.
-        compute = np.float64 if space.dtype == np.float64 else np.float32
-        actions = cast(actions, compute)
+        compute_dtype = np.float64 if space.dtype == np.float64 else np.float32
+        actions = cast(actions, compute_dtype)
         if self.normalize or self.clip:
             if self.normalize:
-                half_width, middle = _scale(space, compute)
+                scale, center = _get_scale_and_center(space, compute_dtype)
                 with np.errstate(over="ignore"):  # overflows are clipped
-                    actions = actions * half_width + middle
-            actions = clip(actions, *_finite_bounds(space, compute))
+                    actions = actions * scale + center
+            actions = clip(actions, *_finite_bounds(space, compute_dtype))
         return cast(actions, space.dtype)
 
     def _leaf_from_env(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
@@ -140,15 +140,15 @@ class ActionMapping:
             return (actions.astype(np.int64) - self._offset(leaf.space)).astype(leaf.dtype)
         if not self.normalize:
             return actions.astype(leaf.dtype)
-        half_width, middle = _scale(leaf.space, np.float64)
-        return ((actions - middle) / half_width).astype(leaf.dtype)
+        scale, center = _get_scale_and_center(leaf.space, np.float64)
+        return ((actions - center) / scale).astype(leaf.dtype)
 
     def _offset(self, space: spaces.Space) -> np.ndarray:
         """Returns the difference of the environment's and the policy's integers, int64."""
         # Bounds beyond int64 wrap around, and wrap back when the sum is cast to the space's uint64.
-        if isinstance(space, spaces.Box) and (self.from_zero or self.normalize):
+        if isinstance(space, spaces.Box) and (self.zero_based or self.normalize):
             return np.where(space.bounded_below, space.low, 0).astype(np.int64)
-        if self.from_zero and isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        if self.zero_based and isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
             return np.asarray(space.start).astype(np.int64)
         return np.zeros((), np.int64)
 
@@ -158,21 +158,23 @@ def find_unscaled(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> floa
     for leaf, action in zip(leaves, actions, strict=True):
         if is_float_box(leaf.space):
             space: Any = leaf.space
-            scaled = np.isfinite(space.low) & np.isfinite(space.high)
-            outside = action[(abs(action) > 1) & scaled]
+            is_scaled = np.isfinite(space.low) & np.isfinite(space.high)
+            outside = action[(abs(action) > 1) & is_scaled]
             if outside.size:
                 return float(max(outside, key=abs))
     return None
 
 
-def _finite_bounds(space: Any, compute: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
+def _finite_bounds(space: Any, compute_dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bounds; a missing one is the largest finite number of the space's dtype."""
     largest = np.finfo(space.dtype).max
     return (
-        np.maximum(space.low, -largest).astype(compute),
-        np.minimum(space.high, largest).astype(compute),
+        np.maximum(space.low, -largest).astype(compute_dtype),
+        np.minimum(space.high, largest).astype(compute_dtype),
     )
 
 
-def _scale(space: spaces.Box, compute: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
-    return half_width_and_middle(space.low.astype(compute), space.high.astype(compute))
+def _get_scale_and_center(
+    space: spaces.Box, compute_dtype: DTypeLike
+) -> tuple[np.ndarray, np.ndarray]:
+    return get_scale_and_center(space.low.astype(compute_dtype), space.high.astype(compute_dtype))

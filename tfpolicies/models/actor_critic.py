@@ -48,7 +48,7 @@ class ActorCritic(keras.Model):
         return cls(**parts)
 
 
-def users_model(model: keras.Model) -> keras.Model:
+def get_user_model(model: keras.Model) -> keras.Model:
     """Returns the user's model: without an added critic or an added memory."""
     if isinstance(model, RememberingModel):
         return model.features
@@ -60,7 +60,7 @@ def call_actor(model: keras.Model, inputs: TensorStructure, *, training: bool = 
     return get_dist_inputs(call_model(model, inputs, training=training))
 
 
-def variables_of_actor(model: keras.Model) -> list[Any] | None:
+def get_actor_variables(model: keras.Model) -> list[Any] | None:
     """Returns the variables that the inputs of the action distribution depend on.
 
     Returns None if they are unknown, or if the model computes nothing else.
@@ -72,7 +72,7 @@ def variables_of_actor(model: keras.Model) -> list[Any] | None:
     return None if actor is None else list(actor.variables)
 
 
-def value_of(outputs: TensorStructure) -> Any:
+def get_value(outputs: TensorStructure) -> Any:
     """Returns the value among a model's outputs; None if there is none."""
     if isinstance(outputs, Mapping):
         return outputs.get("vf_preds", outputs.get("value"))

@@ -8,7 +8,7 @@ from tfpolicies.extensions import Extensible
 
 
 @runtime_checkable
-class AdaptedModel(Protocol):
+class WrappedModel(Protocol):
     """A Keras model around a user's object that is not a Keras model, such as a `TFModelV2`.
 
     It is called like any other model; the core uses only these two names beyond that.
@@ -19,7 +19,7 @@ class AdaptedModel(Protocol):
 
     inner: Any
 
-    def hand_to(self, policy: Extensible) -> None:
+    def bind_policy(self, policy: Extensible) -> None:
         """Records the policy whose weights the methods looked up from now on use.
 
         It is called when `policy.model` is read, since policies with the same program share it.

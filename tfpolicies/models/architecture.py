@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.calling import all_layers, call_model, call_with_zeros, zeros
+from tfpolicies.models.calling import call_model, call_with_zeros, get_all_layers, make_zero_inputs
 from tfpolicies.models.ports import InputPorts
 from tfpolicies.type_aliases import Setting, TensorStructure
 
@@ -24,15 +24,15 @@ class Architecture(NamedTuple):
     classes: dict[str, type]  # of the model and its layers, by their names in the config
 
     @classmethod
-    def of(cls, model: keras.Model) -> Architecture | None:
+    def from_model(cls, model: keras.Model) -> Architecture | None:
         """Returns the architecture of a model; None if Keras cannot rebuild it."""
-        classes = {type(layer).__name__: type(layer) for layer in all_layers(model)}
+        classes = {type(layer).__name__: type(layer) for layer in get_all_layers(model)}
         try:
-            found = cls(keras.saving.serialize_keras_object(model), classes)
-            found.build()
+            architecture = cls(keras.saving.serialize_keras_object(model), classes)
+            architecture.build()
         except (NotImplementedError, TypeError, ValueError, AttributeError):
             return None
-        return found
+        return architecture
 
     def build(self) -> keras.Model:
         """Returns a new model of the architecture."""
@@ -46,7 +46,7 @@ _NAMES = ("name", "keras_history", "input_layers", "output_layers")
 _NOT_ARCHITECTURE = ("registered_name", "build_config", "compile_config")
 
 
-def anonymous(config: Setting) -> Any:
+def strip_names(config: Setting) -> Any:
     """Returns a Keras config without names, which differ between equal architectures.
 
     A layer's name and the references to it become a number; an equal string elsewhere, such as an
@@ -69,7 +69,7 @@ def anonymous(config: Setting) -> Any:
     return walk(config, is_name=False)
 
 
-def fingerprint(value: Setting) -> str:
+def compute_fingerprint(value: Setting) -> str:
     """Returns a short stable hash of a JSON-like value."""
     text = json.dumps(value, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -78,7 +78,7 @@ def fingerprint(value: Setting) -> str:
 _TOLERANCE = 1e-4  # of the largest number of an output
 
 
-def require_equal(model: keras.Model, copy: keras.Model, ports: InputPorts) -> None:
+def check_copy_is_equal(model: keras.Model, copy: keras.Model, ports: InputPorts) -> None:
     """Checks that a copy computes what its original does, for random observations.
 
     Models whose outputs differ between two calls cannot be compared and pass.
@@ -94,44 +94,47 @@ def require_equal(model: keras.Model, copy: keras.Model, ports: InputPorts) -> N
     call_with_zeros(model, ports)
     call_with_zeros(copy, ports)
     for variable, original in zip(copy.variables, model.variables, strict=True):
-        variable.assign(original)
+        variable.set_mapping_and_trainable(original)
     rng = np.random.default_rng(0)
     inputs = {
         name: rng.normal(size=x.shape).astype(np.float32) if x.dtype == np.float32 else x
-        for name, x in zeros(ports).items()
+        for name, x in make_zero_inputs(ports).items()
     }
-    wanted, again = call_model(model, inputs), call_model(model, inputs)
-    if not _is_same(wanted, again) or _is_same(call_model(copy, inputs), wanted):
+    expected, repeated = call_model(model, inputs), call_model(model, inputs)
+    if not _are_equal(expected, repeated) or _are_equal(call_model(copy, inputs), expected):
         return
-    name = _first_other_layer(model, copy, inputs)
-    where = "" if name is None else f", first in its layer {name!r}"
+    name = _find_differing_layer(model, copy, inputs)
+    location = "" if name is None else f", first in its layer {name!r}"
     raise ModelError(
         f"A policy learns with a copy of the model {model.name!r}, which Keras rebuilds from its "
-        f"config, but the outputs of the copy differ{where}. An attribute that was set after a "
+        f"config, but the outputs of the copy differ{location}. An attribute that was set after a "
         "layer was built is not part of a config: make it an argument of `__init__` and return "
         "it in `get_config`, or pass a factory, model=lambda observation_space, num_outputs: ..., "
         "that builds the whole model."
     )
 
 
-def _first_other_layer(
+def _find_differing_layer(
     model: keras.Model, copy: keras.Model, inputs: Mapping[str, np.ndarray]
 ) -> str | None:
     if not isinstance(model, keras.Function | keras.Sequential):
         return None
-    for ours, theirs in zip(model.layers, copy.layers, strict=True):
+    for original_layer, copied_layer in zip(model.layers, copy.layers, strict=True):
         try:
-            parts = [keras.Model(x.inputs, y.output) for x, y in ((model, ours), (copy, theirs))]
-            found = [call_model(part, inputs) for part in parts]
+            parts = [
+                keras.Model(x.inputs, y.output)
+                for x, y in ((model, original_layer), (copy, copied_layer))
+            ]
+            outputs = [call_model(part, inputs) for part in parts]
         except (AttributeError, ValueError, ModelError):  # for example called several times
             continue
-        if not _is_same(*found):
-            return str(ours.name)
+        if not _are_equal(*outputs):
+            return str(original_layer.name)
     return None
 
 
-def _is_same(one: TensorStructure, other: TensorStructure) -> bool:
-    pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
+def _are_equal(first: TensorStructure, second: TensorStructure) -> bool:
+    pairs = zip(keras.tree.flatten(first), keras.tree.flatten(second), strict=True)
     return all(_is_close(np.asarray(x), np.asarray(y)) for x, y in pairs)
 
 

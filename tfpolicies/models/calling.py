@@ -10,16 +10,16 @@ import keras
 import numpy as np
 
 from tfpolicies.errors import CheckpointError, ModelError
-from tfpolicies.models.extent import is_built_from_file, require_room_for_rows
+from tfpolicies.models.extent import check_memory_for_rows, is_built_from_file
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
-from tfpolicies.models.work import ROWS, require_work
+from tfpolicies.models.work import TRIAL_ROWS, check_work
 from tfpolicies.type_aliases import TensorStructure
 
-ZERO_ROWS = ROWS  # number of sequences, and of steps of each, in a trial call
+ZERO_ROWS = TRIAL_ROWS  # number of sequences, and of steps of each, in a trial call
 
 
-def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
+def make_zero_inputs(ports: InputPorts) -> dict[str, np.ndarray]:
     """Returns encoded inputs of zeros for two rows, or for two sequences of two steps."""
     rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
     shapes = {
@@ -29,51 +29,52 @@ def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
     }
     for view in ports.views:
         shapes |= {
-            port.name: shape for port, shape in zip(view.ports, view.encoded_shapes(), strict=True)
+            port.name: shape
+            for port, shape in zip(view.ports, view.get_encoded_shapes(), strict=True)
         }
-    require_room_for_rows(list(shapes.values()), "A model of such observations")
-    found = {name: np.zeros((*rows, *shape), np.float32) for name, shape in shapes.items()}
+    check_memory_for_rows(list(shapes.values()), "A model of such observations")
+    inputs = {name: np.zeros((*rows, *shape), np.float32) for name, shape in shapes.items()}
     if ports.is_recurrent:
-        found |= {port.name: port.zeros(ZERO_ROWS) for port in ports.states}
-        found[SEQ_LENS] = np.full(ZERO_ROWS, ZERO_ROWS, np.int32)
+        inputs |= {port.name: port.zeros(ZERO_ROWS) for port in ports.states}
+        inputs[SEQ_LENS] = np.full(ZERO_ROWS, ZERO_ROWS, np.int32)
     if ports.noise_size:
-        found[NOISE] = np.zeros((ZERO_ROWS, ports.noise_size), np.float32)
-    return found
+        inputs[NOISE] = np.zeros((ZERO_ROWS, ports.noise_size), np.float32)
+    return inputs
 
 
 def call_model(model: keras.Model, inputs: TensorStructure, *, training: bool = False) -> Any:
-    """Calls a model with inputs by name, or with a single one; see `structured`."""
-    named = inputs if isinstance(inputs, Mapping) else {"obs": inputs}
+    """Calls a model with inputs by name, or with a single one; see `arrange_inputs`."""
+    named_inputs = inputs if isinstance(inputs, Mapping) else {"obs": inputs}
     with _statistics_from_weights(model):
-        return model(structured(model, named), training=training)
+        return model(arrange_inputs(model, named_inputs), training=training)
 
 
-def adapted_layers(model: keras.Model) -> list[keras.layers.Normalization]:
+def get_adapted_layers(model: keras.Model) -> list[keras.layers.Normalization]:
     """Returns the layers whose `adapt` computed mean and variance.
 
     Keras stores both as weights, and as constants that `call` uses; `finalize_state` computes the
     constants from the weights.
     """
-    kind = keras.layers.Normalization
-    found = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
-    return [layer for layer in found if layer.built and layer.input_mean is None]
+    layer_class = keras.layers.Normalization
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, layer_class)]
+    return [layer for layer in layers if layer.built and layer.input_mean is None]
 
 
 @contextlib.contextmanager
 def _statistics_from_weights(model: keras.Model) -> Iterator[None]:
     """Lets layers normalise by the mean and variance in their current weights."""
-    layers = adapted_layers(model)
-    before = [(layer.mean, layer.variance) for layer in layers]
+    layers = get_adapted_layers(model)
+    saved = [(layer.mean, layer.variance) for layer in layers]
     for layer in layers:
         layer.finalize_state()
     try:
         yield
     finally:
-        for layer, (mean, variance) in zip(layers, before, strict=True):
+        for layer, (mean, variance) in zip(layers, saved, strict=True):
             layer.mean, layer.variance = mean, variance
 
 
-def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
+def arrange_inputs(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
     """Returns inputs by name in the structure that a model expects.
 
     The inputs of a functional model have names: `obs_<key>`, or only the key. A single input
@@ -85,27 +86,27 @@ def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
     structure = getattr(model, "_inputs_struct", None)
     if structure is None:
         return next(iter(inputs.values())) if len(inputs) == 1 else dict(inputs)
-    known = [_input_name(name, inputs) for name in _names_of(structure)]
-    if None in known:
+    names = [_find_input_name(name, inputs) for name in _get_input_names(structure)]
+    if None in names:
         raise ModelError(
-            f"The model {model.name!r} has the inputs {_names_of(structure)}, but a policy "
+            f"The model {model.name!r} has the inputs {_get_input_names(structure)}, but a policy "
             f"provides {sorted(inputs)}. Name each input after one of these: "
             f"keras.Input(shape, name={min(inputs)!r})."
         )
-    chosen = [inputs[name] for name in known if name is not None]
+    arrays = [inputs[name] for name in names if name is not None]
     if isinstance(structure, Mapping):
-        return dict(zip(structure, chosen, strict=True))
-    return chosen if isinstance(structure, list | tuple) else chosen[0]
+        return dict(zip(structure, arrays, strict=True))
+    return arrays if isinstance(structure, list | tuple) else arrays[0]
 
 
-def _input_name(name: str, inputs: Mapping[str, Any]) -> str | None:
+def _find_input_name(name: str, inputs: Mapping[str, Any]) -> str | None:
     """Returns the input that a functional model's input name refers to; None if there is none."""
     if len(inputs) == 1:
         return next(iter(inputs))
-    return next((known for known in (name, f"obs_{name}") if known in inputs), None)
+    return next((candidate for candidate in (name, f"obs_{name}") if candidate in inputs), None)
 
 
-def _names_of(structure: TensorStructure) -> list[str]:
+def _get_input_names(structure: TensorStructure) -> list[str]:
     """Returns the names of a functional model's inputs: keys of a dict, or names of tensors."""
     if isinstance(structure, Mapping):
         return [str(key) for key in structure]
@@ -119,11 +120,11 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
         ModelError: if the model cannot be called with such observations.
         CheckpointError: if a file describes it, and it needs too much work (see `limit_work`).
     """
-    inputs = zeros(ports)
+    inputs = make_zero_inputs(ports)
     _require_float_inputs(model, ports, inputs)
     try:
         if is_built_from_file():
-            require_work(_get_measurable_parts(model, inputs), f"The model {model.name!r}")
+            check_work(_get_measurable_parts(model, inputs), f"The model {model.name!r}")
         return call_model(model, inputs)
     except (ModelError, CheckpointError):
         raise
@@ -132,18 +133,18 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
         shapes = []
         for name, array in inputs.items():
             per_sequence = name == SEQ_LENS or name.startswith("state_in_")
-            known = array.shape[1:] if per_sequence else array.shape[1 + ports.is_recurrent :]
-            axes = ["B" if per_sequence else leading, *map(str, known)]
+            sizes = array.shape[1:] if per_sequence else array.shape[1 + ports.is_recurrent :]
+            axes = ["B" if per_sequence else leading, *map(str, sizes)]
             shapes.append(f"{name} [{', '.join(axes)}]")
         hint = ""
-        if not ports.memory and any(isinstance(x, keras.layers.RNN) for x in all_layers(model)):
+        if not ports.memory and any(isinstance(x, keras.layers.RNN) for x in get_all_layers(model)):
             hint = (
                 " A policy acts step by step, so its memory is passed from call to call: let "
                 "model={'use_lstm': True} build it, or see 'Memory' in docs/models.md."
             )
-        what = "a dict of these inputs" if len(shapes) > 1 else "encoded observations of shape"
+        subject = "a dict of these inputs" if len(shapes) > 1 else "encoded observations of shape"
         raise ModelError(
-            f"The model {model.name!r} could not be called with {what}: {' and '.join(shapes)} "
+            f"The model {model.name!r} could not be called with {subject}: {' and '.join(shapes)} "
             f"(float32; discrete parts are one-hot): {error}{hint}"
         ) from error
 
@@ -151,18 +152,18 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
 def _get_measurable_parts(
     model: keras.Model, inputs: Mapping[str, Any]
 ) -> list[tuple[keras.Model, Any]]:
-    """Returns the models that `require_work` measures, each with its inputs.
+    """Returns the models that `check_work` measures, each with its inputs.
 
     A functional part of a subclassed model gets the inputs of its input names, or None if they are
     missing.
     """
     if isinstance(model, keras.Function | keras.Sequential):
-        return [(model, structured(model, inputs))]
+        return [(model, arrange_inputs(model, inputs))]
     parts: list[tuple[keras.Model, Any]] = []
     for part in model.layers:
         if isinstance(part, keras.Function | keras.Sequential):
             try:
-                parts.append((part, structured(part, inputs)))
+                parts.append((part, arrange_inputs(part, inputs)))
             except ModelError:
                 parts.append((part, None))
     return parts
@@ -170,7 +171,7 @@ def _get_measurable_parts(
 
 def _require_float_inputs(model: keras.Model, ports: InputPorts, inputs: Mapping[str, Any]) -> None:
     """Raises a `ModelError` if an integer input of a functional model would truncate floats."""
-    fractions = {
+    float_leaves = {
         port.name: leaf
         for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)
         if not mask and (is_image(leaf.space) or np.issubdtype(leaf.dtype, np.floating))
@@ -179,20 +180,22 @@ def _require_float_inputs(model: keras.Model, ports: InputPorts, inputs: Mapping
     if structure is None:
         return
     tensors = keras.tree.flatten(structure)
-    for name, tensor in zip(_names_of(structure), tensors, strict=True):
-        leaf = fractions.get(_input_name(name, inputs) or "")
+    for name, tensor in zip(_get_input_names(structure), tensors, strict=True):
+        leaf = float_leaves.get(_find_input_name(name, inputs) or "")
         if leaf is not None and "int" in tensor.dtype:
-            what = "images arrive divided by 255" if is_image(leaf.space) else "they have fractions"
+            reason = (
+                "images arrive divided by 255" if is_image(leaf.space) else "they have fractions"
+            )
             raise ModelError(
                 f"The input {name!r} of the model {model.name!r} has the dtype {tensor.dtype}, but "
-                f"observations arrive as float32, and {what}. Leave the dtype out: "
+                f"observations arrive as float32, and {reason}. Leave the dtype out: "
                 f"keras.Input({tuple(tensor.shape[1:])})."
             )
 
 
-def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
+def get_all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns a model and the layers in it, at every depth."""
-    found: list[keras.layers.Layer] = [model]
+    layers: list[keras.layers.Layer] = [model]
     for layer in getattr(model, "layers", []):
-        found.extend(all_layers(layer))
-    return found
+        layers.extend(get_all_layers(layer))
+    return layers

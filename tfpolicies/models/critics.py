@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, zeros
+from tfpolicies.models.calling import ZERO_ROWS, call_model, get_all_layers, make_zero_inputs
 from tfpolicies.models.catalog.q_network import ACTIONS, build_critic
-from tfpolicies.models.custom_model import context_of, model_of, require_float32
+from tfpolicies.models.custom_model import call_factory, get_factory_context, require_float32
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.model_source import ModelSource
-from tfpolicies.models.ports import InputPorts, model_leaves
-from tfpolicies.models.registry import model_given
+from tfpolicies.models.ports import InputPorts, get_model_leaves
+from tfpolicies.models.registry import resolve_custom_model
 from tfpolicies.models.settings import Settings
 
 
@@ -39,12 +39,12 @@ class Critics(keras.Model):
         self._shape = shape
 
     def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
-        values = [call_model(each, inputs, training=training) for each in self.critics]
+        values = [call_model(critic, inputs, training=training) for critic in self.critics]
         rows = (-1, *self._shape)
         return keras.ops.stack([keras.ops.reshape(x, rows) for x in values], axis=-1)
 
 
-def critic_source(
+def make_critic_source(
     observation_space: gym.Space,
     dist_class: ActionDistribution,
     config: Settings,
@@ -70,63 +70,67 @@ def critic_source(
     Raises:
         ModelError: for a model instance; and when a model is built, if it is not as described.
     """
-    custom = model_given(config["custom_model"])
+    custom = resolve_custom_model(config["custom_model"])
     if isinstance(custom, keras.Layer):
         raise ModelError(
             f"The custom_model of critics must be a factory, or a registered name: there are "
             f"several critics, each with its weights; got the model {custom.name!r}. Write a "
             "function f(observation_space, num_outputs) that returns a new model."
         )
-    values, actions = 1, dist_class.leaves
+    num_values, actions = 1, dist_class.leaves
     if isinstance(dist_class.space, gym.spaces.Discrete):
-        values, actions = int(dist_class.space.n), ()
+        num_values, actions = int(dist_class.space.n), ()
 
-    def one() -> keras.Model:
+    def make_critic() -> keras.Model:
         if custom is None:
             require_float32()
-            seen = model_leaves(observation_space)
-            return build_critic(seen, actions, config, num_values=values, setting=setting)
-        told = {**config["custom_model_config"], **context_of(custom, dist_class.space, config)}
-        return model_of(custom, observation_space, values, told)
+            obs_leaves = get_model_leaves(observation_space)
+            return build_critic(obs_leaves, actions, config, num_values=num_values, setting=setting)
+        kwargs = {
+            **config["custom_model_config"],
+            **get_factory_context(custom, dist_class.space, config),
+        }
+        return call_factory(custom, observation_space, num_values, kwargs)
 
     def make() -> Critics:
-        critics = Critics([one() for _ in range(count)], () if actions else (values,))
-        inputs = zeros(InputPorts(observation_space))
+        critics = Critics([make_critic() for _ in range(count)], () if actions else (num_values,))
+        inputs = make_zero_inputs(InputPorts(observation_space))
         for action in actions:
             inputs[ACTIONS] = np.zeros((ZERO_ROWS, *action.shape), np.float32)
-        _build(critics, inputs, values)
+        _build_critics(critics, inputs, num_values)
         return critics
 
     return ModelSource((custom,), make)
 
 
-def _build(critics: Critics, inputs: Mapping[str, np.ndarray], values: int) -> None:
+def _build_critics(critics: Critics, inputs: Mapping[str, np.ndarray], num_values: int) -> None:
     """Builds critics by calling them with inputs of zeros.
 
     Raises:
-        ModelError: if a critic cannot be called with these, or does not compute `num_values` values.
+        ModelError: if a critic cannot be called with these, or does not compute `num_values`
+        values.
     """
-    allowed = [(ZERO_ROWS, values), *([(ZERO_ROWS,)] if values == 1 else [])]
-    for each in critics.critics:
+    allowed = [(ZERO_ROWS, num_values), *([(ZERO_ROWS,)] if num_values == 1 else [])]
+    for critic in critics.critics:
         try:
-            shape = tuple(call_model(each, inputs).shape)
+            shape = tuple(call_model(critic, inputs).shape)
         except Exception as error:
             shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in inputs.items())
             raise ModelError(
-                f"The critic {each.name!r} could not be called with a dict of rows of {shapes}, "
+                f"The critic {critic.name!r} could not be called with a dict of rows of {shapes}, "
                 f"float32: {error}"
             ) from error
         if shape not in allowed:
-            wanted = "one value per row, [B, 1] or [B]"
-            if values > 1:
-                wanted = f"one value per action, [B, {values}]"
+            expected = "one value per row, [B, 1] or [B]"
+            if num_values > 1:
+                expected = f"one value per action, [B, {num_values}]"
             raise ModelError(
-                f"The critic {each.name!r} must give {wanted}; got the shape "
+                f"The critic {critic.name!r} must give {expected}; got the shape "
                 f"[B, {', '.join(map(str, shape[1:]))}]."
             )
-        if {str(layer.compute_dtype) for layer in all_layers(each)} - {"float32"}:
+        if {str(layer.compute_dtype) for layer in get_all_layers(critic)} - {"float32"}:
             raise ModelError(
-                f"The critic {each.name!r} must compute in float32: build it under the dtype "
+                f"The critic {critic.name!r} must compute in float32: build it under the dtype "
                 "policy 'float32'."
             )
     call_model(critics, inputs)

@@ -10,17 +10,17 @@ import tensorflow as tf
 from gymnasium import Space, spaces
 from numpy.typing import ArrayLike
 
-from tfpolicies.errors import ConfigError, ObservationError, near_matches
+from tfpolicies.errors import ConfigError, ObservationError, suggest_similar_names
 from tfpolicies.models.running_filter import (
     CLIP,
-    FILTER,
-    FILTERS,
+    FILTER_NAMES,
+    FILTER_RULE,
     RETURN_FILTER,
     RunningFilter,
     Scaling,
 )
 from tfpolicies.models.running_stat import RunningStat
-from tfpolicies.models.spaces import MASK, batch_leaves, has_mask, leaves, nest, pick
+from tfpolicies.models.spaces import MASK, batch_leaves, get_at_path, has_mask, leaves, unflatten
 from tfpolicies.type_aliases import Setting, Structure
 
 _EPSILON = 1e-8
@@ -37,22 +37,22 @@ def normalize(x: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     return tf.clip_by_value((x - mean) * scale, -CLIP, CLIP)
 
 
-def filtered_leaves(observation_space: Space) -> tuple[int, ...]:
+def get_filtered_leaves(observation_space: Space) -> tuple[int, ...]:
     """Returns the indices in `leaves(observation_space)` that a MeanStdFilter normalises.
 
     These are Boxes of numbers. Images (uint8), discrete leaves and an action mask are not changed.
 
-    >>> filtered_leaves(spaces.Dict(n=spaces.Discrete(2), x=spaces.Box(-1, 1, (3,))))
+    >>> get_filtered_leaves(spaces.Dict(n=spaces.Discrete(2), x=spaces.Box(-1, 1, (3,))))
     (1,)
     """
-    masked = has_mask(observation_space)
+    has_action_mask = has_mask(observation_space)
     return tuple(
         i
         for i, leaf in enumerate(leaves(observation_space))
         if isinstance(leaf.space, spaces.Box)
         and leaf.dtype != np.uint8
         and leaf.space.dtype != bool
-        and not (masked and leaf.path[0] == MASK)
+        and not (has_action_mask and leaf.path[0] == MASK)
     )
 
 
@@ -65,7 +65,7 @@ def make_filter(name: Setting, observation_space: Space) -> MeanStdFilter:
     Raises:
         ConfigError: for any other name, or a callable.
     """
-    require_filter(name)
+    check_filter_name(name)
     return MeanStdFilter(observation_space, () if name == "NoFilter" else None)
 
 
@@ -76,7 +76,7 @@ def make_reward_filter(name: str) -> RewardFilter | None:
     return ReturnFilter() if name == RETURN_FILTER else RewardFilter()
 
 
-def require_filter(name: Setting) -> None:
+def check_filter_name(name: Setting) -> None:
     """Checks the `observation_filter` of a policy.
 
     Raises:
@@ -84,14 +84,14 @@ def require_filter(name: Setting) -> None:
     """
     if callable(name):
         raise ConfigError(
-            f"`observation_filter` of a single policy must be {FILTER.words}, got {name!r}. A "
+            f"`observation_filter` of a single policy must be {FILTER_RULE.description}, got {name!r}. A "
             "callable is for the config of an algorithm or a worker, which apply its filter "
             "before the policy; to export a filter with a policy, make it a layer of its model."
         )
-    if not FILTER.holds(name):
+    if not FILTER_RULE.is_valid(name):
         raise ConfigError(
-            f"`observation_filter` must be {FILTER.words}, got {name!r}."
-            f"{near_matches(name, FILTERS)}"
+            f"`observation_filter` must be {FILTER_RULE.description}, got {name!r}."
+            f"{suggest_similar_names(name, FILTER_NAMES)}"
         )
 
 
@@ -103,7 +103,7 @@ class MeanStdFilter(RunningFilter):
 
     Args:
         observation_space: the environment's, possibly nested.
-        filtered: the indices of the leaves to normalise; those of `filtered_leaves` if None.
+        filtered: the indices of the leaves to normalise; those of `get_filtered_leaves` if None.
 
     Attributes:
         filtered: the indices of the normalised leaves.
@@ -111,13 +111,13 @@ class MeanStdFilter(RunningFilter):
     >>> two = MeanStdFilter(spaces.Box(-9, 9, (1,)))
     >>> two.observe([np.array([[0.0], [1.0], [2.0], [3.0]])])
     >>> two.flush()
-    >>> two.tensors()[0]
+    >>> two.get_scalings()[0]
     Scaling(mean=array([1.5], dtype=float32), scale=array([0.7745967], dtype=float32))
     """
 
     def __init__(self, observation_space: Space, filtered: Sequence[int] | None = None) -> None:
         if filtered is None:
-            filtered = filtered_leaves(observation_space)
+            filtered = get_filtered_leaves(observation_space)
         self.filtered = tuple(filtered)
         self._space = observation_space
         self._leaves = leaves(observation_space)
@@ -153,24 +153,28 @@ class MeanStdFilter(RunningFilter):
         Raises:
             ObservationError: if they do not fit the space; then nothing has changed.
         """
-        first = self._leaves[0]
-        is_one = np.ndim(pick(x, first.path)) == len(first.shape)
-        if is_one:
-            x = nest(self._space, [np.asarray(pick(x, leaf.path))[None] for leaf in self._leaves])
+        first_leaf = self._leaves[0]
+        is_single = np.ndim(get_at_path(x, first_leaf.path)) == len(first_leaf.shape)
+        if is_single:
+            x = unflatten(
+                self._space, [np.asarray(get_at_path(x, leaf.path))[None] for leaf in self._leaves]
+            )
         rows = batch_leaves(self._leaves, x, "x")
         if update:
             self.observe(rows)
-        scaled = self.scaled(rows)
-        return nest(self._space, [each[0] for each in scaled] if is_one else scaled)
+        normalized = self.normalize_leaves(rows)
+        return unflatten(
+            self._space, [array[0] for array in normalized] if is_single else normalized
+        )
 
-    def scaled(self, obs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def normalize_leaves(self, obs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns observation leaves `[..., *shape]` normalised by the frozen scalings."""
-        found = list(obs)
-        for i, (mean, scale) in zip(self.filtered, self.tensors(), strict=True):
-            found[i] = np.clip((found[i] - mean) * scale, -CLIP, CLIP)
-        return found
+        arrays = list(obs)
+        for i, (mean, scale) in zip(self.filtered, self.get_scalings(), strict=True):
+            arrays[i] = np.clip((arrays[i] - mean) * scale, -CLIP, CLIP)
+        return arrays
 
-    def tensors(self) -> tuple[Scaling, ...]:
+    def get_scalings(self) -> tuple[Scaling, ...]:
         """Returns mean and scale of each filtered leaf: inputs of acting and learning.
 
         The arrays stay the same until `flush`, `apply_changes`, `sync` or `set_state` replace them;
@@ -178,12 +182,12 @@ class MeanStdFilter(RunningFilter):
         """
         return self._scalings
 
-    def _scaling(self, stat: RunningStat) -> Scaling:
+    def _compute_scaling(self, stat: RunningStat) -> Scaling:
         if stat.count < 2:
-            return Scaling.of(np.zeros(stat.shape), np.ones(stat.shape))
-        return Scaling.of(stat.mean, 1.0 / (stat.std + _EPSILON))
+            return Scaling.from_arrays(np.zeros(stat.shape), np.ones(stat.shape))
+        return Scaling.from_arrays(stat.mean, 1.0 / (stat.std + _EPSILON))
 
-    def _label(self, index: int) -> str:
+    def _get_label(self, index: int) -> str:
         return self._leaves[self.filtered[index]].name("obs")
 
 
@@ -224,19 +228,19 @@ class RewardFilter(RunningFilter):
         ((_, scale),) = self._scalings
         return np.clip(np.asarray(rewards, np.float32) * scale, -CLIP, CLIP)
 
-    def _scaling(self, stat: RunningStat) -> Scaling:
+    def _compute_scaling(self, stat: RunningStat) -> Scaling:
         varies = stat.count >= 2 and bool(stat.std > 1e-6 * abs(stat.mean))
         scale = 1.0 / (stat.std + _EPSILON) if varies else np.ones(())
-        return Scaling.of(np.zeros(()), scale)
+        return Scaling.from_arrays(np.zeros(()), scale)
 
-    def _label(self, index: int) -> str:
+    def _get_label(self, index: int) -> str:
         return "rewards"
 
 
 class ReturnFilter(RewardFilter):
     """Rewards divided by the standard deviation of discounted returns.
 
-    `observe` takes the returns so far (`returns_so_far`), one for each reward. If rewards are
+    `observe` takes the returns so far (`running_returns`), one for each reward. If rewards are
     sparse or mostly of one sign, returns vary more than rewards, and so do the values that a critic
     learns: this filter scales them to about 1. Engstrom et al. 2020 (arXiv:2005.12729), section 2.
 

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfpolicies.models.catalog.initializers import initializer_of
+from tfpolicies.models.catalog.initializers import get_initializer
 
 
-def variable_keys(variables: Sequence[Any]) -> list[str]:
+def make_variable_keys(variables: Sequence[Any]) -> list[str]:
     """Returns canonical keys: the position of a variable's layer and the variable's role.
 
     Names such as `dense_4/kernel` depend on the layers that a process built before; keys do not.
@@ -26,7 +26,7 @@ def variable_keys(variables: Sequence[Any]) -> list[str]:
     return keys
 
 
-class FreshWeights:
+class WeightInitializer:
     """Draws initial values for all variables of a model from its layers' initializers.
 
     The same seed and architecture give the same values. Variables whose layer has no initializer
@@ -37,37 +37,37 @@ class FreshWeights:
         initial_values: the values of its variables after it was built.
     """
 
-    def __init__(self, model: keras.Model, start: Sequence[np.ndarray]) -> None:
-        initializers = _initializers(model)
+    def __init__(self, model: keras.Model, initial_values: Sequence[np.ndarray]) -> None:
+        initializers = _get_initializers(model)
         self._variables = [
-            (tuple(v.shape), np.dtype(v.dtype), v.name, initializers.get(id(v)), first)
-            for v, first in zip(model.variables, start, strict=True)
+            (tuple(v.shape), np.dtype(v.dtype), v.name, initializers.get(id(v)), initial_value)
+            for v, initial_value in zip(model.variables, initial_values, strict=True)
         ]
 
     def draw(self, seed: int | Sequence[int]) -> list[np.ndarray]:
         """Returns an array per variable, in order."""
         seeds = np.random.SeedSequence(seed).generate_state(len(self._variables)).tolist()
         values = []
-        for (shape, dtype, role, initializer, first), own in zip(
+        for (shape, dtype, role, initializer, initial_value), variable_seed in zip(
             self._variables, seeds, strict=True
         ):
             if role == "seed_generator_state":
-                values.append(np.array([own, 0], "uint32").astype(dtype))
+                values.append(np.array([variable_seed, 0], "uint32").astype(dtype))
             elif initializer is None:
-                values.append(first)
+                values.append(initial_value)
             else:
-                values.append(_draw(initializer, shape, dtype, own))
+                values.append(_draw(initializer, shape, dtype, variable_seed))
         return values
 
 
-def _initializers(model: keras.Model) -> dict[int, Any]:
-    found: dict[int, Any] = {}
+def _get_initializers(model: keras.Model) -> dict[int, Any]:
+    initializers: dict[int, Any] = {}
     for layer in model._flatten_layers():
         for variable in layer._trainable_variables + layer._non_trainable_variables:
-            spec = initializer_of(layer, variable)
+            spec = get_initializer(layer, variable)
             if spec is not None:
-                found[id(variable)] = keras.initializers.get(spec)
-    return found
+                initializers[id(variable)] = keras.initializers.get(spec)
+    return initializers
 
 
 def _draw(

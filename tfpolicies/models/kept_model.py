@@ -8,21 +8,21 @@ import keras
 import numpy as np
 
 from tfpolicies.models.actor_critic import ActorCritic, call_actor
-from tfpolicies.models.calling import call_model, structured, zeros
+from tfpolicies.models.calling import arrange_inputs, call_model, make_zero_inputs
 from tfpolicies.models.catalog.initializers import NormalizedColumns
 from tfpolicies.models.filters import CLIP
 from tfpolicies.models.ports import OBS, SEQ_LENS, InputPorts
 from tfpolicies.models.running_filter import Scaling
 
 
-def kept_model(
+def to_plain_keras_model(
     model: keras.Model, ports: InputPorts, scalings: Mapping[str, Scaling]
 ) -> keras.Model:
     """Returns a model that computes what `model` does, and whose file Keras can load.
 
     It has the inputs of `model`. Each filtered input is normalised by a layer
-    `<input>_normalization` without weights, whose result is bitwise that of `normalize`. An actor
-    and its critic become two parts of a functional model. Initializers of this package are
+    `<input>_make_normalization` without weights, whose result is bitwise that of `normalize`. An
+    actor and its critic become two parts of a functional model. Initializers of this package are
     replaced. So `save` and `load_model` need no classes except the user's (the file must be a
     `.keras` one).
 
@@ -31,52 +31,54 @@ def kept_model(
         ports: the inputs of the policy.
         scalings: mean and scale by the name of an input; empty without a filter.
     """
-    _forget_initializers(model)
+    _replace_initializers(model)
     if not scalings and not isinstance(model, ActorCritic):
         return model
-    inputs = _inputs(ports)
-    seen = dict(inputs)
-    for name, of in _normalized_inputs(ports).items():
-        if of in scalings:
-            layer = _normalization(name, inputs[name].shape[1:], scalings[of])
-            seen[name] = layer(inputs[name])
+    inputs = _make_inputs(ports)
+    model_inputs = dict(inputs)
+    for name, source in _map_inputs_to_filters(ports).items():
+        if source in scalings:
+            layer = _make_normalization(name, inputs[name].shape[1:], scalings[source])
+            model_inputs[name] = layer(inputs[name])
     if isinstance(model, ActorCritic):
-        outputs = (call_actor(model.actor, seen), call_model(model.critic, seen))
+        outputs = (call_actor(model.actor, model_inputs), call_model(model.critic, model_inputs))
     else:
-        outputs = call_model(model, seen)
+        outputs = call_model(model, model_inputs)
     name = f"normalized_{model.name}" if scalings else model.name
-    return keras.Model(structured(model, inputs), outputs, name=name)
+    return keras.Model(arrange_inputs(model, inputs), outputs, name=name)
 
 
-def _forget_initializers(model: keras.Model) -> None:
+def _replace_initializers(model: keras.Model) -> None:
     for layer in model._flatten_layers():
         for name, value in list(vars(layer).items()):
             if isinstance(value, NormalizedColumns):
                 setattr(layer, name, keras.initializers.GlorotUniform())
 
 
-def _inputs(ports: InputPorts) -> dict[str, keras.KerasTensor]:
+def _make_inputs(ports: InputPorts) -> dict[str, keras.KerasTensor]:
     """Returns the inputs of a model by name; sequences may have any length."""
-    found = {}
-    for name, array in zeros(ports).items():
+    inputs = {}
+    for name, array in make_zero_inputs(ports).items():
         shape: tuple[int | None, ...] = array.shape[1:]
         if ports.is_recurrent and name != SEQ_LENS and not name.startswith("state_in_"):
             shape = (None, *shape[1:])
-        found[name] = keras.Input(shape, name=name, dtype=array.dtype.name)
-    return found
+        inputs[name] = keras.Input(shape, name=name, dtype=array.dtype.name)
+    return inputs
 
 
-def _normalized_inputs(ports: InputPorts) -> dict[str, str]:
+def _map_inputs_to_filters(ports: InputPorts) -> dict[str, str]:
     """Returns, by input, the name of the observation part whose filter normalises it."""
-    plain = [port.name for port, mask in zip(ports.obs, ports.is_mask, strict=True) if not mask]
-    found = {name: name for name in plain}
+    obs_names = [port.name for port, mask in zip(ports.obs, ports.is_mask, strict=True) if not mask]
+    sources = {name: name for name in obs_names}
     for view in ports.views:
         if view.source == OBS:
-            found |= {port.name: of for port, of in zip(view.ports, plain, strict=True)}
-    return found
+            sources |= {
+                port.name: obs_name for port, obs_name in zip(view.ports, obs_names, strict=True)
+            }
+    return sources
 
 
-def _normalization(name: str, shape: tuple[int | None, ...], scaling: Scaling) -> keras.Model:
+def _make_normalization(name: str, shape: tuple[int | None, ...], scaling: Scaling) -> keras.Model:
     x = keras.Input(shape, name=name)
     mean, scale = (np.asarray(numbers, np.float32) for numbers in scaling)
     scaled = keras.ops.multiply(keras.ops.subtract(x, mean), scale)

@@ -12,10 +12,10 @@ import keras
 from tfpolicies.keras_weights import snake_case
 
 _SEED = "seed_generator_state"
-_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell)
+_RECURRENT_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell)
 
 
-class Owner(NamedTuple):
+class VariableOwner(NamedTuple):
     """A layer and the variables that it directly owns; the cell of an LSTM is a separate owner.
 
     Attributes:
@@ -31,14 +31,14 @@ class Owner(NamedTuple):
 
     name: str
     path: str | None
-    made_up: tuple[bool, ...]
+    auto_named: tuple[bool, ...]
     positions: tuple[int, ...]
     roles: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    inner: frozenset[int] = frozenset()
+    inner_positions: frozenset[int] = frozenset()
 
 
-def idle_seeds(model: keras.Model) -> set[int]:
+def find_unused_seeds(model: keras.Model) -> set[int]:
     """Returns the `id` of each seed that no layer of a model reads.
 
     Keras's LSTM, GRU and simple cells have a seed generator for dropout even without dropout.
@@ -47,7 +47,7 @@ def idle_seeds(model: keras.Model) -> set[int]:
     return {
         id(layer.seed_generator.state)
         for layer in model._flatten_layers()
-        if type(layer) in _CELLS and not (layer.dropout or layer.recurrent_dropout)
+        if type(layer) in _RECURRENT_CELLS and not (layer.dropout or layer.recurrent_dropout)
     }
 
 
@@ -55,43 +55,46 @@ class _Visit(NamedTuple):
     layer: Any
     path: str
     names: tuple[str, ...]
-    made_up: tuple[bool, ...]
+    auto_named: tuple[bool, ...]
 
 
-def owners_of(model: keras.Model) -> list[Owner]:
+def find_variable_owners(model: keras.Model) -> list[VariableOwner]:
     """Returns the owners of all variables except seeds, in the order of `model.variables`.
 
     A variable that several layers share is in each of them, as in Keras's files. The model
     must be built.
     """
     positions = {id(variable): i for i, variable in enumerate(model.variables)}
-    unowned = dict(positions)
-    owners: dict[Owner, int] = {}  # with the position of the first variable of each
+    remaining = dict(positions)
+    owners: dict[VariableOwner, int] = {}  # with the position of the first variable of each
 
-    def add(name: str, path: str | None, made_up: tuple[bool, ...], own: list[Any]) -> None:
-        first = min([unowned[id(x)] for x in own if id(x) in unowned], default=None)
+    def add(name: str, path: str | None, auto_named: tuple[bool, ...], own: list[Any]) -> None:
+        first_position = min([remaining[id(x)] for x in own if id(x) in remaining], default=None)
         indices = tuple(positions[id(variable)] for variable in own)
         roles = tuple(variable.name for variable in own)
         shapes = tuple(tuple(variable.shape) for variable in own)
-        owner = Owner(name, path, made_up, indices, roles, shapes)
-        owners[owner] = min(indices) if first is None else first
+        owner = VariableOwner(name, path, auto_named, indices, roles, shapes)
+        owners[owner] = min(indices) if first_position is None else first_position
         for variable in own:
-            unowned.pop(id(variable), None)
+            remaining.pop(id(variable), None)
 
-    for layer, path, names, made_up in _visits(model):
+    for layer, path, names, made_up in _iter_layers(model):
         variables = layer._trainable_variables + layer._non_trainable_variables
-        own = [variable for variable in variables if id(variable) in positions]
-        if own:
-            add("/".join(names), path, made_up, own)
+        owned_variables = [variable for variable in variables if id(variable) in positions]
+        if owned_variables:
+            add("/".join(names), path, made_up, owned_variables)
     for variable in model.variables:  # those in attributes that Keras does not save
-        if id(variable) in unowned and variable.name != _SEED:
+        if id(variable) in remaining and variable.name != _SEED:
             name = variable.path.rpartition("/")[0]
             add(name, None, (True,) * (name.count("/") + 1), [variable])
-    ordered = sorted(owners, key=owners.__getitem__)
-    return [owner._replace(inner=_get_inner(owner, ordered)) for owner in ordered]
+    sorted_owners = sorted(owners, key=owners.__getitem__)
+    return [
+        owner._replace(inner_positions=_get_inner_positions(owner, sorted_owners))
+        for owner in sorted_owners
+    ]
 
 
-def _get_inner(owner: Owner, owners: Iterable[Owner]) -> frozenset[int]:
+def _get_inner_positions(owner: VariableOwner, owners: Iterable[VariableOwner]) -> frozenset[int]:
     """Returns the positions of an owner that layers inside it also own."""
     if owner.path is None:
         return frozenset()
@@ -100,39 +103,39 @@ def _get_inner(owner: Owner, owners: Iterable[Owner]) -> frozenset[int]:
     return frozenset(owner.positions).intersection(p for x in inside for p in x.positions)
 
 
-def _visits(model: keras.Model) -> Iterator[_Visit]:
+def _iter_layers(model: keras.Model) -> Iterator[_Visit]:
     """Yields each layer once, by the first path under which Keras saves it."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     pending = [_Visit(model, "", (), ())]
     while pending:
         visit = pending.pop()
-        if id(visit.layer) in seen:
+        if id(visit.layer) in visited:
             continue
-        seen.add(id(visit.layer))
+        visited.add(id(visit.layer))
         yield visit
-        counts = isinstance(visit.layer, keras.Model)
+        is_model = isinstance(visit.layer, keras.Model)
         children = [
             _Visit(
                 child,
                 f"{visit.path}/{key}".lstrip("/"),
                 (*visit.names, child.name),
-                (*visit.made_up, counts and _is_made_up(child)),
+                (*visit.auto_named, is_model and _is_auto_named(child)),
             )
-            for key, child in _children(visit.layer)
+            for key, child in _iter_children(visit.layer)
         ]
         pending += reversed(children)
 
 
-def _is_made_up(layer: keras.layers.Layer) -> bool:
+def _is_auto_named(layer: keras.layers.Layer) -> bool:
     return bool(re.fullmatch(rf"{snake_case(type(layer).__name__)}(_\d+)?", layer.name))
 
 
-def _children(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
+def _iter_children(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
     """Yields the layers in the attributes of a layer, under Keras's keys."""
-    ordered = hasattr(layer, "_operations") or isinstance(layer, keras.Sequential)
-    if ordered:
-        yield from _listed("layers", layer.layers)
-    names = set(dir(layer)) - _of_every_layer()  # including properties: `query_dense`
+    has_layer_list = hasattr(layer, "_operations") or isinstance(layer, keras.Sequential)
+    if has_layer_list:
+        yield from _iter_container("layers", layer.layers)
+    names = set(dir(layer)) - _get_base_layer_attributes()  # including properties: `query_dense`
     for key in sorted(names, key=lambda name: (name.startswith("_"), name)):
         try:
             value = getattr(layer, key)
@@ -141,29 +144,38 @@ def _children(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
         if isinstance(value, keras.layers.Layer):
             yield key, value
         elif isinstance(value, list | tuple | dict):
-            yield from _listed(key, value)
+            yield from _iter_container(key, value)
 
 
-def _listed(key: str, container: Sequence[object] | dict[str, object]) -> Iterator[tuple[str, Any]]:
+def _iter_container(
+    key: str, container: Sequence[object] | dict[str, object]
+) -> Iterator[tuple[str, Any]]:
     """Yields the layers of a list, numbered by class."""
-    used: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for item in container.values() if isinstance(container, dict) else container:
         if isinstance(item, keras.layers.Layer):
-            kind = snake_case(type(item).__name__)
+            class_name = snake_case(type(item).__name__)
         elif isinstance(item, list | tuple | dict):
-            kind = "container"
+            class_name = "container"
         else:
             continue
-        number = used[kind] = used.get(kind, -1) + 1
-        name = f"{key}/{kind}_{number}" if number else f"{key}/{kind}"
-        if kind == "container":
-            yield from _listed(name, item)
+        number = counts[class_name] = counts.get(class_name, -1) + 1
+        name = f"{key}/{class_name}_{number}" if number else f"{key}/{class_name}"
+        if class_name == "container":
+            yield from _iter_container(name, item)
         else:
             yield name, item
 
 
 @functools.cache
-def _of_every_layer() -> frozenset[str]:
-    named = keras.layers.Layer(name="any")  # an explicit name: Keras counts generated ones
-    tracked = [f"_self_unconditional_{x}" for x in ("checkpoint_dependencies", "dependency_names")]
-    return frozenset(dir(named)) | {"_functional", "_operations", "operations", *tracked}
+def _get_base_layer_attributes() -> frozenset[str]:
+    layer = keras.layers.Layer(name="any")  # an explicit name: Keras counts generated ones
+    tracking_attributes = [
+        f"_self_unconditional_{x}" for x in ("checkpoint_dependencies", "dependency_names")
+    ]
+    return frozenset(dir(layer)) | {
+        "_functional",
+        "_operations",
+        "operations",
+        *tracking_attributes,
+    }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.errors import ConfigError, suggest_similar_names
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.rules import is_one_of
 
@@ -23,17 +23,17 @@ SCHEDULES = (
 )
 """Keras's schedules: the only ones that a file may name."""
 
-_PLAIN = (type(None), bool, int, float, str)
+_PLAIN_TYPES = (type(None), bool, int, float, str)
 
 
-class Rate(NamedTuple):
+class LearningRate(NamedTuple):
     """A learning rate that changes."""
 
-    of: Callable[[int], float]
+    value: Callable[[int], float]
     counts_updates: bool  # whether it is a function of gradient updates, not of time steps
 
 
-def changing_rate(lr: float | Callable[[int], float] | Mapping[str, Any]) -> Rate | None:
+def resolve_schedule(lr: float | Callable[[int], float] | Mapping[str, Any]) -> LearningRate | None:
     """Returns the schedule that a setting `lr` describes; None for a number.
 
     Args:
@@ -44,45 +44,45 @@ def changing_rate(lr: float | Callable[[int], float] | Mapping[str, Any]) -> Rat
     Raises:
         ConfigError: for a dict that does not describe a Keras schedule.
 
-    >>> rate = changing_rate({"type": "InverseTimeDecay", "initial_learning_rate": 0.5,
+    >>> rate = resolve_schedule({"type": "InverseTimeDecay", "initial_learning_rate": 0.5,
     ...                       "decay_steps": 1, "decay_rate": 1.0})
-    >>> rate.of(1), rate.counts_updates, changing_rate(1e-3)
+    >>> rate.of(1), rate.counts_updates, resolve_schedule(1e-3)
     (0.25, True, None)
     """
     if isinstance(lr, int | float):
         return None
-    schedule = _made(lr) if isinstance(lr, Mapping) else lr
+    schedule = _make_schedule(lr) if isinstance(lr, Mapping) else lr
     counts_updates = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
 
     @ensure_eager()
-    def of(count: int) -> float:
-        found = schedule(count)
+    def evaluate(count: int) -> float:
+        value = schedule(count)
         try:
-            rate = float(found)
+            rate = float(value)
         except (TypeError, ValueError):
             rate = math.nan
         if not 0 <= rate < math.inf:
             raise ConfigError(
-                f"lr must be a finite number, 0 or more, but {lr!r:.200} returned {found!r:.200} "
+                f"lr must be a finite number, 0 or more, but {lr!r:.200} returned {value!r:.200} "
                 f"for {count}."
             )
         return rate
 
-    return Rate(of, counts_updates)
+    return LearningRate(evaluate, counts_updates)
 
 
-def _made(described: Mapping[str, Any]) -> Any:
-    settings = dict(described)
+def _make_schedule(config: Mapping[str, Any]) -> Any:
+    settings = dict(config)
     name = settings.pop("type", None)
     if not is_one_of(name, *SCHEDULES):
         raise ConfigError(
-            f"lr={dict(described)!r:.200} does not describe a Keras schedule."
-            f"{near_matches(str(name), SCHEDULES)} Its type must be one of {', '.join(SCHEDULES)}."
+            f"lr={dict(config)!r:.200} does not describe a Keras schedule."
+            f"{suggest_similar_names(str(name), SCHEDULES)} Its type must be one of {', '.join(SCHEDULES)}."
         )
     lists = [x if isinstance(x, list | tuple) else [x] for x in settings.values()]
-    if not all(isinstance(x, _PLAIN) for x in chain(*lists)):
-        raise ConfigError(f"lr={dict(described)!r:.200} must hold numbers, or lists of numbers.")
+    if not all(isinstance(x, _PLAIN_TYPES) for x in chain(*lists)):
+        raise ConfigError(f"lr={dict(config)!r:.200} must hold numbers, or lists of numbers.")
     try:
         return getattr(keras.optimizers.schedules, name)(**settings)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"lr={dict(described)!r:.200}: {error}") from error
+        raise ConfigError(f"lr={dict(config)!r:.200}: {error}") from error

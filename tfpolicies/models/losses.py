@@ -40,8 +40,8 @@ def half_square(errors: tf.Tensor) -> tf.Tensor:
 def huber(errors: tf.Tensor) -> tf.Tensor:
     """Returns x^2 / 2 where |x| <= 1, and |x| - 1/2 elsewhere (Huber 1964)."""
     size = tf.abs(errors)
-    near = tf.minimum(size, 1.0)
-    return near * (size - 0.5 * near)  # its float32 gradient is also exact for small errors
+    clipped = tf.minimum(size, 1.0)
+    return clipped * (size - 0.5 * clipped)  # its float32 gradient is also exact for small errors
 
 
 def explained_variance(targets: tf.Tensor, values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
@@ -53,7 +53,7 @@ def explained_variance(targets: tf.Tensor, values: tf.Tensor, mask: tf.Tensor) -
     return tf.maximum(-1.0, 1.0 - variance(targets - values) / (variance(targets) + 1e-6))
 
 
-def clip_gradients(pairs: Gradients, limit: tf.Tensor, how: str) -> Gradients:
+def clip_gradients(pairs: Gradients, limit: tf.Tensor, mode: str) -> Gradients:
     """Clips gradients by their global norm, each gradient's norm, or each entry.
 
     An infinite limit changes nothing; a constant infinite limit adds no operations.
@@ -61,18 +61,18 @@ def clip_gradients(pairs: Gradients, limit: tf.Tensor, how: str) -> Gradients:
     if tf.get_static_value(limit) == math.inf:
         return pairs
 
-    def with_each(clipped: Callable[[Any], Any]) -> Gradients:
-        return [(None if g is None else clipped(g), variable) for g, variable in pairs]
+    def map_gradients(clip: Callable[[Any], Any]) -> Gradients:
+        return [(None if g is None else clip(g), variable) for g, variable in pairs]
 
-    if how == "value":
-        return with_each(lambda g: tf.clip_by_value(g, -limit, limit))
-    if how == "norm":
-        return with_each(lambda g: g * _shrink(tf.norm(g), limit))
+    if mode == "value":
+        return map_gradients(lambda g: tf.clip_by_value(g, -limit, limit))
+    if mode == "norm":
+        return map_gradients(lambda g: g * _compute_shrink_factor(tf.norm(g), limit))
     squares = [tf.reduce_sum(tf.square(g)) for g, _ in pairs if g is not None]
-    scale = _shrink(tf.sqrt(tf.add_n(squares)), limit)
-    return with_each(lambda g: g * scale)
+    scale = _compute_shrink_factor(tf.sqrt(tf.add_n(squares)), limit)
+    return map_gradients(lambda g: g * scale)
 
 
-def _shrink(norm: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
+def _compute_shrink_factor(norm: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
     """Returns the factor that reduces a norm, which may have overflowed, to a limit."""
     return tf.minimum(1.0, limit / tf.clip_by_value(norm, 1e-12, tf.float32.max))

@@ -11,25 +11,30 @@ import gymnasium as gym
 import keras
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.architecture import Architecture, anonymous, fingerprint, require_equal
-from tfpolicies.models.calling import all_layers, call_with_zeros
+from tfpolicies.models.architecture import (
+    Architecture,
+    check_copy_is_equal,
+    compute_fingerprint,
+    strip_names,
+)
+from tfpolicies.models.calling import call_with_zeros, get_all_layers
 from tfpolicies.models.catalog.build import build_model
-from tfpolicies.models.catalog.q_network import QHeads, build_q_model, q_noise_size
+from tfpolicies.models.catalog.q_network import QHeads, build_q_model, get_q_noise_size
 from tfpolicies.models.custom_model import (
     Factory,
     ModelRequirements,
-    context_of,
-    model_of,
-    ports_of,
+    call_factory,
+    get_factory_context,
+    get_input_ports,
     require_float32,
 )
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.extent import is_built_from_file, require_room
-from tfpolicies.models.ports import InputPorts, model_leaves
+from tfpolicies.models.extent import check_memory, is_built_from_file
+from tfpolicies.models.ports import InputPorts, get_model_leaves
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.registry import model_given
+from tfpolicies.models.registry import resolve_custom_model
 from tfpolicies.models.settings import Settings, has_memory
-from tfpolicies.models.views import declared
+from tfpolicies.models.views import get_view_requirements
 
 
 class ModelSource(NamedTuple):
@@ -42,7 +47,7 @@ class ModelSource(NamedTuple):
     noise_size: int = 0  # number of noise values per row of noisy networks
 
 
-def model_source(
+def make_model_source(
     observation_space: gym.Space,
     dist_class: ActionDistribution,
     config: Settings,
@@ -62,26 +67,26 @@ def model_source(
     Raises:
         ModelError: if it is something else.
     """
-    custom, num_outputs = model_given(config["custom_model"]), dist_class.num_outputs
+    custom, num_outputs = resolve_custom_model(config["custom_model"]), dist_class.num_outputs
     requirements = ModelRequirements(observation_space, dist_class, config, with_value)
     if custom is None:
-        how = {"with_value": with_value, "action_leaves": dist_class.leaves}
-        return _catalog_source(build_model, observation_space, num_outputs, config, how)
+        options = {"with_value": with_value, "action_leaves": dist_class.leaves}
+        return _make_catalog_source(build_model, observation_space, num_outputs, config, options)
     value_settings = [config[k] for k in ("fcnet_hiddens", "fcnet_activation", "ortho_init")]
-    value_key = (with_value, fingerprint(value_settings))
+    value_key = (with_value, compute_fingerprint(value_settings))
     if isinstance(custom, keras.Model):
-        ports = ports_of(custom, observation_space, dist_class)
-        unbuilt = None if custom.built else Architecture.of(custom)
+        ports = get_input_ports(custom, observation_space, dist_class)
+        unbuilt = None if custom.built else Architecture.from_model(custom)
         if unbuilt is not None:
-            _require_room(unbuilt, ports, custom.name)
+            _check_model_memory(unbuilt, ports, custom.name)
         if unbuilt is not None or not isinstance(custom, keras.Function | keras.Sequential):
             call_with_zeros(custom, ports)  # builds it; `complete` tries each copy
-        architecture = Architecture.of(custom)
-        _require_kept_views(custom, architecture)
-        if architecture is not None and custom not in _compared and not is_built_from_file():
-            require_equal(custom, architecture.build(), ports)
-            _compared.add(custom)
-        return _instance_source(custom, architecture, requirements.complete, value_key)
+        architecture = Architecture.from_model(custom)
+        _check_copied_views(custom, architecture)
+        if architecture is not None and custom not in _verified_models and not is_built_from_file():
+            check_copy_is_equal(custom, architecture.build(), ports)
+            _verified_models.add(custom)
+        return _make_instance_source(custom, architecture, requirements.complete, value_key)
     if isinstance(custom, keras.Layer):
         raise ModelError(
             f"model must be a keras.Model or a factory of one; got the layer {custom.name!r}. "
@@ -89,17 +94,21 @@ def model_source(
         )
     if callable(custom):
         arguments = dict(config["custom_model_config"])
-        context = context_of(custom, dist_class.space, config)
-        width = num_outputs
+        context = get_factory_context(custom, dist_class.space, config)
+        num_features = num_outputs
         if has_memory(config):
-            width = int(config["attention_dim" if config["use_attention"] else "lstm_cell_size"])
+            num_features = int(
+                config["attention_dim" if config["use_attention"] else "lstm_cell_size"]
+            )
 
         def make_custom() -> keras.Model:
-            keywords = {**arguments, **context}
-            return requirements.complete(model_of(custom, observation_space, width, keywords))
+            kwargs = {**arguments, **context}
+            return requirements.complete(
+                call_factory(custom, observation_space, num_features, kwargs)
+            )
 
-        given = fingerprint([arguments, context.get("model_config")])
-        factory_key = ("factory", custom, given, num_outputs, *value_key)
+        arguments_key = compute_fingerprint([arguments, context.get("model_config")])
+        factory_key = ("factory", custom, arguments_key, num_outputs, *value_key)
         return ModelSource(factory_key, make_custom)
     raise ModelError(
         "custom_model must be a keras.Model or a factory f(observation_space, num_outputs, "
@@ -107,7 +116,9 @@ def model_source(
     )
 
 
-def q_model_source(observation_space: gym.Space, num_actions: int, static: Settings) -> ModelSource:
+def make_q_model_source(
+    observation_space: gym.Space, num_actions: int, settings: Settings
+) -> ModelSource:
     """Returns the source of the catalog's Q-networks; see `build_q_model`.
 
     Args:
@@ -118,50 +129,60 @@ def q_model_source(observation_space: gym.Space, num_actions: int, static: Setti
     Raises:
         ModelError: if Keras's global dtype is not float32.
     """
-    heads = QHeads.of(static)
-    noise_size = q_noise_size(model_leaves(observation_space), num_actions, static["model"], heads)
-    source = _catalog_source(
-        build_q_model, observation_space, num_actions, static["model"], {"heads": heads}
+    heads = QHeads.from_settings(settings)
+    noise_size = get_q_noise_size(
+        get_model_leaves(observation_space), num_actions, settings["model"], heads
+    )
+    source = _make_catalog_source(
+        build_q_model, observation_space, num_actions, settings["model"], {"heads": heads}
     )
     return source._replace(noise_size=noise_size)
 
 
-def _catalog_source(
-    build: Factory, observation_space: gym.Space, num_outputs: int, config: Settings, how: Settings
+def _make_catalog_source(
+    build: Factory,
+    observation_space: gym.Space,
+    num_outputs: int,
+    config: Settings,
+    options: Settings,
 ) -> ModelSource:
     require_float32()
-    found = model_leaves(observation_space)
-    shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in found)
+    leaves = get_model_leaves(observation_space)
+    shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in leaves)
     settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
-    key = ("catalog", build, shapes, num_outputs, fingerprint([settings, how]))
-    make = functools.partial(build, found, num_outputs, config, **how)
+    key = ("catalog", build, shapes, num_outputs, compute_fingerprint([settings, options]))
+    make = functools.partial(build, leaves, num_outputs, config, **options)
     return ModelSource(key, make, is_catalog=True)
 
 
-def _require_room(architecture: Architecture, ports: InputPorts, name: str) -> None:
-    def built() -> keras.Model:
+def _check_model_memory(architecture: Architecture, ports: InputPorts, name: str) -> None:
+    def build() -> keras.Model:
         model = architecture.build()
         call_with_zeros(model, ports)
         return model
 
-    require_room(built, f"The model {name!r}", may_fail=True)
+    check_memory(build, f"The model {name!r}", allow_failure=True)
 
 
-def _require_kept_views(instance: keras.Model, architecture: Architecture | None) -> None:
+def _check_copied_views(instance: keras.Model, architecture: Architecture | None) -> None:
     """Checks that copies of a model instance have its view requirements.
 
     Raises:
         ModelError: if Keras loses them.
     """
-    required = declared(instance)
-    if required and architecture is not None and declared(architecture.build()) != required:
+    requirements = get_view_requirements(instance)
+    if (
+        requirements
+        and architecture is not None
+        and get_view_requirements(architecture.build()) != requirements
+    ):
         raise ModelError(
             f"The model {instance.name!r} has view_requirements that Keras leaves out of copies. "
             "Pass a factory that sets them, or set them in the constructor of the model's class."
         )
 
 
-def _instance_source(
+def _make_instance_source(
     instance: keras.Model,
     architecture: Architecture | None,
     complete: Callable[[keras.Model], keras.Model],
@@ -173,12 +194,17 @@ def _instance_source(
 
     classes = tuple(
         type(layer)
-        for layer in all_layers(instance)
+        for layer in get_all_layers(instance)
         if not type(layer).__module__.startswith("keras.")
     )
-    key = ("architecture", fingerprint(anonymous(architecture.config)), classes, *value_key)
+    key = (
+        "architecture",
+        compute_fingerprint(strip_names(architecture.config)),
+        classes,
+        *value_key,
+    )
     return ModelSource(key, lambda: complete(architecture.build()), instance)
 
 
-_compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_verified_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 """Custom models whose copies were checked to compute the same."""

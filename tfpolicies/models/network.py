@@ -11,13 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.models.actor_critic import get_dist_inputs, value_of
+from tfpolicies.models.actor_critic import get_dist_inputs, get_value
 from tfpolicies.models.calling import call_model
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.filters import normalize
-from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, plain_leaves
+from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, get_unmasked_leaf_indices
 from tfpolicies.models.preprocessing import encode, encoded_shape
-from tfpolicies.models.spaces import pick
+from tfpolicies.models.spaces import get_at_path
 from tfpolicies.type_aliases import TensorStructure
 
 Tensors: TypeAlias = Sequence[tf.Tensor]
@@ -27,7 +27,7 @@ class NetworkInputs(NamedTuple):
     """The inputs of a network; see `InputPorts` for the order."""
 
     obs: Tensors  # each [N, *shape]
-    seen: Tensors = ()  # the leaves of the views, each [N, *shape]
+    views: Tensors = ()  # the leaves of the views, each [N, *shape]
     states: Tensors = ()  # each [S, *shape]
     seq_lens: tf.Tensor | None = None  # int32 [S]; None: all sequences have T steps
     time_steps: Any = 1  # T, with N = S * T
@@ -69,7 +69,7 @@ class Network:
         self._dist_class = dist_class
         self._leaves = ports.obs_leaves
         self._names = [port.name for port in ports.obs]
-        self._plain = plain_leaves(ports.space)
+        self._unmasked_leaves = get_unmasked_leaf_indices(ports.space)
         self._filtered = tuple(filtered)
         self.filtered_names = tuple(self._names[i] for i in filtered)
         self.filter_variables = [
@@ -83,31 +83,33 @@ class Network:
         ]
         self.variables = [*model.variables, *self.filter_variables]
 
-    def like(self, model: keras.Model) -> Network:
+    def with_model(self, model: keras.Model) -> Network:
         """Returns a network of another model of this architecture, with the same filters."""
-        twin = copy.copy(self)
-        twin.model, twin.variables = model, [*model.variables, *self.filter_variables]
-        return twin
+        network = copy.copy(self)
+        network.model, network.variables = model, [*model.variables, *self.filter_variables]
+        return network
 
     def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
         """Runs the model with its own variables."""
         return self._run(inputs, self.filter_variables, training=training)
 
-    def with_weights(self, weights: Tensors) -> keras.StatelessScope:
+    def use_weights(self, weights: Tensors) -> keras.StatelessScope:
         """Returns a context in which the model and its layers have these weights of `variables`."""
-        own = self.model.variables
-        return keras.StatelessScope(state_mapping=list(zip(own, weights[: len(own)], strict=True)))
+        model_variables = self.model.variables
+        return keras.StatelessScope(
+            state_mapping=list(zip(model_variables, weights[: len(model_variables)], strict=True))
+        )
 
-    def stateless(self, weights: Tensors, inputs: NetworkInputs) -> NetworkOutputs:
+    def call_stateless(self, weights: Tensors, inputs: NetworkInputs) -> NetworkOutputs:
         """Runs the model with the given weights, in the order of `variables`, for inference."""
         # Unlike `stateless_call`, this works if the model's `call` has no argument `training`.
-        with self.with_weights(weights):
+        with self.use_weights(weights):
             return self._run(inputs, weights[len(self.model.variables) :], training=False)
 
     def _run(self, inputs: NetworkInputs, filters: Tensors, *, training: bool) -> NetworkOutputs:
-        seen = self._encode_inputs(inputs, filters)
-        outputs = call_model(self.model, seen, training=training)
-        logits, values = get_dist_inputs(outputs), value_of(outputs)
+        encoded = self._encode_inputs(inputs, filters)
+        outputs = call_model(self.model, encoded, training=training)
+        logits, values = get_dist_inputs(outputs), get_value(outputs)
         states = [outputs[f"state_out_{i}"] for i in range(len(self.ports.states))]
         if self.ports.is_recurrent:
             logits = tf.reshape(logits, [-1, logits.shape[-1]])
@@ -115,36 +117,38 @@ class Network:
         if masks:
             flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in masks]
             mask = flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1)
-            logits = self._dist_class.masked(logits, mask)
+            logits = self._dist_class.apply_mask(logits, mask)
         if values is not None:
             values = tf.reshape(values, [-1])
-        return NetworkOutputs(self._dist_class.inputs_of(logits), logits, values, states)
+        return NetworkOutputs(self._dist_class.compute_inputs(logits), logits, values, states)
 
     def _encode_inputs(self, inputs: NetworkInputs, filters: Tensors) -> dict[str, tf.Tensor]:
-        seen = self._encode_obs(inputs.obs, filters)
-        arrays = iter(inputs.seen)
+        encoded = self._encode_obs(inputs.obs, filters)
+        arrays = iter(inputs.views)
         for view in self.ports.views:
             steps = [next(arrays) for _ in view.ports]
-            seen |= view.encoded(steps, lambda i, x: self._normalize(self._plain[i], x, filters))
+            encoded |= view.encode_view(
+                steps, lambda i, x: self._normalize(self._unmasked_leaves[i], x, filters)
+            )
         if self.ports.is_recurrent:
-            seen = {name: _fold(x, inputs.time_steps) for name, x in seen.items()}
+            encoded = {name: _to_sequences(x, inputs.time_steps) for name, x in encoded.items()}
             names = (port.name for port in self.ports.states)
-            seen |= zip(names, inputs.states, strict=True)
+            encoded |= zip(names, inputs.states, strict=True)
             lengths = inputs.seq_lens
             if lengths is None:
                 lengths = tf.fill([tf.shape(inputs.states[0])[0]], inputs.time_steps)
-            seen[SEQ_LENS] = tf.cast(lengths, tf.int32)
+            encoded[SEQ_LENS] = tf.cast(lengths, tf.int32)
         if self.ports.noise_size:
-            mean = inputs.noise is None
-            seen[NOISE] = tf.zeros([1, self.ports.noise_size]) if mean else inputs.noise
-        return seen
+            use_mean = inputs.noise is None
+            encoded[NOISE] = tf.zeros([1, self.ports.noise_size]) if use_mean else inputs.noise
+        return encoded
 
-    def encoded(self, obs: TensorStructure) -> dict[str, tf.Tensor]:
+    def encode_obs(self, obs: TensorStructure) -> dict[str, tf.Tensor]:
         """Encodes rows of observations, nested as their space is; returns them by port.
 
         Action masks are left out.
         """
-        leaves = [pick(obs, leaf.path) for leaf in self._leaves]
+        leaves = [get_at_path(obs, leaf.path) for leaf in self._leaves]
         return self._encode_obs(leaves, self.filter_variables)
 
     def _encode_obs(self, obs: Tensors, filters: Tensors) -> dict[str, tf.Tensor]:
@@ -165,12 +169,12 @@ class Network:
         """
         if leaf not in self._filtered:
             return encoded
-        at = 2 * self._filtered.index(leaf)
-        return normalize(encoded, filters[at], filters[at + 1])
+        index = 2 * self._filtered.index(leaf)
+        return normalize(encoded, filters[index], filters[index + 1])
 
 
-def _fold(rows: tf.Tensor, time_steps: int | tf.Tensor) -> tf.Tensor:
+def _to_sequences(rows: tf.Tensor, time_steps: int | tf.Tensor) -> tf.Tensor:
     """Reshapes rows `[S * T, ...]` to sequences `[S, T, ...]`."""
     shape = rows.shape[1:]
-    static = time_steps if isinstance(time_steps, int) else None
-    return tf.ensure_shape(tf.reshape(rows, [-1, time_steps, *shape]), [None, static, *shape])
+    num_steps = time_steps if isinstance(time_steps, int) else None
+    return tf.ensure_shape(tf.reshape(rows, [-1, time_steps, *shape]), [None, num_steps, *shape])

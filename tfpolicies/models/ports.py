@@ -24,11 +24,11 @@ from tfpolicies.models.spaces import (
     Leaf,
     Leaves,
     action_leaves,
+    get_at_path,
     has_mask,
     leaves,
-    nest,
-    pick,
     port_names,
+    unflatten,
 )
 from tfpolicies.type_aliases import Structure, TensorStructure
 
@@ -36,16 +36,16 @@ SEQ_LENS = "seq_lens"
 NOISE = "noise"
 """The input of a noisy network, `[B, k]`, or `[1, k]` for all rows; zeros give mean weights."""
 OBS, ACTIONS, REWARDS = "obs", "actions", "rewards"
-PREVIOUS = {"prev_actions": ACTIONS, "prev_rewards": REWARDS}
+PREVIOUS_STEP_SOURCES = {"prev_actions": ACTIONS, "prev_rewards": REWARDS}
 """The views of one step back, which are arguments of `compute_actions`."""
-NUMBER = spaces.Box(-np.inf, np.inf, (), np.float32)
+REWARD_SPACE = spaces.Box(-np.inf, np.inf, (), np.float32)
 """The space of a reward."""
 
 
 Arrays: TypeAlias = Sequence[np.ndarray]
 
 
-class Port(NamedTuple):
+class PolicyPort(NamedTuple):
     """One named input or output of a policy."""
 
     name: str
@@ -64,7 +64,7 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True)
-class View:
+class ViewInput:
     """Steps of a collected column, relative to the current one; zeros before an episode.
 
     Attributes:
@@ -93,9 +93,9 @@ class View:
         return tuple(leaf._replace(shape=(*lead, *leaf.shape)) for leaf in self.source_leaves)
 
     @cached_property
-    def ports(self) -> tuple[Port, ...]:
+    def ports(self) -> tuple[PolicyPort, ...]:
         """One input per leaf."""
-        return leaf_ports(self.name, self.leaves)
+        return make_leaf_ports(self.name, self.leaves)
 
     @property
     def depth(self) -> int:
@@ -103,57 +103,57 @@ class View:
         return -min(self.shifts)
 
     @cached_property
-    def following(self) -> View | None:
+    def next_step_view(self) -> ViewInput | None:
         """The view to store for computing the next step's view; None if this view suffices.
 
         The next step has at shift -3 the value that this one has at -2: the range
         `[-3, -2, -1]` contains it, `[-3, -1]` does not.
         """
-        wanted = [shift + 1 for shift in self.shifts if shift < -1]
-        if set(wanted) <= set(self.shifts):
+        next_shifts = [shift + 1 for shift in self.shifts if shift < -1]
+        if set(next_shifts) <= set(self.shifts):
             return None
         shifts = tuple(min(shift + 1, -1) for shift in self.shifts)
-        return View(f"new_{self.name}", self.source, self.space, shifts, self.is_window)
+        return ViewInput(f"new_{self.name}", self.source, self.space, shifts, self.is_window)
 
-    def picked(self, column: Structure | TensorStructure) -> list[Any]:
+    def flatten(self, column: Structure | TensorStructure) -> list[Any]:
         """Returns the leaves of a nested column."""
-        return [pick(column, leaf.path) for leaf in self.leaves]
+        return [get_at_path(column, leaf.path) for leaf in self.leaves]
 
-    def nested(self, arrays: Sequence[Any]) -> Any:
-        """Inverts `picked`."""
-        return nest(self.space, arrays)
+    def unflatten(self, arrays: Sequence[Any]) -> Any:
+        """Inverts `flatten`."""
+        return unflatten(self.space, arrays)
 
-    def reached(self, seen: Arrays, present: Arrays, later: Arrays) -> list[np.ndarray]:
+    def advance(self, views: Arrays, current: Arrays, next_obs: Arrays) -> list[np.ndarray]:
         """Returns the view one step after the given rows, a leaf `[R, ...]` each.
 
         Args:
-            views: leaves `[R, ...]` of the rows' view, or of `following` if there is one.
+            views: leaves `[R, ...]` of the rows' view, or of `next_step_view` if there is one.
             current: leaves of the source at the rows.
             next_obs: leaves of the next observations.
         """
-        at = {shift: i for i, shift in enumerate(self.shifts)}
+        positions = {shift: i for i, shift in enumerate(self.shifts)}
 
-        def step(i: int, place: int, shift: int) -> np.ndarray:
+        def step(i: int, position: int, shift: int) -> np.ndarray:
             if shift >= -1:
-                return present[i] if shift else later[i]
-            place = place if self.following else at[shift + 1]
-            return seen[i][:, place] if self.is_window else seen[i]
+                return current[i] if shift else next_obs[i]
+            position = position if self.next_step_view else positions[shift + 1]
+            return views[i][:, position] if self.is_window else views[i]
 
-        found = []
+        arrays = []
         for i in range(len(self.leaves)):
             steps = [step(i, place, shift) for place, shift in enumerate(self.shifts)]
-            found.append(np.stack(steps, axis=1) if self.is_window else steps[0])
-        return found
+            arrays.append(np.stack(steps, axis=1) if self.is_window else steps[0])
+        return arrays
 
-    def encoded_shapes(self) -> list[tuple[int, ...]]:
+    def get_encoded_shapes(self) -> list[tuple[int, ...]]:
         """Returns the shape of a row of each encoded leaf."""
         if self.source == REWARDS:
             return [self.leaves[0].shape or (1,)]
         lead = (len(self.shifts),) if self.is_window else ()
         return [(*lead, *encoded_shape(leaf)) for leaf in self.source_leaves]
 
-    def encoded(
-        self, arrays: Sequence[tf.Tensor], normal: Callable[[int, tf.Tensor], tf.Tensor]
+    def encode_view(
+        self, arrays: Sequence[tf.Tensor], normalize: Callable[[int, tf.Tensor], tf.Tensor]
     ) -> dict[str, tf.Tensor]:
         """Encodes rows of each leaf; returns them by port.
 
@@ -161,47 +161,49 @@ class View:
             arrays: a leaf `[N, ...]` each.
             normalize: normalises an encoded leaf of the observation, given its index.
         """
-        found = {}
-        for i, (port, shape) in enumerate(zip(self.ports, self.encoded_shapes(), strict=True)):
+        encoded = {}
+        for i, (port, shape) in enumerate(zip(self.ports, self.get_encoded_shapes(), strict=True)):
             steps, leaf = arrays[i], self.source_leaves[i]
             if self.source == REWARDS:
-                found[port.name] = steps if self.is_window else steps[:, None]
+                encoded[port.name] = steps if self.is_window else steps[:, None]
                 continue
             if self.is_window:
                 steps = tf.reshape(steps, [-1, *leaf.shape])
             is_obs = self.source == OBS
-            steps = normal(i, encode(leaf, steps)) if is_obs else encode_action(leaf, steps)
+            steps = normalize(i, encode(leaf, steps)) if is_obs else encode_action(leaf, steps)
             if self.is_window:
                 steps = tf.ensure_shape(tf.reshape(steps, [-1, *shape]), [None, *shape])
-            found[port.name] = steps
-        return found
+            encoded[port.name] = steps
+        return encoded
 
 
-def previous(space: spaces.Space) -> tuple[View, View]:
+def make_previous_step_views(space: spaces.Space) -> tuple[ViewInput, ViewInput]:
     """Returns the views of the previous action, of this space, and of the previous reward."""
-    actions, rewards = PREVIOUS
-    return View(actions, ACTIONS, space), View(rewards, REWARDS, NUMBER)
+    actions, rewards = PREVIOUS_STEP_SOURCES
+    return ViewInput(actions, ACTIONS, space), ViewInput(rewards, REWARDS, REWARD_SPACE)
 
 
-def model_space(space: spaces.Space) -> spaces.Space:
+def get_model_space(space: spaces.Space) -> spaces.Space:
     """Returns the part of an observation space that a model sees: all except an action mask."""
     return space[OBSERVATIONS] if has_mask(space) else space  # type: ignore[index]
 
 
-def plain_leaves(space: spaces.Space) -> list[int]:
+def get_unmasked_leaf_indices(space: spaces.Space) -> list[int]:
     """Returns the indices of the leaves of an observation space that are not an action mask."""
-    masked = has_mask(space)
-    return [i for i, leaf in enumerate(leaves(space)) if not (masked and leaf.path[0] == MASK)]
+    has_action_mask = has_mask(space)
+    return [
+        i for i, leaf in enumerate(leaves(space)) if not (has_action_mask and leaf.path[0] == MASK)
+    ]
 
 
-def model_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
+def get_model_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     """Returns the leaves that a model sees: all except the mask, with their paths below it.
 
     >>> box, mask = spaces.Box(-1, 1, (3,)), spaces.MultiBinary(2)
-    >>> [leaf.path for leaf in model_leaves(spaces.Dict(observations=box, action_mask=mask))]
+    >>> [leaf.path for leaf in get_model_leaves(spaces.Dict(observations=box, action_mask=mask))]
     [()]
     """
-    return leaves(model_space(space))
+    return leaves(get_model_space(space))
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class InputPorts:
     """
 
     space: spaces.Space
-    views: tuple[View, ...] = ()
+    views: tuple[ViewInput, ...] = ()
     memory: tuple[tuple[int, ...], ...] = ()
     noise_size: int = 0
 
@@ -229,13 +231,13 @@ class InputPorts:
     @cached_property
     def is_mask(self) -> tuple[bool, ...]:
         """For each observation leaf, whether it is an action mask."""
-        masked = has_mask(self.space)
-        return tuple(masked and leaf.path[0] == MASK for leaf in self.obs_leaves)
+        has_action_mask = has_mask(self.space)
+        return tuple(has_action_mask and leaf.path[0] == MASK for leaf in self.obs_leaves)
 
     @cached_property
-    def obs(self) -> tuple[Port, ...]:
+    def obs(self) -> tuple[PolicyPort, ...]:
         """One port per observation leaf."""
-        names = iter(port_names(model_leaves(self.space), "obs"))
+        names = iter(port_names(get_model_leaves(self.space), "obs"))
         masks = [
             leaf._replace(path=leaf.path[1:])
             for leaf, mask in zip(self.obs_leaves, self.is_mask, strict=True)
@@ -243,25 +245,27 @@ class InputPorts:
         ]
         mask_names = iter(port_names(masks, MASK))
         return tuple(
-            Port(next(mask_names if mask else names), leaf.shape, leaf.dtype, leaf.path)
+            PolicyPort(next(mask_names if mask else names), leaf.shape, leaf.dtype, leaf.path)
             for leaf, mask in zip(self.obs_leaves, self.is_mask, strict=True)
         )
 
     @cached_property
-    def seen(self) -> tuple[Port, ...]:
+    def view_ports(self) -> tuple[PolicyPort, ...]:
         """The ports of the views, in order."""
         return tuple(port for view in self.views for port in view.ports)
 
     @cached_property
-    def states(self) -> tuple[Port, ...]:
+    def states(self) -> tuple[PolicyPort, ...]:
         """The memory, one port per state tensor."""
-        kind = np.dtype(np.float32)
-        return tuple(Port(f"state_in_{i}", shape, kind) for i, shape in enumerate(self.memory))
+        dtype = np.dtype(np.float32)
+        return tuple(
+            PolicyPort(f"state_in_{i}", shape, dtype) for i, shape in enumerate(self.memory)
+        )
 
     @cached_property
-    def all(self) -> tuple[Port, ...]:
+    def all(self) -> tuple[PolicyPort, ...]:
         """All inputs of acting, in order."""
-        return (*self.obs, *self.seen, *self.states)
+        return (*self.obs, *self.view_ports, *self.states)
 
     @property
     def is_recurrent(self) -> bool:
@@ -270,14 +274,18 @@ class InputPorts:
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Splits inputs in the order of `all` into observations, views and memory."""
-        first, second = len(self.obs), len(self.obs) + len(self.seen)
-        return list(inputs[:first]), list(inputs[first:second]), list(inputs[second:])
+        num_obs, num_obs_and_views = len(self.obs), len(self.obs) + len(self.view_ports)
+        return (
+            list(inputs[:num_obs]),
+            list(inputs[num_obs:num_obs_and_views]),
+            list(inputs[num_obs_and_views:]),
+        )
 
 
-def leaf_ports(prefix: str, space_leaves: Leaves) -> tuple[Port, ...]:
+def make_leaf_ports(prefix: str, space_leaves: Leaves) -> tuple[PolicyPort, ...]:
     """Returns one port per leaf: `prefix`, or `prefix_<path>`."""
     names = port_names(space_leaves, prefix)
     return tuple(
-        Port(name, leaf.shape, leaf.dtype, leaf.path)
+        PolicyPort(name, leaf.shape, leaf.dtype, leaf.path)
         for name, leaf in zip(names, space_leaves, strict=True)
     )

@@ -38,11 +38,11 @@ def encode_action(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
     return tf.cast(batch, tf.float32)
 
 
-def _one_hot(leaf: Leaf, counted: tf.Tensor) -> tf.Tensor:
+def _one_hot(leaf: Leaf, choices: tf.Tensor) -> tf.Tensor:
     space: Any = leaf.space
     if isinstance(space, spaces.Discrete):
-        return tf.one_hot(counted, int(space.n), dtype=tf.float32)
-    flat = tf.reshape(counted, [-1, math.prod(leaf.shape)])
+        return tf.one_hot(choices, int(space.n), dtype=tf.float32)
+    flat = tf.reshape(choices, [-1, math.prod(leaf.shape)])
     sizes = space.nvec.reshape(-1)
     parts = [tf.one_hot(flat[:, i], int(n), dtype=tf.float32) for i, n in enumerate(sizes)]
     return tf.concat(parts, axis=-1)

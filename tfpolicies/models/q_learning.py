@@ -15,19 +15,21 @@ Tensor: TypeAlias = tf.Tensor
 _MASKED = MASKED_LOGIT / 2  # values up to this one belong to forbidden actions
 
 
-def chosen_values(values: Tensor, actions: Tensor) -> Tensor:
+def select_values(values: Tensor, actions: Tensor) -> Tensor:
     """Returns the values `[B]` of `actions` `[B]` among those of all actions, `[B, n]`."""
     choice = tf.one_hot(tf.cast(actions, tf.int32), values.shape[-1])
     return tf.reduce_sum(values * choice, axis=-1)
 
 
-def chosen_rows(numbers: Tensor, actions: Tensor) -> Tensor:
+def select_rows(numbers: Tensor, actions: Tensor) -> Tensor:
     """Returns the rows `[B, m]` of `actions` `[B]` among those of all actions, `[B, n, m]`."""
     choice = tf.one_hot(tf.cast(actions, tf.int32), numbers.shape[-2])
     return tf.reduce_sum(numbers * choice[:, :, None], axis=-2)
 
 
-def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor, chooser: Tensor) -> Tensor:
+def td_targets(
+    rewards: Tensor, discounts: Tensor, next_values: Tensor, selection_values: Tensor
+) -> Tensor:
     """Returns r + discount * Q'(s', argmax chooser), `[B]`.
 
     Mnih et al. 2015 (doi:10.1038/nature14236) with Q' as the chooser; double Q-learning, van
@@ -40,12 +42,12 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor, chooser:
         next_values: Q'(s', .), `[B, n]`.
         selection_values: the values whose maximum selects the action, `[B, n]`.
     """
-    best = chosen_values(next_values, tf.argmax(chooser, axis=-1))
+    best = select_values(next_values, tf.argmax(selection_values, axis=-1))
     return rewards + discounts * tf.where(best > _MASKED, best, 0.0)
 
 
 def atom_targets(
-    rewards: Tensor, discounts: Tensor, next_logits: Tensor, chooser: Tensor, atoms: Tensor
+    rewards: Tensor, discounts: Tensor, next_logits: Tensor, selection_values: Tensor, atoms: Tensor
 ) -> Tensor:
     """Returns the distribution of r + discount * Z'(s', argmax chooser) on the atoms, `[B, m]`.
 
@@ -58,12 +60,16 @@ def atom_targets(
         selection_values: the values whose maximum selects the action, `[B, n]`.
         atoms: `[m]`, increasing by equal steps.
     """
-    logits = chosen_rows(next_logits, tf.argmax(chooser, axis=-1))
-    goes_on = tf.cast(tf.reduce_max(logits, axis=-1) > _MASKED, tf.float32)
-    return projected(tf.nn.softmax(logits, axis=-1), rewards, discounts * goes_on, atoms)
+    logits = select_rows(next_logits, tf.argmax(selection_values, axis=-1))
+    continues = tf.cast(tf.reduce_max(logits, axis=-1) > _MASKED, tf.float32)
+    return project_distribution(
+        tf.nn.softmax(logits, axis=-1), rewards, discounts * continues, atoms
+    )
 
 
-def projected(probabilities: Tensor, rewards: Tensor, discounts: Tensor, atoms: Tensor) -> Tensor:
+def project_distribution(
+    probabilities: Tensor, rewards: Tensor, discounts: Tensor, atoms: Tensor
+) -> Tensor:
     """Projects the distribution of r + discount * Z onto the atoms, `[B, m]`.
 
     Mass beyond the first or the last atom moves to that atom; mass between two atoms is split
@@ -76,14 +82,14 @@ def projected(probabilities: Tensor, rewards: Tensor, discounts: Tensor, atoms: 
         discounts: `[B]`, 0 where no value follows.
         atoms: `[m]`, increasing by equal steps.
     """
-    least, last = atoms[0], atoms.shape[0] - 1
-    step, numbers = (atoms[-1] - least) / last, tf.range(last + 1.0)
-    shift = rewards + (discounts - 1.0) * least  # of the first atom, [B]
-    moved = shift[:, None] / step + discounts[:, None] * numbers
-    moved = tf.clip_by_value(moved, 0.0, last)  # [B, from]
-    apart = tf.abs(moved[:, None, :] - numbers[:, None])  # [B, to, from]
-    shares = tf.maximum(1.0 - apart, 0.0)
-    return tf.reduce_sum(shares * probabilities[:, None, :], axis=-1)
+    first_atom, last_index = atoms[0], atoms.shape[0] - 1
+    step, numbers = (atoms[-1] - first_atom) / last_index, tf.range(last_index + 1.0)
+    shift = rewards + (discounts - 1.0) * first_atom  # of the first atom, [B]
+    positions = shift[:, None] / step + discounts[:, None] * numbers
+    positions = tf.clip_by_value(positions, 0.0, last_index)  # [B, from]
+    distances = tf.abs(positions[:, None, :] - numbers[:, None])  # [B, to, from]
+    weights = tf.maximum(1.0 - distances, 0.0)
+    return tf.reduce_sum(weights * probabilities[:, None, :], axis=-1)
 
 
 def atom_errors(logits: Tensor, actions: Tensor, targets: Tensor) -> Tensor:
@@ -96,11 +102,11 @@ def atom_errors(logits: Tensor, actions: Tensor, targets: Tensor) -> Tensor:
         actions: `[B]`.
         targets: probabilities of the atoms, `[B, m]`.
     """
-    chosen = chosen_rows(logits, actions)
-    entropies = -tf.reduce_sum(targets * tf.nn.log_softmax(chosen, axis=-1), axis=-1)
-    return tf.where(tf.reduce_max(chosen, axis=-1) > _MASKED, entropies, 0.0)
+    action_logits = select_rows(logits, actions)
+    cross_entropies = -tf.reduce_sum(targets * tf.nn.log_softmax(action_logits, axis=-1), axis=-1)
+    return tf.where(tf.reduce_max(action_logits, axis=-1) > _MASKED, cross_entropies, 0.0)
 
 
-def td_errors(chosen: Tensor, targets: Tensor) -> Tensor:
+def td_errors(values: Tensor, targets: Tensor) -> Tensor:
     """Returns Q(s, a) - y, `[B]`; 0 where a mask forbids the action that was taken."""
-    return tf.where(chosen > _MASKED, chosen - targets, 0.0)
+    return tf.where(values > _MASKED, values - targets, 0.0)

@@ -7,10 +7,10 @@ from typing import Any
 
 from tfpolicies.errors import ModelSettingError
 from tfpolicies.extensions import EXTENSIONS
-from tfpolicies.registers import Register
+from tfpolicies.registers import NameRegistry
 from tfpolicies.type_aliases import Setting
 
-MODELS = Register("A model", ModelSettingError)
+MODELS = NameRegistry("A model", ModelSettingError)
 
 
 def register_model(name: str, factory: Callable[..., Any]) -> None:
@@ -34,11 +34,11 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
     MODELS.add(name, factory)
 
 
-def model_given(custom_model: Setting) -> Any:
+def resolve_custom_model(custom_model: Setting) -> Any:
     """Returns the model or factory that a setting `custom_model` refers to.
 
     That is the object registered under a name, or the value itself; an extension may wrap it in a
     factory.
     """
-    found = MODELS.find(custom_model)
-    return EXTENSIONS.make_model_factory(custom_model if found is None else found)
+    registered = MODELS.find(custom_model)
+    return EXTENSIONS.make_model_factory(custom_model if registered is None else registered)

@@ -33,14 +33,14 @@ from tfpolicies.type_aliases import Setting
 
 CLIP = 10.0  # normalised values are clipped to +-CLIP
 
-FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
+FILTER_NAMES = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
 """Values of `observation_filter`; the last two are equal: workers' statistics are merged."""
 
-FILTER = one_of(*FILTERS)
+FILTER_RULE = one_of(*FILTER_NAMES)
 
 RETURN_FILTER = "ReturnStdFilter"
 
-REWARD_FILTER = one_of(*FILTERS, RETURN_FILTER)
+REWARD_FILTER_RULE = one_of(*FILTER_NAMES, RETURN_FILTER)
 """The rule for `reward_filter`."""
 
 _FIELDS = ("count", "mean", "m2")
@@ -54,7 +54,7 @@ class Scaling(NamedTuple):
     scale: np.ndarray
 
     @classmethod
-    def of(cls, mean: ArrayLike, scale: ArrayLike) -> Scaling:
+    def from_arrays(cls, mean: ArrayLike, scale: ArrayLike) -> Scaling:
         """Returns read-only float32 copies of two arrays of one shape."""
         arrays = [np.array(array, np.float32) for array in (mean, scale)]
         for array in arrays:
@@ -75,7 +75,7 @@ class RunningFilter(Extensible, abc.ABC):
         self._lock = threading.Lock()
         self._frozen = [RunningStat(shape) for shape in shapes]
         self._pending = [RunningStat(shape) for shape in shapes]
-        self._refresh()
+        self._update_scalings()
 
     @property
     def statistics(self) -> tuple[RunningStat, ...]:
@@ -117,13 +117,13 @@ class RunningFilter(Extensible, abc.ABC):
         Raises:
             WeightsError: if `other` has other quantities.
         """
-        self._require_same(other)
+        self._check_same_quantities(other)
         with other._lock:
             changes = [stat.copy() for stat in other._pending]
         with self._lock:
             for stat, change in zip(self._frozen, changes, strict=True):
                 stat.merge(change)
-            self._refresh()
+            self._update_scalings()
 
     def sync(self, other: RunningFilter) -> None:
         """Copies the statistics of `other`; its own pending elements stay pending.
@@ -131,11 +131,11 @@ class RunningFilter(Extensible, abc.ABC):
         Raises:
             WeightsError: if `other` has other quantities.
         """
-        self._require_same(other)
+        self._check_same_quantities(other)
         frozen = list(other.statistics)
         with self._lock:
             self._frozen = frozen
-            self._refresh()
+            self._update_scalings()
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Returns statistics and pending elements as new float64 arrays.
@@ -156,24 +156,24 @@ class RunningFilter(Extensible, abc.ABC):
         Raises:
             WeightsError: if keys, shapes or numbers do not fit; then nothing has changed.
         """
-        wanted = self.get_state()
-        if not isinstance(state, Mapping) or set(state) != set(wanted):
+        expected = self.get_state()
+        if not isinstance(state, Mapping) or set(state) != set(expected):
             keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-            _refuse_state(f"the keys {sorted(wanted)}", keys)
+            _raise_invalid_state(f"the keys {sorted(expected)}", keys)
         shapes = [stat.shape for stat in self._frozen]
         frozen, pending = (
-            [_restored(state, f"{kind}/{i}", shape) for i, shape in enumerate(shapes)]
+            [_restore_stat(state, f"{kind}/{i}", shape) for i, shape in enumerate(shapes)]
             for kind in ("frozen", "pending")
         )
         with self._lock:
             self._frozen, self._pending = frozen, pending
-            self._refresh()
+            self._update_scalings()
 
     def _flush(self) -> None:
         for stat, change in zip(self._frozen, self._pending, strict=True):
             stat.merge(change)
         self._pending = [RunningStat(stat.shape) for stat in self._frozen]
-        self._refresh()
+        self._update_scalings()
 
     def _observe(self, batches: Sequence[Any]) -> None:
         """Adds one batch per quantity to the pending elements, or none if one is invalid."""
@@ -182,30 +182,30 @@ class RunningFilter(Extensible, abc.ABC):
             try:
                 change.push_batch(batch)
             except ObservationError as error:
-                raise ObservationError(f"{self._label(i)}: {error}") from error
+                raise ObservationError(f"{self._get_label(i)}: {error}") from error
         with self._lock:
             for stat, change in zip(self._pending, changes, strict=True):
                 stat.merge(change)
 
-    def _require_same(self, other: RunningFilter) -> None:
-        mine = [stat.shape for stat in self._frozen]
-        theirs = [stat.shape for stat in getattr(other, "_frozen", ())]
-        if type(other) is not type(self) or mine != theirs:
+    def _check_same_quantities(self, other: RunningFilter) -> None:
+        shapes = [stat.shape for stat in self._frozen]
+        other_shapes = [stat.shape for stat in getattr(other, "_frozen", ())]
+        if type(other) is not type(self) or shapes != other_shapes:
             raise WeightsError(
                 f"Filters can only be merged if their classes and shapes are equal, but "
-                f"{type(other)} of shapes {theirs} was passed to {type(self)} of shapes {mine}. "
+                f"{type(other)} of shapes {other_shapes} was passed to {type(self)} of shapes {shapes}. "
                 "Build both for one observation space and one `observation_filter`."
             )
 
-    def _refresh(self) -> None:
-        self._scalings = tuple(self._scaling(stat) for stat in self._frozen)
+    def _update_scalings(self) -> None:
+        self._scalings = tuple(self._compute_scaling(stat) for stat in self._frozen)
 
     @abc.abstractmethod
-    def _scaling(self, stat: RunningStat) -> Scaling:
+    def _compute_scaling(self, stat: RunningStat) -> Scaling:
         """Returns the scaling to act with, given the frozen statistics of one quantity."""
 
     @abc.abstractmethod
-    def _label(self, index: int) -> str:
+    def _get_label(self, index: int) -> str:
         """Returns the name of a quantity, for messages."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -215,20 +215,24 @@ class RunningFilter(Extensible, abc.ABC):
         vars(self).update(state, _lock=threading.Lock())
 
 
-def _restored(state: Mapping[str, Any], prefix: str, shape: tuple[int, ...]) -> RunningStat:
+def _restore_stat(state: Mapping[str, Any], prefix: str, shape: tuple[int, ...]) -> RunningStat:
     stat = RunningStat(shape)
-    for field, wanted in zip(_FIELDS, ((), shape, shape), strict=True):
+    for field, expected_shape in zip(_FIELDS, ((), shape, shape), strict=True):
         array = np.asarray(state[f"{prefix}/{field}"])
-        if array.shape != wanted or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
-            _refuse_state(f"finite numbers {wanted} as {prefix}/{field}", array)
+        if (
+            array.shape != expected_shape
+            or array.dtype.kind not in "fiu"
+            or not np.isfinite(array).all()
+        ):
+            _raise_invalid_state(f"finite numbers {expected_shape} as {prefix}/{field}", array)
         if field != "mean" and (array < 0).any():
-            _refuse_state(f"numbers from 0 as {prefix}/{field}", array)
+            _raise_invalid_state(f"numbers from 0 as {prefix}/{field}", array)
         value = array.astype(np.float64)
         setattr(stat, field, float(value) if field == "count" else value)
     return stat
 
 
-def _refuse_state(rule: str, value: Setting) -> NoReturn:
+def _raise_invalid_state(rule: str, value: Setting) -> NoReturn:
     raise WeightsError(
         f"The state of a filter must have {rule}, but got {value!r}. Restore a state that "
         "`get_state` of a filter for the same space returned."

@@ -61,9 +61,9 @@ class RunningStat:
         """
         rows = np.asarray(batch)
         if rows.ndim == 0 or rows.shape[1:] != self.shape:
-            wanted = ", ".join(("B", *map(str, self.shape)))
+            expected = ", ".join(("B", *map(str, self.shape)))
             raise ObservationError(
-                f"A running mean needs batches of shape [{wanted}], but got {rows.shape}. Give one "
+                f"A running mean needs batches of shape [{expected}], but got {rows.shape}. Give one "
                 "element a batch axis: `value[None]`."
             )
         if not len(rows):
@@ -73,18 +73,18 @@ class RunningStat:
             deviations = rows.astype(np.float64)
             mean = deviations.mean(axis=0)
             deviations -= mean
-            rest = deviations.sum(axis=0)
-            m2 = np.einsum("b...,b...->...", deviations, deviations) - np.square(rest) / count
+            residual = deviations.sum(axis=0)
+            m2 = np.einsum("b...,b...->...", deviations, deviations) - np.square(residual) / count
         if not np.isfinite(m2).all():
             raise ObservationError(
                 "A running mean needs finite values, but the batch has NaN, infinity or numbers "
                 "whose squares overflow. Clip or fix them in the environment."
             )
-        self._join(count, mean + rest / count, np.maximum(m2, 0.0))
+        self._merge_moments(count, mean + residual / count, np.maximum(m2, 0.0))
 
     def merge(self, other: RunningStat) -> None:
         """Adds all elements of `other`, of the same shape; does not change `other`."""
-        self._join(other.count, other.mean, other.m2)
+        self._merge_moments(other.count, other.mean, other.m2)
 
     def copy(self) -> RunningStat:
         """Returns an independent copy."""
@@ -92,7 +92,7 @@ class RunningStat:
         new.count, new.mean, new.m2 = self.count, self.mean, self.m2
         return new
 
-    def _join(self, count: float, mean: np.ndarray, m2: np.ndarray) -> None:
+    def _merge_moments(self, count: float, mean: np.ndarray, m2: np.ndarray) -> None:
         total = self.count + count
         if not count:
             return

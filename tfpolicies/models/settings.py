@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from tfpolicies.errors import ModelSettingError, near_matches, show_value
-from tfpolicies.models.defaults import MODEL_DEFAULTS, SETTINGS
+from tfpolicies.errors import ModelSettingError, show_value, suggest_similar_names
+from tfpolicies.models.defaults import MODEL_DEFAULTS, MODEL_SETTINGS
 
 Settings: TypeAlias = Mapping[str, Any]
 """A `model` config, or one that holds it."""
 
 
-def model_settings(config: Settings) -> dict[str, Any]:
+def complete_model_config(config: Settings) -> dict[str, Any]:
     """Completes a `model` config from `MODEL_DEFAULTS` and checks it.
 
     Args:
@@ -25,31 +25,31 @@ def model_settings(config: Settings) -> dict[str, Any]:
         ModelSettingError: if a setting is unknown, out of its range, without effect or in
             contradiction to another one; it names the setting, the rule and the value.
 
-    >>> model_settings({"use_gru": True})["lstm_cell_size"]
+    >>> complete_model_config({"use_gru": True})["lstm_cell_size"]
     256
     """
     for key in config:
         if key not in MODEL_DEFAULTS:
-            all_of_them = f" Settings are {', '.join(MODEL_DEFAULTS)}."
+            all_settings = f" Settings are {', '.join(MODEL_DEFAULTS)}."
             raise ModelSettingError(
                 f"model[{key!r}] is not a model setting."
-                f"{near_matches(key, MODEL_DEFAULTS) or all_of_them} Pass a custom model as "
+                f"{suggest_similar_names(key, MODEL_DEFAULTS) or all_settings} Pass a custom model as "
                 "model={'custom_model': your_model}."
             )
     settings = {**MODEL_DEFAULTS, **config}
-    for key, (_, rule) in SETTINGS.items():
-        if not rule.holds(settings[key]):
+    for key, (_, rule) in MODEL_SETTINGS.items():
+        if not rule.is_valid(settings[key]):
             value = show_value(settings[key])
-            words = f"{rule.words}{rule.hint(settings[key])}"
-            raise ModelSettingError(f"model[{key!r}] must be {words}, got {value}.")
-    _check_together(settings)
+            description = f"{rule.description}{rule.hint(settings[key])}"
+            raise ModelSettingError(f"model[{key!r}] must be {description}, got {value}.")
+    _check_combination(settings)
     return settings
 
 
-def pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
+def as_pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
     """Returns a kernel or stride as (height, width).
 
-    >>> pair(4), pair([3, 5])
+    >>> as_pair(4), as_pair([3, 5])
     ((4, 4), (3, 5))
     """
     if isinstance(value, int):
@@ -57,8 +57,8 @@ def pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
     return int(value[0]), int(value[1])
 
 
-_MEMORIES = ("use_lstm", "use_gru", "use_attention")
-_READ_BY = {
+_MEMORY_SETTINGS = ("use_lstm", "use_gru", "use_attention")
+_REQUIRED_MEMORY = {
     "lstm_use_prev_action": ("use_lstm", "use_gru"),
     "lstm_use_prev_reward": ("use_lstm", "use_gru"),
     "attention_use_n_prev_actions": ("use_attention",),
@@ -70,30 +70,33 @@ _READ_BY = {
 def has_memory(settings: Settings) -> bool:
     """Returns whether settings ask for a memory.
 
-    >>> has_memory(model_settings({"use_gru": True})), has_memory(model_settings({}))
+    >>> has_memory(complete_model_config({"use_gru": True})), has_memory(complete_model_config({}))
     (True, False)
     """
-    return any(settings.get(key) for key in _MEMORIES)
+    return any(settings.get(key) for key in _MEMORY_SETTINGS)
 
 
 def without_memory(settings: Settings) -> dict[str, Any]:
     """Returns the settings with all settings of memories at their defaults."""
-    return {**settings, **{key: MODEL_DEFAULTS[key] for key in (*_MEMORIES, *_READ_BY)}}
+    return {
+        **settings,
+        **{key: MODEL_DEFAULTS[key] for key in (*_MEMORY_SETTINGS, *_REQUIRED_MEMORY)},
+    }
 
 
-def _check_together(settings: Settings) -> None:
-    used = [key for key in _MEMORIES if settings[key]]
-    if len(used) > 1:
+def _check_combination(settings: Settings) -> None:
+    enabled = [key for key in _MEMORY_SETTINGS if settings[key]]
+    if len(enabled) > 1:
         raise ModelSettingError(
             f"At most one of model['use_lstm'], model['use_gru'] and model['use_attention'] can be "
-            f"True, got {' and '.join(used)}. Choose one kind of memory."
+            f"True, got {' and '.join(enabled)}. Choose one kind of memory."
         )
-    if used and settings["no_final_linear"]:
+    if enabled and settings["no_final_linear"]:
         raise ModelSettingError(
-            f"model['no_final_linear'] must be False with {used[0]}, got True: the outputs are a "
+            f"model['no_final_linear'] must be False with {enabled[0]}, got True: the outputs are a "
             "linear layer after the memory."
         )
-    for key, memories in _READ_BY.items():
+    for key, memories in _REQUIRED_MEMORY.items():
         if settings[key] and not any(settings[memory] for memory in memories):
             raise ModelSettingError(
                 f"model[{key!r}] must be {MODEL_DEFAULTS[key]} without {' or '.join(memories)}, "

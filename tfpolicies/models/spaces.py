@@ -16,13 +16,13 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
-from tfpolicies.finite import NO_NUMBERS, is_finite
+from tfpolicies.finite import NON_NUMERIC_KINDS, is_finite
 from tfpolicies.type_aliases import Structure
 
 MASK, OBSERVATIONS = "action_mask", "observations"
 """The keys of observations with an action mask, which policies apply."""
 
-_MOST_PARTS = 1000
+_MAX_PARTS = 1000
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -69,7 +69,7 @@ def leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     >>> [leaf.name("obs") for leaf in leaves(spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1)))]
     ['obs_a', 'obs_b']
     """
-    return tuple(_walk(space, (), _travel_dtype, "ObservationWrapper"))
+    return tuple(_collect_leaves(space, (), _get_obs_dtype, "ObservationWrapper"))
 
 
 def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
@@ -81,10 +81,10 @@ def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     Raises:
         UnsupportedSpaceError: for Text, Graph, Sequence and other spaces without a fixed shape.
     """
-    return tuple(_walk(space, (), _action_dtype, "ActionWrapper"))
+    return tuple(_collect_leaves(space, (), _get_action_dtype, "ActionWrapper"))
 
 
-def require_values(space: spaces.Space, argument: str) -> None:
+def require_non_empty(space: spaces.Space, argument: str) -> None:
     """Checks that a space, and each part of it, has something to observe or to choose.
 
     Raises:
@@ -93,39 +93,39 @@ def require_values(space: spaces.Space, argument: str) -> None:
         UnsupportedSpaceError: for a Dict with keys that are not strings.
     """
     count = 0
-    for place, part in _nodes(space, argument):
-        empty = None
+    for location, part in _iter_subspaces(space, argument):
+        problem = None
         if not isinstance(part, spaces.Dict | spaces.Tuple):
             count += 1
             if 0 in (part.shape or ()):
-                empty = f"= {part} has the shape {part.shape}, which holds no number"
+                problem = f"= {part} has the shape {part.shape}, which holds no number"
         elif not part.spaces:
-            empty = f"is a {type(part).__name__} without parts"
-        if empty is not None:
-            raise SpaceError(f"{place} {empty}. Remove it, or give it at least one number.")
-        others = (
+            problem = f"is a {type(part).__name__} without parts"
+        if problem is not None:
+            raise SpaceError(f"{location} {problem}. Remove it, or give it at least one number.")
+        bad_keys = (
             [x for x in part if not isinstance(x, str)] if isinstance(part, spaces.Dict) else []
         )
-        if others:
+        if bad_keys:
             raise UnsupportedSpaceError(
-                f"{argument} has a Dict with the key {others[0]!r}, but keys are names of inputs "
+                f"{argument} has a Dict with the key {bad_keys[0]!r}, but keys are names of inputs "
                 "and must be strings. Give the part a name."
             )
-    if count > _MOST_PARTS:
+    if count > _MAX_PARTS:
         raise SpaceError(
-            f"{argument} has {count} parts, but {_MOST_PARTS} are the limit: each is a separate "
+            f"{argument} has {count} parts, but {_MAX_PARTS} are the limit: each is a separate "
             "input or output. Combine parts to one Box or MultiDiscrete."
         )
 
 
-def _nodes(space: spaces.Space, place: str) -> Iterator[tuple[str, spaces.Space]]:
+def _iter_subspaces(space: spaces.Space, location: str) -> Iterator[tuple[str, spaces.Space]]:
     """Yields a space and all spaces in it, each with a description of its place."""
-    yield place, space
-    for key, part in _parts(space):
-        yield from _nodes(part, f"{place}[{key!r}]")
+    yield location, space
+    for key, part in _iter_parts(space):
+        yield from _iter_subspaces(part, f"{location}[{key!r}]")
 
 
-def _parts(space: spaces.Space) -> Iterable[tuple[Any, spaces.Space]]:
+def _iter_parts(space: spaces.Space) -> Iterable[tuple[Any, spaces.Space]]:
     """Returns keys and parts of a Dict or Tuple; nothing for other spaces."""
     if isinstance(space, spaces.Dict):
         return space.items()
@@ -142,7 +142,7 @@ def is_choice(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
 
 
-def cell_sizes(space: Any) -> tuple[int, ...]:
+def choices_per_cell(space: Any) -> tuple[int, ...]:
     """Returns the number of choices of each cell of an integer space, in C order; a bit has two."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)
@@ -157,7 +157,7 @@ def cell_sizes(space: Any) -> tuple[int, ...]:
 
 def flat_size(leaf: Leaf) -> int:
     """Returns the number of columns of a leaf in a flat row, with discrete leaves one-hot."""
-    return sum(cell_sizes(leaf.space)) if is_choice(leaf.space) else math.prod(leaf.shape)
+    return sum(choices_per_cell(leaf.space)) if is_choice(leaf.space) else math.prod(leaf.shape)
 
 
 def has_mask(space: spaces.Space) -> bool:
@@ -165,37 +165,37 @@ def has_mask(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Dict) and set(space) == {MASK, OBSERVATIONS}
 
 
-def half_width_and_middle(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def get_scale_and_center(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns scale and center of the map from [-1, 1] to a Box's bounds.
 
     They are 1 and 0 for components that are not scaled, because a bound is missing or both are
     equal (then there is only one action).
     """
-    scaled = np.isfinite(low) & np.isfinite(high) & (low < high)
-    low, high = np.where(scaled, low, -1), np.where(scaled, high, 1)
+    is_scaled = np.isfinite(low) & np.isfinite(high) & (low < high)
+    low, high = np.where(is_scaled, low, -1), np.where(is_scaled, high, 1)
     return high / 2 - low / 2, high / 2 + low / 2
 
 
-def _walk(
+def _collect_leaves(
     space: spaces.Space, path: tuple[str, ...], dtype: Callable[[Any], Any], wrapper: str
 ) -> list[Leaf]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return [
             leaf
-            for key, sub in _parts(space)
-            for leaf in _walk(sub, (*path, str(key)), dtype, wrapper)
+            for key, part in _iter_parts(space)
+            for leaf in _collect_leaves(part, (*path, str(key)), dtype, wrapper)
         ]
     if not isinstance(space, LEAF_SPACES):
-        where = f" at {'/'.join(path)!r}" if path else ""
+        location = f" at {'/'.join(path)!r}" if path else ""
         raise UnsupportedSpaceError(
-            f"{type(space).__name__}{where} cannot be used in a policy's space; supported are Box, "
+            f"{type(space).__name__}{location} cannot be used in a policy's space; supported are Box, "
             "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Encode it in the environment, "
             f"for example with a gymnasium.{wrapper}."
         )
     return [Leaf(path, space, tuple(space.shape or ()), np.dtype(dtype(space)))]
 
 
-def _travel_dtype(space: spaces.Space) -> Any:
+def _get_obs_dtype(space: spaces.Space) -> Any:
     if is_float_box(space):
         return np.float32
     if isinstance(space, spaces.Box) and space.dtype == np.uint8:
@@ -203,29 +203,29 @@ def _travel_dtype(space: spaces.Space) -> Any:
     return np.int64
 
 
-def _action_dtype(space: spaces.Space) -> Any:
+def _get_action_dtype(space: spaces.Space) -> Any:
     if is_float_box(space):
         return np.float32
     return np.int8 if isinstance(space, spaces.MultiBinary) else np.int64
 
 
-def pick(batch: Any, path: tuple[str, ...]) -> Any:
+def get_at_path(batch: Any, path: tuple[str, ...]) -> Any:
     """Returns the part of a nested batch at a leaf's path."""
     for key in path:
         batch = batch[key] if isinstance(batch, Mapping) else batch[int(key)]
     return batch
 
 
-def nest(space: spaces.Space, arrays: Sequence[Any]) -> Any:
+def unflatten(space: spaces.Space, arrays: Sequence[Any]) -> Any:
     """Packs one array per leaf into the structure of `space`."""
-    return _nest(space, iter(arrays))
+    return _unflatten(space, iter(arrays))
 
 
-def _nest(space: spaces.Space, arrays: Iterator[Any]) -> Any:
+def _unflatten(space: spaces.Space, arrays: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        return {key: _nest(sub, arrays) for key, sub in space.items()}
+        return {key: _unflatten(part, arrays) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_nest(sub, arrays) for sub in space)
+        return tuple(_unflatten(part, arrays) for part in space)
     return next(arrays)
 
 
@@ -239,47 +239,47 @@ def batch_leaves(space_leaves: Leaves, batch: Structure, argument: str) -> list[
             not converted), or its shape is not `[B, *leaf.shape]`.
     """
     if len(space_leaves) == 1 and not space_leaves[0].path:
-        return [_leaf_array(space_leaves[0], batch, argument)]
+        return [_to_leaf_array(space_leaves[0], batch, argument)]
     if isinstance(batch, list | np.ndarray):
-        _require_parts(space_leaves, batch, argument)
+        _check_nested(space_leaves, batch, argument)
     arrays = []
     for leaf in space_leaves:
         try:
-            part = pick(batch, leaf.path)
+            part = get_at_path(batch, leaf.path)
         except (KeyError, IndexError, TypeError, ValueError):
             raise ObservationError(
                 f"{argument} has no part {'/'.join(leaf.path)!r}; the space is nested, so pass a "
                 f"dict or tuple of [B, ...] arrays of the same structure, not "
                 f"{type(batch).__name__}.{_pettingzoo_hint(leaf, batch)}"
             ) from None
-        arrays.append(_leaf_array(leaf, part, leaf.name(argument)))
+        arrays.append(_to_leaf_array(leaf, part, leaf.name(argument)))
     sizes = {len(array) for array in arrays}
     if len(sizes) > 1:
         raise ObservationError(f"{argument} has parts of different batch sizes {sorted(sizes)}.")
     return arrays
 
 
-def flat_rows(space_leaves: Leaves, batch: Structure) -> np.ndarray | None:
+def as_flat_rows(space_leaves: Leaves, batch: Structure) -> np.ndarray | None:
     """Returns a batch as `[B, F]` if it consists of flat rows of all leaves; else None."""
     try:
         rows = np.asarray(batch)
     except (TypeError, ValueError):
         return None
-    wide = rows.ndim == 2 and rows.shape[1] == sum(map(flat_size, space_leaves))
-    return rows if wide and rows.dtype.kind not in NO_NUMBERS else None
+    has_flat_width = rows.ndim == 2 and rows.shape[1] == sum(map(flat_size, space_leaves))
+    return rows if has_flat_width and rows.dtype.kind not in NON_NUMERIC_KINDS else None
 
 
-def _require_parts(space_leaves: Leaves, batch: Structure, argument: str) -> None:
+def _check_nested(space_leaves: Leaves, batch: Structure, argument: str) -> None:
     """Raises an `ObservationError` for flat rows in place of a part for each leaf.
 
     If there are as many rows as parts, they are used as parts if their dtype fits the leaves.
     """
-    rows = flat_rows(space_leaves, batch)
+    rows = as_flat_rows(space_leaves, batch)
     if rows is None:
         return
     parts = len({leaf.path[0] for leaf in space_leaves})
-    fit = rows.dtype.kind != "f" or all(leaf.dtype.kind == "f" for leaf in space_leaves)
-    if len(rows) != parts or not fit:
+    has_leaf_kinds = rows.dtype.kind != "f" or all(leaf.dtype.kind == "f" for leaf in space_leaves)
+    if len(rows) != parts or not has_leaf_kinds:
         raise ObservationError(
             f"{argument} must be a dict or tuple of [B, ...] arrays, nested as the space is; got "
             f"flat rows {list(rows.shape)} of {rows.dtype}. Pass it as the environment returns it."
@@ -287,8 +287,8 @@ def _require_parts(space_leaves: Leaves, batch: Structure, argument: str) -> Non
 
 
 def _pettingzoo_hint(leaf: Leaf, batch: Structure) -> str:
-    named = isinstance(batch, Mapping) and "observation" in batch
-    if not named or leaf.path[0] != "observations":
+    is_pettingzoo_dict = isinstance(batch, Mapping) and "observation" in batch
+    if not is_pettingzoo_dict or leaf.path[0] != "observations":
         return ""
     return (
         " PettingZoo's {'observation', 'action_mask'} is {'observations', 'action_mask'} here: "
@@ -296,58 +296,60 @@ def _pettingzoo_hint(leaf: Leaf, batch: Structure) -> str:
     )
 
 
-def _leaf_array(leaf: Leaf, batch: Structure, argument: str) -> np.ndarray:
+def _to_leaf_array(leaf: Leaf, batch: Structure, argument: str) -> np.ndarray:
     try:
         array = np.asarray(batch)
     except (TypeError, ValueError) as error:
-        raise ObservationError(_mismatch(leaf, batch, argument)) from error
-    fits = array.ndim > 0 and array.shape[1:] == leaf.shape
-    if array is batch and fits and array.dtype == leaf.dtype:
+        raise ObservationError(_describe_mismatch(leaf, batch, argument)) from error
+    has_leaf_shape = array.ndim > 0 and array.shape[1:] == leaf.shape
+    if array is batch and has_leaf_shape and array.dtype == leaf.dtype:
         return array
-    if array.dtype.kind in NO_NUMBERS and not _is_reset_pair(batch):
+    if array.dtype.kind in NON_NUMERIC_KINDS and not _is_reset_pair(batch):
         _require_numbers(array, argument)
     if leaf.dtype.kind != "f" and not is_finite(array):
         raise ObservationError(f"{argument} must be integers, but has NaN or infinity.")
-    if not fits:
-        raise ObservationError(_mismatch(leaf, batch, argument, array.shape))
-    with np.errstate(invalid="ignore"):  # `_require_equal` reports numbers that do not fit
+    if not has_leaf_shape:
+        raise ObservationError(_describe_mismatch(leaf, batch, argument, array.shape))
+    with np.errstate(invalid="ignore"):  # `_check_unchanged` reports numbers that do not fit
         converted = array.astype(leaf.dtype, copy=False)
     if leaf.dtype.kind != "f" and not np.can_cast(array.dtype, leaf.dtype):
-        _require_equal(leaf, converted, array, argument)
+        _check_unchanged(leaf, converted, array, argument)
     return converted
 
 
-def _require_equal(leaf: Leaf, converted: np.ndarray, given: np.ndarray, argument: str) -> None:
+def _check_unchanged(
+    leaf: Leaf, converted: np.ndarray, original: np.ndarray, argument: str
+) -> None:
     """Raises an `ObservationError` if the conversion to the leaf's dtype changed numbers."""
-    changed = converted != given
+    changed = converted != original
     if changed.any():
-        where = tuple(int(i[0]) for i in np.nonzero(changed))
-        scaled = leaf.dtype == np.uint8 and len(leaf.shape) == 3
-        hint = ", and do not divide images by 255: the policy does" if scaled else ""
+        index = tuple(int(i[0]) for i in np.nonzero(changed))
+        is_image = leaf.dtype == np.uint8 and len(leaf.shape) == 3
+        hint = ", and do not divide images by 255: the policy does" if is_image else ""
         raise ObservationError(
             f"{argument} must have numbers of {leaf.dtype}, as its space does, but "
-            f"{argument}[{', '.join(map(str, where))}] is {given[where]}. Pass it as the "
+            f"{argument}[{', '.join(map(str, index))}] is {original[index]}. Pass it as the "
             f"environment returns it{hint}."
         )
 
 
-def numbers(given: ArrayLike, argument: str) -> np.ndarray:
+def to_float32(value: ArrayLike, argument: str) -> np.ndarray:
     """Converts a value to float32.
 
     Raises:
         ObservationError: if it holds strings, objects or complex numbers.
     """
-    array = np.asarray(given)
+    array = np.asarray(value)
     _require_numbers(array, argument)
     return array.astype(np.float32, copy=False)
 
 
 def _require_numbers(array: np.ndarray, argument: str) -> None:
-    if array.dtype.kind in NO_NUMBERS:
-        shown = next(iter(array.flat), None)
+    if array.dtype.kind in NON_NUMERIC_KINDS:
+        example = next(iter(array.flat), None)
         raise ObservationError(
             f"{argument} must be an array of real numbers, but has the dtype {array.dtype}, such "
-            f"as {shown!r:.80}. Convert it to numbers first."
+            f"as {example!r:.80}. Convert it to numbers first."
         )
 
 
@@ -355,10 +357,10 @@ def _is_reset_pair(batch: Structure) -> bool:
     return isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], dict)
 
 
-def _mismatch(
+def _describe_mismatch(
     leaf: Leaf, batch: Structure, argument: str, shape: tuple[int, ...] | None = None
 ) -> str:
-    wanted = ", ".join(("B", *map(str, leaf.shape)))
+    expected = ", ".join(("B", *map(str, leaf.shape)))
     if _is_reset_pair(batch):
         return (
             f"{argument} is a pair (observation, info), as `env.reset()` returns it; unpack it "
@@ -368,15 +370,15 @@ def _mismatch(
     hint = ""
     if shape is not None and tuple(shape) == leaf.shape:
         hint = " For one observation use `compute_single_action(obs)`, or add a batch axis."
-    return f"{argument} must be an array [{wanted}] of {leaf.dtype}; got {got}.{hint}"
+    return f"{argument} must be an array [{expected}] of {leaf.dtype}; got {got}.{hint}"
 
 
 def space_key(space: spaces.Space) -> tuple:
     """Returns a hashable value that is equal for equal spaces."""
     if isinstance(space, spaces.Dict):
-        return ("Dict", tuple((key, space_key(sub)) for key, sub in space.items()))
+        return ("Dict", tuple((key, space_key(part)) for key, part in space.items()))
     if isinstance(space, spaces.Tuple):
-        return ("Tuple", tuple(space_key(sub) for sub in space))
+        return ("Tuple", tuple(space_key(part) for part in space))
     if isinstance(space, spaces.Box):
         bounds = (space.low.tobytes(), space.high.tobytes())
         return ("Box", space.shape, str(space.dtype), *bounds)

@@ -6,7 +6,15 @@ import keras
 
 from tfpolicies.models.warn_once import warn_once
 
-_SHAPING = ("Rescaling", "Multiply", "Reshape", "Identity", "Flatten", "Lambda", "Concatenate")
+_PASS_THROUGH_OPERATIONS = (
+    "Rescaling",
+    "Multiply",
+    "Reshape",
+    "Identity",
+    "Flatten",
+    "Lambda",
+    "Concatenate",
+)
 """Keras operations that may follow an activation, traced back through their first input."""
 
 
@@ -23,18 +31,18 @@ def ends_in_tanh(model: keras.Model) -> bool:
     tensor = outputs[0] if outputs else None
     while (history := getattr(tensor, "_keras_history", None)) is not None:
         operation = history.operation
-        kind = type(operation).__name__
+        class_name = type(operation).__name__
         activation = getattr(operation, "activation", None)
-        if kind == "Tanh" or getattr(activation, "__name__", "") == "tanh":
+        if class_name == "Tanh" or getattr(activation, "__name__", "") == "tanh":
             return True
-        if kind not in _SHAPING:
+        if class_name not in _PASS_THROUGH_OPERATIONS:
             break
-        sources = operation._inbound_nodes[history.node_index].input_tensors
-        tensor = sources[0] if sources else None
+        inputs = operation._inbound_nodes[history.node_index].input_tensors
+        tensor = inputs[0] if inputs else None
     return False
 
 
-def warn_of_tanh(name: str) -> None:
+def warn_about_tanh(name: str) -> None:
     """Warns once per name of a model that its actions cannot reach the bounds."""
     warn_once(
         "The model %r ends in tanh, but the policy squashes its outputs to the bounds of the "

@@ -24,14 +24,14 @@ from tfpolicies.type_aliases import TensorStructure
 
 Shape = tuple[int, ...]
 
-ROWS = 2  # sequences or observations in a trial call
+TRIAL_ROWS = 2  # sequences or observations in a trial call
 # Costs in multiplications of a matrix product, which are the fastest:
-_ELEMENT = 32  # an elementwise operation of a layer
-_SLOW = 128  # one product in pooling and depthwise convolutions
+_ELEMENTWISE = 32  # an elementwise operation of a layer
+_SLOW_PRODUCT = 128  # one product in pooling and depthwise convolutions
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class ModelWork:
     """The work of a model in one call with two rows.
 
     Attributes:
@@ -42,28 +42,28 @@ class Work:
     """
 
     calls: int = 0
-    operations: int = 0
+    num_operations: int = 0
     numbers: int = 0
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: ModelWork) -> ModelWork:
         """Returns the sum of two amounts of work."""
-        return Work(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+        return ModelWork(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
-    def __mul__(self, times: int) -> Work:
+    def __mul__(self, times: int) -> ModelWork:
         """Returns the work of `times` repetitions."""
-        return Work(*(times * amount for amount in dataclasses.astuple(self)))
+        return ModelWork(*(times * amount for amount in dataclasses.astuple(self)))
 
 
-LIMITS = Work(calls=256, operations=1 << 34, numbers=96 << 20)
+WORK_LIMITS = ModelWork(calls=256, num_operations=1 << 34, numbers=96 << 20)
 """The work that a file may ask for. `docs/decisions/003` says why honest models need less."""
 
-_WORDS = {
+_DESCRIPTIONS = {
     "calls": "calls of layers, or steps of them",
     "operations": "operations",
     "numbers": "numbers in outputs and intermediate results",
 }
 
-_factor: ContextVar[float] = ContextVar("model_work_limit", default=1.0)
+_limit_factor: ContextVar[float] = ContextVar("model_work_limit", default=1.0)
 
 
 @contextlib.contextmanager
@@ -82,19 +82,19 @@ def limit_work(model_work_limit: float) -> Iterator[None]:
             "model_work_limit must be a number above 0, the factor of the usual work limit for "
             f"stored models (math.inf for no limit), got {model_work_limit!r:.200}."
         )
-    token = _factor.set(model_work_limit)
+    token = _limit_factor.set(model_work_limit)
     try:
         yield
     finally:
-        _factor.reset(token)
+        _limit_factor.reset(token)
 
 
 def get_work_limit() -> float:
     """Returns the current factor of `LIMITS` for models from files."""
-    return _factor.get()
+    return _limit_factor.get()
 
 
-def require_limits(work: Work, what: str) -> None:
+def check_work_limits(work: ModelWork, description: str) -> None:
     """Checks work against the limits.
 
     Args:
@@ -104,20 +104,20 @@ def require_limits(work: Work, what: str) -> None:
     Raises:
         CheckpointError: if it is more; the message names `model_work_limit` and a sufficient value.
     """
-    factor = _factor.get()
-    shares = {name: getattr(work, name) / getattr(LIMITS, name) for name in _WORDS}
+    factor = _limit_factor.get()
+    shares = {name: getattr(work, name) / getattr(WORK_LIMITS, name) for name in _DESCRIPTIONS}
     name = max(shares, key=lambda name: shares[name])
     if shares[name] <= factor:
         return
     raise CheckpointError(
-        f"{what} takes {getattr(work, name):,} {_WORDS[name]}, but a file may ask for "
-        f"{int(factor * getattr(LIMITS, name)):,} at most. If you trust it, pass "
+        f"{description} takes {getattr(work, name):,} {_DESCRIPTIONS[name]}, but a file may ask for "
+        f"{int(factor * getattr(WORK_LIMITS, name)):,} at most. If you trust it, pass "
         f"model_work_limit={math.ceil(shares[name])} to the call that loads it "
         "(--model-work-limit on the command line)."
     )
 
 
-def require_work(parts: Iterable[tuple[Any, Any]], what: str) -> None:
+def check_work(parts: Iterable[tuple[Any, Any]], description: str) -> None:
     """Checks the work of models without computing anything.
 
     Args:
@@ -128,9 +128,9 @@ def require_work(parts: Iterable[tuple[Any, Any]], what: str) -> None:
     Raises:
         CheckpointError: if it is more than `LIMITS` allow, times the factor of `limit_work`.
     """
-    if math.isinf(_factor.get()):
+    if math.isinf(_limit_factor.get()):
         return
-    meter, work = _Meter(), Work()
+    meter, work = _Meter(), ModelWork()
     for model, inputs in parts:
         if inputs is not None:
             inputs = keras.tree.map_structure(_to_symbolic, inputs)
@@ -141,7 +141,7 @@ def require_work(parts: Iterable[tuple[Any, Any]], what: str) -> None:
         if inputs is not None:
             work += meter.measure(model, inputs)[0]
         work += _measure_weights(model)
-    require_limits(work, what)
+    check_work_limits(work, description)
 
 
 def _to_symbolic(tensor: tf.Tensor) -> keras.KerasTensor:
@@ -154,14 +154,14 @@ def _get_declared_inputs(model: keras.Model) -> list[keras.KerasTensor] | None:
         tensors = list(model.inputs)
     except (AttributeError, ValueError, TypeError):
         return None
-    shapes = [(ROWS, *tensor.shape[1:]) for tensor in tensors]
+    shapes = [(TRIAL_ROWS, *tensor.shape[1:]) for tensor in tensors]
     if any(size is None for shape in shapes for size in shape):
         return None
     pairs = zip(shapes, tensors, strict=True)
     return [keras.KerasTensor(shape, tensor.dtype) for shape, tensor in pairs]
 
 
-def _count(shape: Iterable[Any]) -> int:
+def _count_elements(shape: Iterable[Any]) -> int:
     return math.prod(1 if size is None else int(size) for size in shape)
 
 
@@ -180,11 +180,13 @@ class _Meter:
     """Measures calls of layers and models on symbolic tensors."""
 
     def __init__(self) -> None:
-        self._measured: dict[tuple[Any, ...], tuple[Any, Work, Any]] = {}  # also keeps the model
+        self._measured: dict[
+            tuple[Any, ...], tuple[Any, ModelWork, Any]
+        ] = {}  # also keeps the model
 
     def measure(
         self, operation: keras.Operation, *args: TensorStructure, **kwargs: TensorStructure
-    ) -> tuple[Work, Any]:
+    ) -> tuple[ModelWork, Any]:
         """Returns the work of one call, and its symbolic output tensors."""
         tensors = _get_tensors((args, kwargs))
         key = (id(operation), *((tuple(x.shape), str(x.dtype)) for x in tensors))
@@ -193,67 +195,76 @@ class _Meter:
             _, work, outputs = self._measured[key]
             return work, outputs
         if isinstance(operation, keras.Sequential):
-            work, outputs = self._measure_in_a_row(operation, args[0])
+            work, outputs = self._measure_sequential(operation, args[0])
         elif isinstance(operation, keras.Function):
             work, outputs = self._measure_graph(operation, args[0])
         elif isinstance(operation, keras.layers.TimeDistributed):
-            work, outputs = self._measure_steps(operation, args[0])
+            work, outputs = self._measure_time_distributed(operation, args[0])
         else:
             outputs = operation.compute_output_spec(*args, **kwargs)
-            shapes = ([tuple(x.shape) for x in each] for each in (tensors, _get_tensors(outputs)))
+            shapes = (
+                [tuple(x.shape) for x in structure]
+                for structure in (tensors, _get_tensors(outputs))
+            )
             work = self._measure_layer(_Call(operation, *shapes))
-        work += Work(calls=1)
+        work += ModelWork(calls=1)
         if is_model:
             self._measured[key] = (operation, work, outputs)
         return work, outputs
 
-    def _measure_in_a_row(self, model: keras.Sequential, x: keras.KerasTensor) -> tuple[Work, Any]:
-        work, x = Work(), _unpack(x)
+    def _measure_sequential(
+        self, model: keras.Sequential, x: keras.KerasTensor
+    ) -> tuple[ModelWork, Any]:
+        work, x = ModelWork(), _unpack(x)
         for layer in model.layers:
-            done, x = self.measure(layer, x)
-            work += done
+            layer_work, x = self.measure(layer, x)
+            work += layer_work
         return work, x
 
-    def _measure_graph(self, model: keras.Model, inputs: TensorStructure) -> tuple[Work, Any]:
-        work = Work()
+    def _measure_graph(self, model: keras.Model, inputs: TensorStructure) -> tuple[ModelWork, Any]:
+        work = ModelWork()
 
-        def measured(operation: keras.Operation) -> Callable[..., Any]:
+        def make_measured_call(operation: keras.Operation) -> Callable[..., Any]:
             def call(*args: TensorStructure, **kwargs: TensorStructure) -> Any:
                 nonlocal work
-                done, outputs = self.measure(operation, *args, **kwargs)
-                work += done
+                call_work, outputs = self.measure(operation, *args, **kwargs)
+                work += call_work
                 return outputs
 
             return call
 
         tensors = _fit_to_inputs(model, inputs)
-        outputs = _unpack(model._run_through_graph(tensors, operation_fn=measured))
+        outputs = _unpack(model._run_through_graph(tensors, operation_fn=make_measured_call))
         return work, outputs
 
-    def _measure_steps(
+    def _measure_time_distributed(
         self, wrapper: keras.layers.TimeDistributed, x: keras.KerasTensor
-    ) -> tuple[Work, Any]:
+    ) -> tuple[ModelWork, Any]:
         rows, steps, *shape = x.shape
-        done, output = self.measure(wrapper.layer, keras.KerasTensor((rows, *shape), x.dtype))
+        step_work, output = self.measure(wrapper.layer, keras.KerasTensor((rows, *shape), x.dtype))
         outputs = keras.KerasTensor((rows, steps, *output.shape[1:]), output.dtype)
-        return done * steps + Work(numbers=_count(x.shape) + _count(outputs.shape)), outputs
+        return step_work * steps + ModelWork(
+            numbers=_count_elements(x.shape) + _count_elements(outputs.shape)
+        ), outputs
 
-    def _measure_layer(self, call: _Call) -> Work:
-        numbers = sum(map(_count, call.outputs))
-        work = Work(0, _ELEMENT * (sum(map(_count, call.inputs)) + numbers), numbers)
+    def _measure_layer(self, call: _Call) -> ModelWork:
+        numbers = sum(map(_count_elements, call.outputs))
+        work = ModelWork(
+            0, _ELEMENTWISE * (sum(map(_count_elements, call.inputs)) + numbers), numbers
+        )
         rules = (rule for classes, rule in _RULES if isinstance(call.layer, classes))
-        work += next(rules, self._measure_other)(call)
-        return work + _activate(call.layer, numbers) + _regularize_outputs(call)
+        work += next(rules, self._measure_unknown_layer)(call)
+        return work + _measure_activation(call.layer, numbers) + _measure_activity_regularizer(call)
 
-    def _measure_other(self, call: _Call) -> Work:
+    def _measure_unknown_layer(self, call: _Call) -> ModelWork:
         shapes = [*call.inputs[:1], *call.outputs]
-        positions = max((_count(shape[:-1]) for shape in shapes), default=1)
-        work = Work(operations=positions * _count_weights(call.layer))
+        positions = max((_count_elements(shape[:-1]) for shape in shapes), default=1)
+        work = ModelWork(num_operations=positions * _count_weights(call.layer))
         return work + self._measure_inner_models(call.layer)
 
-    def _measure_inner_models(self, layer: keras.layers.Layer) -> Work:
+    def _measure_inner_models(self, layer: keras.layers.Layer) -> ModelWork:
         """Measures the models inside a custom layer, with the inputs that they declare."""
-        work = Work()
+        work = ModelWork()
         for part in getattr(layer, "layers", []):
             if isinstance(part, keras.Model) and (inputs := _get_declared_inputs(part)) is not None:
                 work += self.measure(part, inputs)[0]
@@ -291,10 +302,10 @@ def _fit_to_inputs(model: keras.Model, inputs: TensorStructure) -> list[Any]:
 
 
 def _count_weights(layer: keras.layers.Layer) -> int:
-    return sum(_count(weight.shape) for weight in getattr(layer, "weights", []))
+    return sum(_count_elements(weight.shape) for weight in getattr(layer, "weights", []))
 
 
-# Cost per number in units of `_ELEMENT`, and intermediate results per number.
+# Cost per number in units of `_ELEMENTWISE`, and intermediate results per number.
 _ACTIVATIONS = {
     "sparsemax": (60, 5),  # it sorts
     **dict.fromkeys(("sparse_plus", "sparse_sigmoid"), (30, 3)),
@@ -303,15 +314,17 @@ _ACTIVATIONS = {
 }
 
 
-def _activate(layer: keras.layers.Layer, numbers: int) -> Work:
+def _measure_activation(layer: keras.layers.Layer, numbers: int) -> ModelWork:
     """Measures the work of a layer's activation in addition to that of a simple one."""
     name = getattr(getattr(layer, "activation", None), "__name__", "")
     elements, held = _ACTIVATIONS.get(name, (0, 0))
-    return Work(operations=_ELEMENT * elements * numbers, numbers=held * numbers)
+    return ModelWork(num_operations=_ELEMENTWISE * elements * numbers, numbers=held * numbers)
 
 
-def _measure_dense(call: _Call) -> Work:
-    return Work(operations=_count(call.outputs[0][:-1]) * _count_weights(call.layer))
+def _measure_dense(call: _Call) -> ModelWork:
+    return ModelWork(
+        num_operations=_count_elements(call.outputs[0][:-1]) * _count_weights(call.layer)
+    )
 
 
 def _get_channels(layer: keras.layers.Layer, shape: Shape) -> tuple[int, Shape]:
@@ -327,76 +340,90 @@ def _count_padded(call: _Call) -> int:
         return 0
     channels, sizes = _get_channels(layer, shape)
     windows = zip(sizes, layer.kernel_size, layer.dilation_rate, strict=True)
-    return shape[0] * channels * _count(n + (kernel - 1) * d for n, kernel, d in windows)
+    return shape[0] * channels * _count_elements(n + (kernel - 1) * d for n, kernel, d in windows)
 
 
-def _measure_convolution(call: _Call) -> Work:
-    positions = _count(call.outputs[0]) // call.layer.filters
-    return Work(operations=positions * _count(call.layer.kernel.shape), numbers=_count_padded(call))
-
-
-def _measure_transposed(call: _Call) -> Work:
-    channels, _ = _get_channels(call.layer, call.inputs[0])
-    return Work(
-        operations=_count(call.inputs[0]) // max(1, channels) * _count(call.layer.kernel.shape),
+def _measure_convolution(call: _Call) -> ModelWork:
+    positions = _count_elements(call.outputs[0]) // call.layer.filters
+    return ModelWork(
+        num_operations=positions * _count_elements(call.layer.kernel.shape),
         numbers=_count_padded(call),
     )
 
 
-def _measure_depthwise(call: _Call) -> Work:
-    between, numbers, pointwise = _count(call.outputs[0]), 0, 0
+def _measure_transposed(call: _Call) -> ModelWork:
+    channels, _ = _get_channels(call.layer, call.inputs[0])
+    return ModelWork(
+        num_operations=_count_elements(call.inputs[0])
+        // max(1, channels)
+        * _count_elements(call.layer.kernel.shape),
+        numbers=_count_padded(call),
+    )
+
+
+def _measure_depthwise(call: _Call) -> ModelWork:
+    depthwise_outputs, numbers, pointwise = _count_elements(call.outputs[0]), 0, 0
     if hasattr(call.layer, "pointwise_kernel"):
-        positions = between // call.layer.filters
-        between = numbers = positions * int(call.layer.pointwise_kernel.shape[-2])
-        pointwise = positions * _count(call.layer.pointwise_kernel.shape)
-    return Work(
-        operations=_SLOW * between * _count(call.layer.kernel_size) + pointwise,
+        positions = depthwise_outputs // call.layer.filters
+        depthwise_outputs = numbers = positions * int(call.layer.pointwise_kernel.shape[-2])
+        pointwise = positions * _count_elements(call.layer.pointwise_kernel.shape)
+    return ModelWork(
+        num_operations=_SLOW_PRODUCT * depthwise_outputs * _count_elements(call.layer.kernel_size)
+        + pointwise,
         numbers=numbers + _count_padded(call),
     )
 
 
-def _measure_pooling(call: _Call) -> Work:
-    return Work(operations=_SLOW * _count(call.outputs[0]) * _count(call.layer.pool_size))
+def _measure_pooling(call: _Call) -> ModelWork:
+    return ModelWork(
+        num_operations=_SLOW_PRODUCT
+        * _count_elements(call.outputs[0])
+        * _count_elements(call.layer.pool_size)
+    )
 
 
-def _measure_dot_attention(call: _Call) -> Work:
+def _measure_dot_attention(call: _Call) -> ModelWork:
     """Measures scores of queries and keys; added or concatenated ones have a query's width."""
     query, value = call.inputs[0], call.inputs[1]
     key = call.inputs[2] if len(call.inputs) > 2 else value
-    scores = _count(query[:-1]) * int(key[-2])
+    scores = _count_elements(query[:-1]) * int(key[-2])
     is_wide = getattr(call.layer, "score_mode", "concat") == "concat"
     if isinstance(call.layer, keras.layers.AdditiveAttention) or is_wide:
-        wide = scores * int(query[-1])
-        return Work(operations=2 * _ELEMENT * wide, numbers=2 * wide + 4 * scores)
-    width = int(query[-1]) + int(value[-1]) + 4 * _ELEMENT
-    return Work(operations=scores * width, numbers=4 * scores)
+        products = scores * int(query[-1])
+        return ModelWork(
+            num_operations=2 * _ELEMENTWISE * products, numbers=2 * products + 4 * scores
+        )
+    width = int(query[-1]) + int(value[-1]) + 4 * _ELEMENTWISE
+    return ModelWork(num_operations=scores * width, numbers=4 * scores)
 
 
-def _measure_attention_heads(call: _Call) -> Work:
+def _measure_attention_heads(call: _Call) -> ModelWork:
     query, value = call.inputs[0], call.inputs[1]
     config = call.layer.get_config()
     heads = config.get("num_heads") or config.get("num_query_heads")
     width = (config.get("key_dim") or config.get("head_dim")) * 2 + (config.get("value_dim") or 0)
     axes = config.get("attention_axes") or range(1, len(query) - 1)
     axes = [axes] if isinstance(axes, int) else axes
-    scores = heads * _count(query[:-1]) * _count(value[axis] for axis in axes)
-    positions = max(_count(shape[:-1]) for shape in [*call.inputs, *call.outputs])
+    scores = heads * _count_elements(query[:-1]) * _count_elements(value[axis] for axis in axes)
+    positions = max(_count_elements(shape[:-1]) for shape in [*call.inputs, *call.outputs])
     projected = positions * heads * width
-    return Work(
-        operations=scores * (width + 4 * _ELEMENT) + positions * _count_weights(call.layer),
+    return ModelWork(
+        num_operations=scores * (width + 4 * _ELEMENTWISE) + positions * _count_weights(call.layer),
         numbers=4 * scores + projected,
     )
 
 
-def _measure_recurrent(call: _Call) -> Work:
+def _measure_recurrent(call: _Call) -> ModelWork:
     steps, cells = int(call.inputs[0][1]), getattr(call.layer.cell, "cells", [call.layer.cell])
-    state = sum(_count(shape) for shape in _get_state_shapes(call.layer, call.inputs[0]))
+    state = sum(_count_elements(shape) for shape in _get_state_shapes(call.layer, call.inputs[0]))
     positions = call.inputs[0][0]
     if isinstance(call.layer, _CONVOLUTIONAL_RNNS):
         positions = state // 2 // max(1, call.layer.filters)
-    once = positions * sum(map(_count_weights, cells)) + 10 * _ELEMENT * state
-    numbers = _count(call.inputs[0]) + 10 * steps * state
-    return Work(calls=steps * len(cells), operations=steps * once, numbers=numbers)
+    work_per_step = positions * sum(map(_count_weights, cells)) + 10 * _ELEMENTWISE * state
+    numbers = _count_elements(call.inputs[0]) + 10 * steps * state
+    return ModelWork(
+        calls=steps * len(cells), num_operations=steps * work_per_step, numbers=numbers
+    )
 
 
 def _get_state_shapes(layer: keras.layers.Layer, shape: Shape) -> list[Shape]:
@@ -407,87 +434,100 @@ def _get_state_shapes(layer: keras.layers.Layer, shape: Shape) -> list[Shape]:
     return [(shape[0], int(size)) for size in sizes]
 
 
-def _measure_both_ways(call: _Call) -> Work:
-    both = call.layer.forward_layer, call.layer.backward_layer
-    return sum((_measure_recurrent(call._replace(layer=layer)) for layer in both), Work())
+def _measure_bidirectional(call: _Call) -> ModelWork:
+    layers = call.layer.forward_layer, call.layer.backward_layer
+    return sum((_measure_recurrent(call._replace(layer=layer)) for layer in layers), ModelWork())
 
 
-def _measure_categories(call: _Call) -> Work:
-    numbers = _count(call.inputs[0]) * int(call.layer.num_tokens)
-    return Work(operations=_ELEMENT * numbers, numbers=numbers)
+def _measure_category_encoding(call: _Call) -> ModelWork:
+    numbers = _count_elements(call.inputs[0]) * int(call.layer.num_tokens)
+    return ModelWork(num_operations=_ELEMENTWISE * numbers, numbers=numbers)
 
 
-def _measure_noise(call: _Call) -> Work:
+def _measure_noise(call: _Call) -> ModelWork:
     """Measures noise whose `noise_shape` may broadcast against the input."""
     sizes = getattr(call.layer, "noise_shape", None) or ()
     numbers = math.prod(
-        max(int(own or 1), int(size)) for own, size in zip(sizes, call.inputs[0], strict=False)
+        max(int(noise_size or 1), int(size))
+        for noise_size, size in zip(sizes, call.inputs[0], strict=False)
     )
-    return Work(operations=2 * _ELEMENT * numbers, numbers=2 * numbers)
+    return ModelWork(num_operations=2 * _ELEMENTWISE * numbers, numbers=2 * numbers)
 
 
-def _measure_resizing(call: _Call) -> Work:
-    numbers = _count(map(max, zip(call.inputs[0], call.outputs[0], strict=False)))
-    return Work(operations=4 * _ELEMENT * numbers, numbers=numbers)
+def _measure_resizing(call: _Call) -> ModelWork:
+    numbers = _count_elements(map(max, zip(call.inputs[0], call.outputs[0], strict=False)))
+    return ModelWork(num_operations=4 * _ELEMENTWISE * numbers, numbers=numbers)
 
 
-def _measure_dot(call: _Call) -> Work:
+def _measure_dot(call: _Call) -> ModelWork:
     axes = call.layer.axes if isinstance(call.layer.axes, int) else call.layer.axes[0]
-    numbers = sum(map(_count, call.inputs))
-    return Work(operations=_count(call.outputs[0]) * int(call.inputs[0][axes]), numbers=numbers)
+    numbers = sum(map(_count_elements, call.inputs))
+    return ModelWork(
+        num_operations=_count_elements(call.outputs[0]) * int(call.inputs[0][axes]), numbers=numbers
+    )
 
 
-def _measure_product(call: _Call) -> Work:
-    first = call.inputs[0]
-    last = first[-1:] if len(call.inputs) > 1 else first[-2:]  # a constant may be either factor
-    return Work(operations=_count(call.outputs[0]) * max(last, default=1))
+def _measure_matmul(call: _Call) -> ModelWork:
+    first_shape = call.inputs[0]
+    inner_sizes = (
+        first_shape[-1:] if len(call.inputs) > 1 else first_shape[-2:]
+    )  # a constant may be either factor
+    return ModelWork(num_operations=_count_elements(call.outputs[0]) * max(inner_sizes, default=1))
 
 
-def _measure_einsum(call: _Call) -> Work:
+def _measure_einsum(call: _Call) -> ModelWork:
     shapes = call.inputs
     if isinstance(call.layer, keras.layers.EinsumDense):
         shapes = [call.inputs[0], tuple(call.layer.kernel.shape)]
-    words = getattr(call.layer, "subscripts", None) or call.layer.equation
-    products = _count_products(words, shapes)
+    equation = getattr(call.layer, "subscripts", None) or call.layer.equation
+    products = _count_products(equation, shapes)
     search = 10_000 * len(shapes) ** 3  # for the order of products
-    return Work(operations=products + search, numbers=products if len(shapes) > 2 else 0)
+    return ModelWork(num_operations=products + search, numbers=products if len(shapes) > 2 else 0)
 
 
-def _count_products(words: str, shapes: Sequence[Shape]) -> int:
+def _count_products(equation: str, shapes: Sequence[Shape]) -> int:
     """Returns the number of index combinations of an einsum."""
     sizes: dict[str, int] = {}
-    others = 1
-    for word, shape in zip(words.partition("->")[0].split(","), shapes, strict=False):
-        before, dots, after = word.strip().partition("...")
-        named = [*zip(before, shape, strict=False)]
-        named += [*zip(reversed(after), reversed(shape), strict=False)]
-        for letter, size in named:
+    broadcast = 1
+    for operand, shape in zip(equation.partition("->")[0].split(","), shapes, strict=False):
+        leading, ellipsis, trailing = operand.strip().partition("...")
+        letter_sizes = [*zip(leading, shape, strict=False)]
+        letter_sizes += [*zip(reversed(trailing), reversed(shape), strict=False)]
+        for letter, size in letter_sizes:
             sizes[letter] = max(sizes.get(letter, 1), int(size))
-        if dots or "." in word:
-            others = max(others, _count(shape[len(before) : len(shape) - len(after)]))
-    return _count(sizes.values()) * others
+        if ellipsis or "." in operand:
+            broadcast = max(
+                broadcast, _count_elements(shape[len(leading) : len(shape) - len(trailing)])
+            )
+    return _count_elements(sizes.values()) * broadcast
 
 
-_NUMBERS = (1, 2, 3)
+_DIMENSIONS = (1, 2, 3)
 
 
-def _get_layers(*words: str) -> tuple[type, ...]:
+def _get_layers(*patterns: str) -> tuple[type, ...]:
     """Returns the Keras layers of these names, with {} replaced by one to three dimensions."""
-    names = [word.format(n) for word in words for n in (_NUMBERS if "{}" in word else ("",))]
-    found = (getattr(keras.layers, name, None) for name in names)
-    return tuple(layer for layer in found if layer is not None)
+    names = [
+        pattern.format(n)
+        for pattern in patterns
+        for n in (_DIMENSIONS if "{}" in pattern else ("",))
+    ]
+    layers = (getattr(keras.layers, name, None) for name in names)
+    return tuple(layer for layer in layers if layer is not None)
 
 
 def _get_operations(*names: str) -> tuple[type, ...]:
-    from tfpolicies.models.keras_names import kinds
+    from tfpolicies.models.keras_names import get_categories
 
-    own = kinds()["layer"].own
-    return tuple(own[pair] for pair in own if pair[0] == "keras.src.ops.numpy" and pair[1] in names)
+    classes = get_categories()["layer"].keras_classes
+    return tuple(
+        classes[pair] for pair in classes if pair[0] == "keras.src.ops.numpy" and pair[1] in names
+    )
 
 
 _CONVOLUTIONAL_RNNS: Any = _get_layers("ConvLSTM{}D")
 
-_Rule = Callable[[_Call], Work]
+_Rule = Callable[[_Call], ModelWork]
 
 _RULES: list[tuple[tuple[type, ...], _Rule]] = [
     (_get_layers("Dense"), _measure_dense),
@@ -498,39 +538,39 @@ _RULES: list[tuple[tuple[type, ...], _Rule]] = [
     (_get_layers("AveragePooling{}D", "MaxPooling{}D"), _measure_pooling),
     (_get_layers("MultiHeadAttention", "GroupQueryAttention"), _measure_attention_heads),
     (_get_layers("Attention", "AdditiveAttention"), _measure_dot_attention),
-    (_get_layers("Bidirectional"), _measure_both_ways),
+    (_get_layers("Bidirectional"), _measure_bidirectional),
     (_get_layers("RNN"), _measure_recurrent),
-    (_get_layers("CategoryEncoding"), _measure_categories),
+    (_get_layers("CategoryEncoding"), _measure_category_encoding),
     (_get_layers("Dropout", "GaussianDropout", "AlphaDropout"), _measure_noise),
     (_get_layers("Resizing"), _measure_resizing),
     (_get_layers("Dot"), _measure_dot),
-    (_get_operations("Matmul", "Dot"), _measure_product),
+    (_get_operations("Matmul", "Dot"), _measure_matmul),
 ]
 
 # Weights ------------------------------------------------------------------------------------------
 
 
-def _measure_weights(model: keras.Model) -> Work:
+def _measure_weights(model: keras.Model) -> ModelWork:
     """Measures computations on weights: their initialization, and regularizers of an update."""
-    work = Work()
+    work = ModelWork()
     for variable in model.variables:
         shape = tuple(int(size) for size in variable.shape)
         if isinstance(getattr(variable, "_initializer", None), keras.initializers.Orthogonal):
-            size, width = _count(shape), shape[-1] if shape else 1
-            work += Work(operations=size * min(width, size // max(1, width)) // 4)
-        work += _regularize(getattr(variable, "regularizer", None), shape)
+            size, width = _count_elements(shape), shape[-1] if shape else 1
+            work += ModelWork(num_operations=size * min(width, size // max(1, width)) // 4)
+        work += _measure_regularizer(getattr(variable, "regularizer", None), shape)
     return work
 
 
-def _regularize_outputs(call: _Call) -> Work:
+def _measure_activity_regularizer(call: _Call) -> ModelWork:
     regularizer = getattr(call.layer, "activity_regularizer", None)
-    return sum((_regularize(regularizer, shape) for shape in call.outputs), Work())
+    return sum((_measure_regularizer(regularizer, shape) for shape in call.outputs), ModelWork())
 
 
-def _regularize(regularizer: keras.Regularizer | None, shape: Shape) -> Work:
+def _measure_regularizer(regularizer: keras.Regularizer | None, shape: Shape) -> ModelWork:
     """Measures a regularizer that multiplies all pairs of rows, or of columns."""
     if not isinstance(regularizer, keras.regularizers.OrthogonalRegularizer) or len(shape) != 2:
-        return Work()
+        return ModelWork()
     side, width = shape if regularizer.mode == "rows" else shape[::-1]
     products = side * side
-    return Work(operations=products * (width + 4 * _ELEMENT), numbers=4 * products)
+    return ModelWork(num_operations=products * (width + 4 * _ELEMENTWISE), numbers=4 * products)

@@ -8,27 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.postprocessing import standardized
+from tfpolicies.batch.postprocessing import standardize_columns
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.sectioned import tell_if_resolved_anew
+from tfpolicies.config.sectioned import log_auto_change
 from tfpolicies.errors import UsageError
 from tfpolicies.policy import overrides
 from tfpolicies.policy.acting import CompiledActing
 from tfpolicies.policy.driver import Acting, Learning, PolicyDriver, validate_result
-from tfpolicies.policy.kind import PolicyKind
-from tfpolicies.policy.learning import Learner
+from tfpolicies.policy.kind import TFPolicyHooks
+from tfpolicies.policy.learning import PolicyLearner
 from tfpolicies.program.minibatches import is_input
 from tfpolicies.program.program import Program
-from tfpolicies.program.update_forms import Form
-from tfpolicies.state import ACTING, PolicyState
+from tfpolicies.program.update_forms import CompileMode
+from tfpolicies.state import ACTING_PARTS, PolicyState
 
-_KEPT = ("agent_connectors", "action_connectors", "_views")
+_COPIED_ATTRIBUTES = ("agent_connectors", "action_connectors", "_views")
 
 
-class OverriddenActing(Acting):
+class CustomMethodActing(Acting):
     """Acts by methods that a policy overrides; the Program filters and maps actions."""
 
-    def __init__(self, policy: PolicyKind) -> None:
+    def __init__(self, policy: TFPolicyHooks) -> None:
         super().__init__(policy)
         self._compiled: CompiledActing = policy._acting
         self.views = self._compiled.views
@@ -59,9 +59,9 @@ class OverriddenActing(Acting):
 class CompiledLearning(Learning):
     """Trains a policy by its Program."""
 
-    def __init__(self, policy: PolicyKind) -> None:
+    def __init__(self, policy: TFPolicyHooks) -> None:
         super().__init__(policy)
-        self._learner: Learner = policy._learner
+        self._learner: PolicyLearner = policy._learner
         self._state = policy._state
         self._updates = policy.program.updates
 
@@ -71,7 +71,7 @@ class CompiledLearning(Learning):
 
     @property
     def compile_mode(self) -> str:
-        return (self._updates.form or Form.PLAIN).value
+        return (self._updates.compile_mode or CompileMode.PLAIN).value
 
     @property
     def lookahead(self) -> int:
@@ -79,8 +79,10 @@ class CompiledLearning(Learning):
 
     def select_columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Returns the columns that the loss reads; all but infos if overridden methods learn."""
-        if self.policy._overridden.isdisjoint((*overrides.UPDATING, *overrides.LOADING)):
-            self._learner.discover()
+        if self.policy._overridden.isdisjoint(
+            (*overrides.UPDATE_METHODS, *overrides.LOADING_METHODS)
+        ):
+            self._learner.discover_columns()
             return list(self._updates.signature.columns)
         return super().select_columns(batch)
 
@@ -95,7 +97,7 @@ class CompiledLearning(Learning):
     ) -> Mapping[str, Any]:
         for name in standardize:
             if name in batch:
-                batch[name] = standardized(batch[name])
+                batch[name] = standardize_columns(batch[name])
         return self.update(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
     def update(
@@ -111,8 +113,8 @@ class CompiledLearning(Learning):
         del rng
         policy = self.policy
         if "learn_epochs" in policy._overridden:
-            learned = policy.learn_epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
-            return validate_result(policy, "learn_epochs", learned)
+            result = policy.learn_epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
+            return validate_result(policy, "learn_epochs", result)
         return self._learner.learn(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
     def replay(
@@ -121,20 +123,24 @@ class CompiledLearning(Learning):
         """Updates by replayed rows, target networks included, in one compiled call."""
         policy = self.policy
         update_targets = policy._followed(update_targets)
-        names = {*overrides.UPDATING, *overrides.LOADING, "learn_epochs"}
-        by_methods = bool(policy._overridden & names) or self._learner.sees_minibatches()
+        names = {*overrides.UPDATE_METHODS, *overrides.LOADING_METHODS, "learn_epochs"}
+        uses_methods = bool(policy._overridden & names) or self._learner.has_minibatch_callback()
         policy_class = type(policy)
-        moves = getattr(policy_class, "update_target", None)
-        moves_inside = is_input(policy.program.runtime.signatures.step_inputs.update_targets)
-        own = moves is not policy_class._moves_target or (moves is not None and not moves_inside)
-        if own and not by_methods and minibatch_size is None:
-            result = self._learner.epochs(batch, 1, None, shuffle=False)
+        update_target = getattr(policy_class, "update_target", None)
+        updates_target_inside = is_input(
+            policy.program.runtime.signatures.step_inputs.update_targets
+        )
+        has_custom_target_update = update_target is not policy_class._compiled_target_update or (
+            update_target is not None and not updates_target_inside
+        )
+        if has_custom_target_update and not uses_methods and minibatch_size is None:
+            result = self._learner.update_epochs(batch, 1, None, shuffle=False)
             if update_targets.any():
                 policy.update_target()
             return result
-        if by_methods or own:
+        if uses_methods or has_custom_target_update:
             return super().replay(batch, minibatch_size, update_targets)
-        return self._learner.epochs(
+        return self._learner.update_epochs(
             batch, 1, minibatch_size, shuffle=False, update_targets=update_targets
         )
 
@@ -149,10 +155,10 @@ class CompiledLearning(Learning):
         policy, acting = self.policy, self.policy._acting
         if acting.resets_per_episode:
             ports = policy.program.ports
-            more = [columns[port.name] for port in (*ports.seen, *ports.states)]
-            inputs = [*obs, *more, columns["action_dist_inputs"]]
-            *rows, disturbed = (x.reshape(-1, *x.shape[2:]) for x in inputs)
-            policy.exploration.adapt(acting.dist_inputs(rows), disturbed)
+            view_and_state_inputs = [columns[port.name] for port in (*ports.seen, *ports.states)]
+            inputs = [*obs, *view_and_state_inputs, columns["action_dist_inputs"]]
+            *rows, perturbed_dist_inputs = (x.reshape(-1, *x.shape[2:]) for x in inputs)
+            policy.exploration.adapt(acting.dist_inputs(rows), perturbed_dist_inputs)
 
     def flush_filters(self) -> None:
         """Applies pending running statistics in acting, learning and exports.
@@ -161,8 +167,8 @@ class CompiledLearning(Learning):
         """
         if self._state.frozen_as is not None:
             return
-        observed = self.policy.filter
-        has_changed = observed is not None and observed.pending_count
+        running_filter = self.policy.filter
+        has_changed = running_filter is not None and running_filter.pending_count
         super().flush_filters()
         if has_changed:
             self.policy.driver.apply_filters()
@@ -170,24 +176,26 @@ class CompiledLearning(Learning):
     def normalize_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         return obs
 
-    def resolve(self) -> None:
+    def resolve_auto_settings(self) -> None:
         policy = self.policy
-        self._learner.discover()
-        policy.config["jit_compile"] = self._updates.resolve_form(self._state) is not Form.PLAIN
+        self._learner.discover_columns()
+        policy.config["jit_compile"] = (
+            self._updates.resolve_compile_mode(self._state) is not CompileMode.PLAIN
+        )
         _ = policy._acting.inference
-        for name, before in policy.automatic.items():
-            tell_if_resolved_anew(name, before, policy.config[name])
+        for name, previous in policy.automatic.items():
+            log_auto_change(name, previous, policy.config[name])
             policy.automatic[name] = policy.config[name]
 
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
-        self._learner.discover()
+        self._learner.discover_columns()
         acting = self.policy._acting.tries_onnx
         sizes = rows, num_epochs, minibatch_size
         self.policy.program.warm_up(self._state.hyper, *sizes, acting=acting)
-        self.resolve()
+        self.resolve_auto_settings()
 
-    def take_seconds_loading(self) -> float:
-        seconds, self._learner.seconds_loading = self._learner.seconds_loading, 0.0
+    def pop_loading_seconds(self) -> float:
+        seconds, self._learner.loading_seconds = self._learner.loading_seconds, 0.0
         return seconds
 
 
@@ -197,23 +205,23 @@ class CompiledDriver(PolicyDriver):
     state: PolicyState
     program: Program
 
-    def __init__(self, policy: PolicyKind) -> None:
+    def __init__(self, policy: TFPolicyHooks) -> None:
         super().__init__(policy)
         self.state = policy._state
         self.program = policy.program
-        self.auto_settings = policy.automatic
+        self.auto_settings = policy.auto_settings
         self.learning = CompiledLearning(policy)
 
     def choose_parts(self) -> None:
         policy = self.policy
-        policy._acting.has_own_single_action = "compute_single_action" in policy._overridden
-        is_compiled = policy._overridden.isdisjoint(overrides.ACTING)
-        self.acting = policy._acting if is_compiled else OverriddenActing(policy)
+        policy._acting.overrides_single_action = "compute_single_action" in policy._overridden
+        is_compiled = policy._overridden.isdisjoint(overrides.ACTING_METHODS)
+        self.acting = policy._acting if is_compiled else CustomMethodActing(policy)
 
     @property
     def version(self) -> Any:
         """A value that changes with the policy's numbers; None if it overrides weight methods."""
-        if not self.policy._overridden.isdisjoint(overrides.WEIGHTS):
+        if not self.policy._overridden.isdisjoint(overrides.WEIGHT_METHODS):
             return None
         return id(self.state), self.state.version, self.state.hyper.tobytes()
 
@@ -223,34 +231,36 @@ class CompiledDriver(PolicyDriver):
 
     @property
     def generator(self) -> np.random.Generator:
-        self.state.settle()
+        self.state.flush_noise_buffer()
         generator: np.random.Generator = self.state.rng
         return generator
 
     def get_acting_weights(self) -> Mapping[str, np.ndarray] | None:
         if len(self.program.layout.networks) == 1 or self.learning.postprocesses_trajectories:
             return None
-        if not self.policy._overridden.isdisjoint((*overrides.WEIGHTS, *overrides.ACTING)):
+        if not self.policy._overridden.isdisjoint(
+            (*overrides.WEIGHT_METHODS, *overrides.ACTING_METHODS)
+        ):
             return None
-        weights: Mapping[str, np.ndarray] = self.state.copy_of("model")
+        weights: Mapping[str, np.ndarray] = self.state.copy_weights("model")
         return weights
 
     def apply_filters(self) -> None:
-        observed = self.policy.filter
-        if observed is not None:
-            self.policy._owned.apply_filter(observed)
+        running_filter = self.policy.filter
+        if running_filter is not None:
+            self.policy._state_dict.apply_filter(running_filter)
 
     @contextlib.contextmanager
     def allow_non_finite(self) -> Iterator[None]:
         policy = self.policy
-        before, policy._accepts_non_finite = policy._accepts_non_finite, True
+        previous, policy._accepts_non_finite = policy._accepts_non_finite, True
         try:
             yield
         finally:
-            policy._accepts_non_finite = before
+            policy._accepts_non_finite = previous
 
     def require_changeable(self) -> None:
-        self.state.require_changeable()
+        self.state.require_not_frozen()
 
     def get_hyperparameter(self, name: str) -> float:
         return float(self.policy.hyper(name))
@@ -258,27 +268,29 @@ class CompiledDriver(PolicyDriver):
     def set_hyperparameter(self, name: str, value: float | None) -> None:
         self.policy.set_hyper(name, value)
 
-    def copy_from(self, other: PolicyKind) -> None:
+    def copy_from(self, other: TFPolicyHooks) -> None:
         policy, source = self.policy, other.driver
         if not isinstance(source, CompiledDriver) or not self._has_variables_like(source.program):
             raise UsageError(f"{policy!r} cannot act like {other!r}, which has another model.")
         layout = self.program.layout
-        parts: tuple[str, ...] = ACTING
-        if all(layout.of(x) == source.program.layout.of(x) for x in layout.networks):
+        parts: tuple[str, ...] = ACTING_PARTS
+        if all(layout.get_slots(x) == source.program.layout.get_slots(x) for x in layout.networks):
             parts = (*layout.networks, "filter")
         with source.state.lock:
-            arrays = source.state.copy_of(*parts)
-        with self.state.changing():
+            arrays = source.state.copy_weights(*parts)
+        with self.state.lock_for_change():
             self.state.write(arrays)
-            self.state.follow(1.0, parts)
+            self.state.update_targets(1.0, parts)
         self.state.global_timestep = other.global_timestep
-        if not policy._overridden.isdisjoint(overrides.WEIGHTS):
+        if not policy._overridden.isdisjoint(overrides.WEIGHT_METHODS):
             policy.set_weights(other.get_weights())
         self._copy_filters(source)
 
     def _has_variables_like(self, other: Program) -> bool:
-        own = self.program
-        return own is other or all(own.layout.of(x) == other.layout.of(x) for x in ACTING)
+        program = self.program
+        return program is other or all(
+            program.layout.get_slots(x) == other.layout.get_slots(x) for x in ACTING_PARTS
+        )
 
     def make_copy(self, state: Mapping[str, Any]) -> Any:
         return type(self.policy).from_state(state)
@@ -286,14 +298,14 @@ class CompiledDriver(PolicyDriver):
     def copy_with_settings(
         self, policy_id: str, settings: Mapping[str, Any], *, rebuild: bool
     ) -> Any:
-        changed = super().copy_with_settings(policy_id, settings, rebuild=rebuild)
+        base_copy = super().copy_with_settings(policy_id, settings, rebuild=rebuild)
         if not rebuild:
-            return changed
+            return base_copy
         policy = self.policy
         config = {**policy.config, **settings, "__policy_id": policy_id}
         result = type(policy)(*self.spaces, config)
         result.driver.copy_from(policy)
-        for name, value in vars(changed).items():
-            if name in _KEPT or not hasattr(result, name):
+        for name, value in vars(base_copy).items():
+            if name in _COPIED_ATTRIBUTES or not hasattr(result, name):
                 setattr(result, name, value)
         return result

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-class Counter(int):
+class VariableLikeInt(int):
     """An integer with a `numpy` method, like a TensorFlow variable's.
 
-    >>> Counter(3), Counter(3).numpy()
+    >>> VariableLikeInt(3), VariableLikeInt(3).numpy()
     (3, 3)
     """
 

@@ -24,10 +24,15 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import UsageError
 from tfpolicies.models.action_mapping import ActionMapping, find_unscaled
-from tfpolicies.models.ports import PREVIOUS, View, leaf_ports, previous
-from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
-from tfpolicies.policy.input_dict import name_memory
-from tfpolicies.policy.recurrent_state import flatten_memory, unflatten_memory
+from tfpolicies.models.ports import (
+    PREVIOUS_STEP_SOURCES,
+    ViewInput,
+    make_leaf_ports,
+    make_previous_step_views,
+)
+from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, unflatten
+from tfpolicies.policy.input_dict import name_states
+from tfpolicies.policy.recurrent_state import flatten_states, unflatten_states
 from tfpolicies.type_aliases import Structure
 
 if TYPE_CHECKING:
@@ -36,13 +41,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfpolicies")
 
-FILTERS = ("filter", "reward_filter")
+FILTER_ATTRIBUTES = ("filter", "reward_filter")
 """The attributes of a policy that hold its running statistics, or None."""
 
-_warned: weakref.WeakSet[type] = weakref.WeakSet()
+_warned_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 
-class _Part:
+class _DriverPart:
     """A part of a driver. It references its policy weakly, so that the policy can be freed."""
 
     def __init__(self, policy: Any) -> None:
@@ -78,7 +83,7 @@ class SingleAction(NamedTuple):
     extras: dict[str, Any]
 
 
-class Acting(_Part):
+class Acting(_DriverPart):
     """Acts by a policy's `compute_actions`, for samplers and sessions.
 
     Episodes start with the recurrent state of `Policy.get_initial_state`.
@@ -93,10 +98,10 @@ class Acting(_Part):
         stackable: the object that can act in one call with others of its Program, or None.
     """
 
-    views: Sequence[View] = ()
+    views: Sequence[ViewInput] = ()
     resets_per_episode: bool = False
     stackable: Any = None
-    _memory_form: Any = None
+    _state_structure: Any = None
 
     @property
     def has_fixed_initial_state(self) -> bool:
@@ -109,10 +114,13 @@ class Acting(_Part):
         return None
 
     @property
-    def input_views(self) -> Sequence[View]:
+    def input_views(self) -> Sequence[ViewInput]:
         """The views that `act` needs: the previous action and reward, and `views`."""
-        own = previous(self.policy.action_space)
-        return (*own, *(view for view in self.views if view.name not in PREVIOUS))
+        previous_views = make_previous_step_views(self.policy.action_space)
+        return (
+            *previous_views,
+            *(view for view in self.views if view.name not in PREVIOUS_STEP_SOURCES),
+        )
 
     @property
     def reads_episodes(self) -> bool:
@@ -152,28 +160,28 @@ class Acting(_Part):
         policy = self.policy
         leaves = action_leaves(policy.action_space)
         obs = policy.driver.learning.normalize_observations(obs)
-        batch = policy._as_given(nest(policy.observation_space, obs))
+        batch = policy._convert_observations(unflatten(policy.observation_space, obs))
         inputs: dict[str, Any] = {"obs": batch}
         arrays = iter(views)
         for view in self.input_views if views else ():
-            inputs[view.name] = view.nested([next(arrays) for _ in view.ports])
+            inputs[view.name] = view.unflatten([next(arrays) for _ in view.ports])
         if infos is not None:
             inputs["infos"] = list(infos)
         result = policy.compute_actions_from_input_dict(
-            SampleBatch({**inputs, **self._name_memory(states)}),
+            SampleBatch({**inputs, **self._name_states(states)}),
             explore=explore,
             timestep=policy.global_timestep,
             episodes=episodes,
         )
         method = f"{type(policy).__name__}.compute_actions"
-        chosen, memory, extras = _check_result(result, method)
-        actions = batch_leaves(leaves, chosen, "actions")
-        ports = leaf_ports("actions", leaves)
+        raw_actions, state_outs, extras = _check_act_result(result, method)
+        actions = batch_leaves(leaves, raw_actions, "actions")
+        ports = make_leaf_ports("actions", leaves)
         columns = {port.name: x for port, x in zip(ports, actions, strict=True)}
-        columns |= {f"state_out_{i}": x for i, x in enumerate(flatten_memory(memory))}
+        columns |= {f"state_out_{i}": x for i, x in enumerate(flatten_states(state_outs))}
         columns |= {name: np.asarray(extra) for name, extra in extras.items()}
         _require_rows(columns, len(next(iterate_leaves(batch))), method)
-        return nest(policy.action_space, self.to_env(actions)), columns
+        return unflatten(policy.action_space, self.to_env(actions)), columns
 
     def act_single(
         self,
@@ -225,24 +233,24 @@ class Acting(_Part):
         config = policy.config
         normalize = config.get("normalize_actions", True) if unsquash is None else unsquash
         clip = config.get("clip_actions", False) if clip is None else clip
-        mapping = ActionMapping(policy.action_space, normalize, clip, from_zero=False)
+        mapping = ActionMapping(policy.action_space, normalize, clip, zero_based=False)
         if normalize:
-            _warn_of_range(policy, mapping.leaves, actions)
+            _warn_if_unscaled(policy, mapping.leaves, actions)
         return mapping.to_env(actions)
 
     def start_episode(self) -> None:
         """Called when an episode ends and the next one starts."""
 
-    def _name_memory(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
+    def _name_states(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
         """Returns a recurrent state by its column names in an input dict."""
         if not states:
             return {}
-        if self._memory_form is None:
-            self._memory_form = self.policy.get_initial_state()
-        return name_memory(unflatten_memory(self._memory_form, states))
+        if self._state_structure is None:
+            self._state_structure = self.policy.get_initial_state()
+        return name_states(unflatten_states(self._state_structure, states))
 
 
-class Learning(_Part):
+class Learning(_DriverPart):
     """Trains a policy by its `learn_on_batch`, and prepares its train batches."""
 
     @property
@@ -270,10 +278,10 @@ class Learning(_Part):
         """Whether `postprocess_trajectory` must be called for each trajectory."""
         return "postprocess_trajectory" in self.policy._overridden
 
-    def settle_views(self) -> Mapping[str, ViewRequirement]:
+    def freeze_views(self) -> Mapping[str, ViewRequirement]:
         """Returns the views that batches must have, and freezes them."""
-        requirements = self.policy._own_views()
-        requirements.is_settled = True
+        requirements = self.policy._get_views()
+        requirements.is_frozen = True
         views: Mapping[str, ViewRequirement] = requirements.added
         return views
 
@@ -332,17 +340,17 @@ class Learning(_Part):
             UsageError: if a result is not a dict.
         """
         policy = self.policy
-        own = getattr(policy, "learn_epochs", None)
-        if own is not None and shuffle:
-            learned = own(batch, num_epochs, minibatch_size)
-            return {**validate_result(policy, "learn_epochs", learned)}
+        learn_epochs = getattr(policy, "learn_epochs", None)
+        if learn_epochs is not None and shuffle:
+            update_result = learn_epochs(batch, num_epochs, minibatch_size)
+            return {**validate_result(policy, "learn_epochs", update_result)}
         result: Mapping[str, Any] = {}
         for _ in range(num_epochs):
             if shuffle and SampleBatch.SEQ_LENS not in batch:
                 batch.shuffle(rng)
             for minibatch in batch.timeslices(minibatch_size):
-                learned = policy.learn_on_batch(minibatch)
-                result = validate_result(policy, "learn_on_batch", learned)
+                update_result = policy.learn_on_batch(minibatch)
+                result = validate_result(policy, "learn_on_batch", update_result)
         return {**result}
 
     def replay(
@@ -386,31 +394,31 @@ class Learning(_Part):
 
     def flush_filters(self) -> None:
         """Applies pending running statistics, between two rounds of training."""
-        for each in self.policy.driver.filters.values():
-            each.flush()
+        for running_filter in self.policy.driver.filters.values():
+            running_filter.flush()
 
     def normalize_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Returns observation leaves `[..., *shape]` as batches store them: filtered."""
-        running = self.policy.driver.filters.get("filter")
-        return obs if running is None else running.scaled(obs)
+        running_filter = self.policy.driver.filters.get("filter")
+        return obs if running_filter is None else running_filter.scaled(obs)
 
     def scale_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """Returns rewards as batches store them: scaled by the reward filter, if any."""
-        running = self.policy.driver.filters.get("reward_filter")
-        return rewards if running is None else running(rewards)
+        running_filter = self.policy.driver.filters.get("reward_filter")
+        return rewards if running_filter is None else running_filter(rewards)
 
-    def resolve(self) -> None:
+    def resolve_auto_settings(self) -> None:
         """Resolves every "auto" setting in the config, as the first use would."""
 
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
         """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
 
-    def take_seconds_loading(self) -> float:
+    def pop_loading_seconds(self) -> float:
         """Returns the seconds spent on loading batches since the last call."""
         return 0.0
 
 
-class PolicyDriver(_Part):
+class PolicyDriver(_DriverPart):
     """Manages a policy's state, and has the parts that act and learn.
 
     `get_state`, `set_state`, `copy` and `close` are methods of `Policy`.
@@ -472,7 +480,9 @@ class PolicyDriver(_Part):
     def filters(self) -> dict[str, Any]:
         """The running statistics `filter` (observations) and `reward_filter`, if present."""
         attributes = vars(self.policy)
-        return {name: attributes[name] for name in FILTERS if attributes.get(name) is not None}
+        return {
+            name: attributes[name] for name in FILTER_ATTRIBUTES if attributes.get(name) is not None
+        }
 
     def get_acting_weights(self) -> Mapping[str, np.ndarray] | None:
         """Returns copies of the weights that sampling needs; None if it needs all."""
@@ -496,7 +506,7 @@ class PolicyDriver(_Part):
             FrozenPolicyError: if the policy is frozen.
             UsageError: if the policy has no known hyper-parameters.
         """
-        raise self._untunable()
+        raise self._no_hyperparameters_error()
 
     def get_hyperparameter(self, name: str) -> float:
         """Returns the current value of a hyper-parameter.
@@ -505,13 +515,13 @@ class PolicyDriver(_Part):
             ConfigError: if there is none of this name.
             UsageError: if the policy has no known hyper-parameters.
         """
-        raise self._untunable()
+        raise self._no_hyperparameters_error()
 
     def set_hyperparameter(self, name: str, value: float | None) -> None:
         """Sets a hyper-parameter of this policy only; see `get_hyperparameter` for the errors."""
-        raise self._untunable()
+        raise self._no_hyperparameters_error()
 
-    def _untunable(self) -> UsageError:
+    def _no_hyperparameters_error(self) -> UsageError:
         return UsageError(f"{self.policy!r} has no known hyper-parameters.")
 
     def copy_from(self, other: Any) -> None:
@@ -524,9 +534,9 @@ class PolicyDriver(_Part):
         self._copy_filters(other.driver)
 
     def _copy_filters(self, other: PolicyDriver) -> None:
-        for name, running in self.filters.items():
+        for name, running_filter in self.filters.items():
             if name in other.filters:
-                running.sync(other.filters[name])
+                running_filter.sync(other.filters[name])
 
     def make_copy(self, state: Mapping[str, Any]) -> Any:
         """Returns a policy of the same class, spaces and config in a state from `get_state`."""
@@ -574,26 +584,26 @@ def _require_rows(columns: Mapping[str, np.ndarray], rows: int, method: str) -> 
             )
 
 
-def _check_result(result: object, method: str) -> tuple[Any, Any, Mapping[str, Any]]:
+def _check_act_result(result: object, method: str) -> tuple[Any, Any, Mapping[str, Any]]:
     """Returns actions, recurrent state and extras from a result of `compute_actions`."""
     if isinstance(result, tuple | list) and len(result) == 3:
-        actions, memory, extras = result
-        if isinstance(memory, list | tuple | Mapping) and isinstance(extras, Mapping):
-            return actions, memory, extras
+        actions, state_outs, extras = result
+        if isinstance(state_outs, list | tuple | Mapping) and isinstance(extras, Mapping):
+            return actions, state_outs, extras
     raise UsageError(
         f"{method} must return (actions, state_outs, extras): state_outs a list or dict of arrays, "
         f"extras a dict; without a recurrent state (actions, [], {{}}). Got {result!r:.200}."
     )
 
 
-def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> None:
+def _warn_if_unscaled(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> None:
     """Warns, once for each class, of an action outside -1 to 1 with `normalize_actions`."""
     policy_class = type(policy)
-    if policy_class in _warned:
+    if policy_class in _warned_classes:
         return
     unscaled = find_unscaled(leaves, actions)
     if unscaled is not None:
-        _warned.add(policy_class)
+        _warned_classes.add(policy_class)
         logger.warning(
             "%s returned the action %g, but with normalize_actions=True actions are from -1 to 1: "
             "the environment gets them scaled to the bounds of its action space, and clipped. If "

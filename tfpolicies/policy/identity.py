@@ -10,16 +10,16 @@ from typing import Any
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import ConfigError
-from tfpolicies.policy.kind import PolicyKind
+from tfpolicies.policy.kind import TFPolicyHooks
 from tfpolicies.rules import is_one_of
 from tfpolicies.type_aliases import Setting
 
-AUTOMATIC = ("inference", "jit_compile")
+AUTO_SETTINGS = ("inference", "jit_compile")
 """The settings whose "auto" each policy resolves separately."""
 
 
 def complete_config(
-    policy_class: type[PolicyKind], config: Mapping[str, Setting] | AlgorithmConfig | None
+    policy_class: type[TFPolicyHooks], config: Mapping[str, Setting] | AlgorithmConfig | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the complete flat config of a policy, and the settings that identify the policy.
 
@@ -32,52 +32,52 @@ def complete_config(
         "worker_index": 0,
         "__session_creator": None,
     }
-    config_class, named = policy_class.config_class, None
+    config_class, named_framework = policy_class.config_class, None
     if type(config) is config_class:
         settings = config.copy_for_policy()
     elif isinstance(config, AlgorithmConfig):
         settings = config_class().update_from_dict(config.settings_for(config_class))
     else:
-        settings, given = config_class(), dict(config or {})
-        identity.update({key: given.pop(key) for key in identity if key in given})
-        create = identity["__session_creator"]
-        if create is not None and not callable(create):
+        settings, config_dict = config_class(), dict(config or {})
+        identity.update({key: config_dict.pop(key) for key in identity if key in config_dict})
+        session_creator = identity["__session_creator"]
+        if session_creator is not None and not callable(session_creator):
             raise ConfigError(
-                f"A session_creator must be a function () -> session, got {create!r}."
+                f"A session_creator must be a function () -> session, got {session_creator!r}."
             )
-        named = given.get("framework")
-        is_complete = given.keys() >= settings.settings_for(config_class).keys()
-        if is_complete and is_one_of(named, "tf", "tf2"):
-            named = None
-        settings.update_from_dict(given)
+        named_framework = config_dict.get("framework")
+        is_complete = config_dict.keys() >= settings.settings_for(config_class).keys()
+        if is_complete and is_one_of(named_framework, "tf", "tf2"):
+            named_framework = None
+        settings.update_from_dict(config_dict)
     complete = settings.to_dict()
-    _require_listed(policy_class, complete)
+    _require_listed_settings(policy_class, complete)
     if isinstance(config, AlgorithmConfig):  # another policy resolved its "auto" settings
-        complete |= {name: "auto" for name in AUTOMATIC if name in config.automatic()}
-    return _of_runtime(policy_class, complete, named), identity
+        complete |= {name: "auto" for name in AUTO_SETTINGS if name in config.get_auto_settings()}
+    return _apply_runtime(policy_class, complete, named_framework), identity
 
 
-def _require_listed(policy_class: type[PolicyKind], complete: dict[str, Any]) -> None:
-    for kind in ("hyperparameters", "static_keys"):
-        missing = [name for name in getattr(policy_class, kind) if name not in complete]
+def _require_listed_settings(policy_class: type[TFPolicyHooks], complete: dict[str, Any]) -> None:
+    for attribute in ("hyperparameters", "static_keys"):
+        missing = [name for name in getattr(policy_class, attribute) if name not in complete]
         if missing:
             name, config = policy_class.__name__, policy_class.config_class.__name__
             raise ConfigError(
-                f"{name}.{kind} lists {missing[0]!r}, which is not a setting of "
+                f"{name}.{attribute} lists {missing[0]!r}, which is not a setting of "
                 f"{name}.config_class, {config}. Set `config_class` to a subclass of {config} "
                 "whose training section has it."
             )
 
 
-def _of_runtime(
-    policy_class: type[PolicyKind], complete: dict[str, Any], named: Setting
+def _apply_runtime(
+    policy_class: type[TFPolicyHooks], complete: dict[str, Any], named_framework: Setting
 ) -> dict[str, Any]:
     """Adds the settings that follow from the class's runtime to a config."""
     in_graph = policy_class.runtime == "session"
     framework = "tf" if in_graph else "tf2"
-    if named not in (None, framework):
+    if named_framework not in (None, framework):
         raise ConfigError(
-            f"framework={named!r} contradicts {policy_class.__name__}, whose framework is "
+            f"framework={named_framework!r} contradicts {policy_class.__name__}, whose framework is "
             f"{framework!r}. Leave the framework out, or name another class."
         )
     complete["framework"] = framework
@@ -88,12 +88,12 @@ def _of_runtime(
                 "eagerly. Use a TF2 class for stepping through with a debugger."
             )
         # XLA would compile again in every policy's session, for seconds each.
-        automatic = {"inference": "tf", "jit_compile": False}
-        complete.update({k: v for k, v in automatic.items() if complete[k] == "auto"})
+        resolved = {"inference": "tf", "jit_compile": False}
+        complete.update({k: v for k, v in resolved.items() if complete[k] == "auto"})
     return complete
 
 
-def derived_seed(seed: int | None, *parts: int | str | None) -> int:
+def derive_seed(seed: int | None, *parts: int | str | None) -> int:
     """Returns a stable hash of all parts as a seed; a random one if `seed` is None."""
     if seed is None:
         return secrets.randbits(63)

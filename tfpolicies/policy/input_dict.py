@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfpolicies.batch.leaves import with_batch_axis
+from tfpolicies.batch.leaves import expand_batch_axis
 from tfpolicies.errors import UsageError
-from tfpolicies.type_aliases import Memory, Structure
+from tfpolicies.type_aliases import ModelState, Structure
 
 
-def name_memory(memory: Memory) -> dict[str, Any]:
+def name_states(states: ModelState) -> dict[str, Any]:
     """Returns a recurrent state by its column names in an input dict."""
-    if isinstance(memory, Mapping):
-        return {"state_in": memory}
-    return {f"state_in_{i}": part for i, part in enumerate(memory)}
+    if isinstance(states, Mapping):
+        return {"state_in": states}
+    return {f"state_in_{i}": part for i, part in enumerate(states)}
 
 
-def read_memory(input_dict: Mapping[str, Any]) -> Any:
+def read_states(input_dict: Mapping[str, Any]) -> Any:
     """Returns the recurrent state in an input dict: a list or dict of arrays, or None."""
     names = [name for name in input_dict if name.startswith("state_in_")]
     names.sort(key=lambda name: int(name.removeprefix("state_in_")))
@@ -26,7 +26,7 @@ def read_memory(input_dict: Mapping[str, Any]) -> Any:
 
 def make_row(
     obs: Structure | None,
-    state: Memory | None = None,
+    state: ModelState | None = None,
     prev_action: Structure | None = None,
     prev_reward: Structure | None = None,
     info: Mapping[str, Any] | None = None,
@@ -39,8 +39,8 @@ def make_row(
     if obs is None:
         raise UsageError("compute_single_action needs obs or input_dict; both are missing.")
     columns = {"obs": obs, "prev_actions": prev_action, "prev_rewards": prev_reward, "infos": info}
-    present = {name: value for name, value in columns.items() if value is not None}
-    return present | name_memory([] if state is None else state)
+    given_columns = {name: value for name, value in columns.items() if value is not None}
+    return given_columns | name_states([] if state is None else state)
 
 
 def add_batch_axis(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,5 +50,6 @@ def add_batch_axis(row: Mapping[str, Any]) -> dict[str, Any]:
     {'obs': array([3]), 'seq_lens': [1]}
     """
     return {
-        name: value if name == "seq_lens" else with_batch_axis(value) for name, value in row.items()
+        name: value if name == "seq_lens" else expand_batch_axis(value)
+        for name, value in row.items()
     }

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import ObservationError, UsageError
-from tfpolicies.models.ports import PREVIOUS, InputPorts, View
-from tfpolicies.models.preprocessed import turned_back
-from tfpolicies.models.spaces import batch_leaves, numbers
+from tfpolicies.models.ports import PREVIOUS_STEP_SOURCES, InputPorts, ViewInput
+from tfpolicies.models.preprocessed import decode_flat_observations
+from tfpolicies.models.spaces import batch_leaves, to_float32
 from tfpolicies.type_aliases import Structure
 
-_AS_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
+_PREVIOUS_STEP_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
 """Views of n steps that the argument for the previous step fills, if no view is that step."""
 
 
-class MemoryCountError(UsageError):
+class StateCountError(UsageError):
     """The recurrent state is missing, or has another number of arrays."""
 
 
@@ -58,7 +58,7 @@ class InputReader:
     ) -> list[np.ndarray]:
         """Returns one array per input port.
 
-        Also accepts observations from RLlib's preprocessors: see `turned_back`.
+        Also accepts observations from RLlib's preprocessors: see `decode_flat_observations`.
 
         Raises:
             ObservationError: if the observations do not fit their space; with `to_act` also for NaN
@@ -69,15 +69,15 @@ class InputReader:
         try:
             inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
         except ObservationError as error:
-            inputs = turned_back(self.obs_leaves, obs_batch, error)
+            inputs = decode_flat_observations(self.obs_leaves, obs_batch, error)
         if not (self.reads_obs_only and state_batches is None):
             previous = prev_action_batch, prev_reward_batch
-            inputs = self._add_further(inputs, state_batches, previous, views)
+            inputs = self._add_views_and_states(inputs, state_batches, previous, views)
         if to_act and self._config["check_inputs"]:
             self.check(inputs)
         return inputs
 
-    def _add_further(
+    def _add_views_and_states(
         self,
         inputs: list[np.ndarray],
         state_batches: Sequence[Any] | None,
@@ -87,10 +87,10 @@ class InputReader:
         """Appends views and recurrent state to the inputs; checks that all have the same length."""
         ports = self._ports
         if ports.views:
-            arguments = dict(zip(PREVIOUS, previous, strict=True))
-            inputs = inputs + self._seen({**(views or {}), **arguments})
+            arguments = dict(zip(PREVIOUS_STEP_SOURCES, previous, strict=True))
+            inputs = inputs + self._read_views({**(views or {}), **arguments})
         if ports.is_recurrent:
-            inputs = inputs + self._memory(state_batches, len(inputs[0]))
+            inputs = inputs + self._read_states(state_batches, len(inputs[0]))
         elif state_batches is not None and len(state_batches):
             raise UsageError(
                 f"state_batches has {len(state_batches)} arrays, but this policy has no recurrent "
@@ -104,53 +104,53 @@ class InputReader:
             )
         return inputs
 
-    def _seen(self, given: Mapping[str, Any]) -> list[np.ndarray]:
-        found: list[np.ndarray] = []
+    def _read_views(self, batches: Mapping[str, Any]) -> list[np.ndarray]:
+        arrays: list[np.ndarray] = []
         for view in self._ports.views:
-            batch = given.get(view.name)
+            batch = batches.get(view.name)
             if batch is None:
-                batch = self._get_previous(view.name, given)
+                batch = self._get_previous(view.name, batches)
             if batch is None:
-                raise UsageError(_missing(view.name))
+                raise UsageError(_make_missing_message(view.name))
             if view.name == "prev_rewards":
-                found.append(numbers(batch, "prev_reward_batch").reshape(-1))
+                arrays.append(to_float32(batch, "prev_reward_batch").reshape(-1))
             else:
-                found += _steps_of(view, batch)
-        return found
+                arrays += _read_view_leaves(view, batch)
+        return arrays
 
-    def _get_previous(self, view: str, given: Mapping[str, Any]) -> Any:
+    def _get_previous(self, view_name: str, batches: Mapping[str, Any]) -> Any:
         """Returns the previous action or reward for a view of n steps, if no view is that step."""
-        argument = _AS_ARGUMENTS.get(view)
-        names = [each.name for each in self._ports.views]
-        return None if argument is None or argument in names else given.get(argument)
+        argument = _PREVIOUS_STEP_ARGUMENTS.get(view_name)
+        names = [view.name for view in self._ports.views]
+        return None if argument is None or argument in names else batches.get(argument)
 
-    def _memory(self, states: Sequence[Any] | None, rows: int) -> list[np.ndarray]:
+    def _read_states(self, states: Sequence[Any] | None, rows: int) -> list[np.ndarray]:
         ports = self._ports.states
         if states is None or len(states) != len(ports):
-            given = "none" if states is None else len(states)
-            raise MemoryCountError(
+            count = "none" if states is None else len(states)
+            raise StateCountError(
                 f"This policy has a recurrent state of {len(ports)} arrays, but state_batches has "
-                f"{given}. Use `session = policy.session()` and call `session.act(obs)`; or pass "
+                f"{count}. Use `session = policy.session()` and call `session.act(obs)`; or pass "
                 "it yourself: `state = policy.get_initial_state()`, then `action, state, _ = "
                 "policy.compute_single_action(obs, state)`; for a batch of B rows, arrays "
                 "[B, *shape] as `state_batches`."
             )
-        found = []
+        arrays = []
         for i, (port, array) in enumerate(zip(ports, states, strict=True)):
-            converted = numbers(array, f"state_batches[{i}]")
+            converted = to_float32(array, f"state_batches[{i}]")
             if converted.shape != (rows, *port.shape):
-                wanted = ", ".join(map(str, (rows, *port.shape)))
+                expected = ", ".join(map(str, (rows, *port.shape)))
                 raise UsageError(
-                    f"state_batches[{i}] must have the shape [{wanted}], got "
+                    f"state_batches[{i}] must have the shape [{expected}], got "
                     f"{list(converted.shape)}; `policy.get_initial_state()` gives one row."
                 )
-            found.append(converted)
-        return found
+            arrays.append(converted)
+        return arrays
 
 
-def _steps_of(view: View, batch: Structure) -> list[np.ndarray]:
+def _read_view_leaves(view: ViewInput, batch: Structure) -> list[np.ndarray]:
     """Returns the leaves of a view, checked; previous actions may have an axis of one step."""
-    if view.name not in PREVIOUS:
+    if view.name not in PREVIOUS_STEP_SOURCES:
         return batch_leaves(view.leaves, batch, f"views[{view.name!r}]")
     try:
         return batch_leaves(view.leaves, batch, "prev_action_batch")
@@ -161,14 +161,14 @@ def _steps_of(view: View, batch: Structure) -> list[np.ndarray]:
         raise
 
 
-def _missing(view: str) -> str:
-    ways = {
+def _make_missing_message(view: str) -> str:
+    arguments = {
         "prev_actions": ("prev_action_batch", "`prev_action=...` to compute_single_action"),
         "prev_rewards": ("prev_reward_batch", "`prev_reward=...` to compute_single_action"),
     }
-    by_hand = f"`input_dict={{'obs': ..., {view!r}: ...}}` to compute_single_action"
-    argument, how = ways.get(view, (f"views[{view!r}]", by_hand))
+    input_dict_hint = f"`input_dict={{'obs': ..., {view!r}: ...}}` to compute_single_action"
+    argument, hint = arguments.get(view, (f"views[{view!r}]", input_dict_hint))
     return (
         f"The model reads {view}, but {argument} is missing. Use `session = policy.session()`, "
-        f"which keeps it; or pass {how}, with zeros for the steps before an episode."
+        f"which keeps it; or pass {hint}, with zeros for the steps before an episode."
     )

@@ -19,20 +19,20 @@ from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
-from tfpolicies.models.model_source import ModelSource, model_source
-from tfpolicies.models.spaces import nest
+from tfpolicies.models.model_source import ModelSource, make_model_source
+from tfpolicies.models.spaces import unflatten
 from tfpolicies.policy.policy import Policy
-from tfpolicies.program.acting_view import distribution_of
+from tfpolicies.program.acting_view import make_distribution
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.program import Program
-from tfpolicies.program.spec import static_settings
+from tfpolicies.program.spec import get_static_settings
 from tfpolicies.program.traced_context import TracedContext
-from tfpolicies.program.view import ModelView, TapeOptimizer, TrainBatch
+from tfpolicies.program.view import TapeOptimizer, TracedModel, TrainBatch
 from tfpolicies.state import PolicyState
 from tfpolicies.type_aliases import TensorStructure
 
 
-class PolicyKind(Policy):
+class TFPolicyHooks(Policy):
     """Override points of `TFPolicy`: the properties that a class fixes for all its policies.
 
     Traced code runs on a *traced view* of the class: an object without a state.
@@ -40,20 +40,20 @@ class PolicyKind(Policy):
 
     program: Program
     exploration: Exploration
-    automatic: dict[str, Any]
+    auto_settings: dict[str, Any]
     dist_class: ActionDistribution
     _state: PolicyState
     recorded: dict[str, tf.Tensor]  # in traced code: the arguments of `record`
     _context: TracedContext | None = None
     """The attributes of a traced view; None for a policy."""
     config_class: type[AlgorithmConfig] = AlgorithmConfig
-    _acting_only: ClassVar[frozenset[str]] = frozenset()
+    _acting_only_outputs: ClassVar[frozenset[str]] = frozenset()
     """Outputs of `extra_action_out_fn` that are not columns of batches."""
-    _moves_target: ClassVar[Any] = None
+    _compiled_target_update: ClassVar[Any] = None
     """The `update_target` that is equivalent to the target updates inside compiled updates."""
     _state_aliases: ClassVar[dict[str, str]] = {}
     """Keys of a state, and the hyper-parameters that are stored under them."""
-    _switches: ClassVar[dict[str, str]] = {}
+    _enabling_settings: ClassVar[dict[str, str]] = {}
     """Hyper-parameters, and the settings that make them 0 if False."""
     runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
@@ -76,7 +76,7 @@ class PolicyKind(Policy):
         return 0
 
     def loss(
-        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+        self, model: TracedModel, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced once per Program.
 
@@ -106,8 +106,8 @@ class PolicyKind(Policy):
             **values: by name: scalars, which `stats_fn` returns, or one number per row, `[B]`,
                 which `extra_learn_fetches_fn` returns.
         """
-        found = {name: tf.convert_to_tensor(value) for name, value in values.items()}
-        self.recorded.update(found)
+        tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        self.recorded.update(tensors)
 
     def stats_fn(self, train_batch: TrainBatch) -> dict[str, tf.Tensor]:
         """Returns statistics of a minibatch, scalar tensors that go to `learner_stats`.
@@ -115,10 +115,10 @@ class PolicyKind(Policy):
         By default these are the scalars that `loss` recorded.
         """
         recorded = {name: x for name, x in self.recorded.items() if x.shape.rank == 0}
-        read = EXTENSIONS.read_statistics(self, train_batch)
-        if read is None:
+        statistics = EXTENSIONS.read_statistics(self, train_batch)
+        if statistics is None:
             check_recorded_statistics(self)
-        return {**recorded, **(read or {})}
+        return {**recorded, **(statistics or {})}
 
     def grad_stats_fn(self, train_batch: TrainBatch, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
         """Returns statistics of the gradients as scalar tensors."""
@@ -174,8 +174,8 @@ class PolicyKind(Policy):
         `self.observation_space`, `self.action_space`, `self.dist_class` (for `num_inputs`) and the
         static keys of `self.config`. Each call must return a new model of the same architecture.
         """
-        static = static_settings(type(self), self.config)
-        return self._model_source(self.observation_space, self.dist_class, static).make()
+        static = get_static_settings(type(self), self.config)
+        return self._get_model_source(self.observation_space, self.dist_class, static).make()
 
     def optimizer(self) -> Any:
         """Returns a new Keras optimizer; by default from `_make_optimizer`.
@@ -197,8 +197,8 @@ class PolicyKind(Policy):
         By default there is one network, which acts and learns. The first, "model", is the one that
         acts; in `loss` its target network is `self.target_model`. The others are
         `self.networks[name]` there, and their target networks `self.target_networks[name]`; see
-        `NetworkView`. With several networks `loss` returns a list, one loss for each in this order;
-        each is differentiated with respect to the variables of its own network only.
+        `NetworkHandle`. With several networks `loss` returns a list, one loss for each in this
+        order; each is differentiated with respect to the variables of its own network only.
 
         Args:
             observation_space: as the environment has it.
@@ -220,11 +220,11 @@ class PolicyKind(Policy):
             static: the values of `static_keys`.
         """
         del static
-        return int(dist_class.loss_noise)
+        return int(dist_class.loss_noise_size)
 
     def action_distribution_fn(
         self,
-        model: ModelView,
+        model: TracedModel,
         *,
         obs_batch: TensorStructure,
         state_batches: Sequence[tf.Tensor],
@@ -250,7 +250,7 @@ class PolicyKind(Policy):
 
     def action_sampler_fn(
         self,
-        model: ModelView,
+        model: TracedModel,
         *,
         obs_batch: TensorStructure,
         state_batches: Sequence[tf.Tensor],
@@ -278,17 +278,17 @@ class PolicyKind(Policy):
         dist_inputs, dist_class, states = self.action_distribution_fn(
             model, obs_batch=obs_batch, state_batches=state_batches, **kwargs
         )
-        distribution = distribution_of(self, model, dist_inputs, dist_class)
+        distribution = make_distribution(self, model, dist_inputs, dist_class)
         actions, logp = kwargs["explorer"].apply(distribution, kwargs["noise"], kwargs["params"])
-        return nest(self.action_space, actions), logp, dist_inputs, states
+        return unflatten(self.action_space, actions), logp, dist_inputs, states
 
     def get_batch_divisibility_req(self) -> int:
         """Returns a number that the rows of each update must be a multiple of; 1 by default."""
         return 1
 
-    def _followed(self, follows: np.ndarray) -> np.ndarray:
+    def _select_target_updates(self, update_targets: np.ndarray) -> np.ndarray:
         """Returns which of the due target updates `[K]` happen; all by default."""
-        return follows
+        return update_targets
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts coefficients to the result of a training round; no-op by default."""
@@ -296,16 +296,18 @@ class PolicyKind(Policy):
     @classmethod
     def _overrides(cls, name: str) -> bool:
         """Whether a subclass overrides an override point, such as "loss"."""
-        mine, usual = getattr(cls, name), getattr(PolicyKind, name)
-        return getattr(mine, "__func__", mine) is not getattr(usual, "__func__", usual)
+        method, base_method = getattr(cls, name), getattr(TFPolicyHooks, name)
+        return getattr(method, "__func__", method) is not getattr(
+            base_method, "__func__", base_method
+        )
 
     @classmethod
-    def _distribution(cls, action_space: gym.Space[Any], static: Mapping[str, Any]) -> Any:
+    def _get_distribution(cls, action_space: gym.Space[Any], static: Mapping[str, Any]) -> Any:
         settings = static["model"]
-        return ActionDistribution.of(action_space, settings["custom_action_dist"], settings)
+        return ActionDistribution.for_space(action_space, settings["custom_action_dist"], settings)
 
     @classmethod
-    def _model_source(
+    def _get_model_source(
         cls,
         observation_space: gym.Space[Any],
         dist_class: ActionDistribution,
@@ -313,7 +315,9 @@ class PolicyKind(Policy):
     ) -> ModelSource:
         """Returns the source of the networks; a class with another architecture overrides it."""
         with_value = cls.wants_value(static)
-        return model_source(observation_space, dist_class, static["model"], with_value=with_value)
+        return make_model_source(
+            observation_space, dist_class, static["model"], with_value=with_value
+        )
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
@@ -322,7 +326,7 @@ class PolicyKind(Policy):
         return False
 
     @classmethod
-    def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
+    def _update_noise_size(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
         """Returns the size k of `self.update_noise`: standard normal, equal for all rows."""
         del source, static
         return 0
@@ -360,7 +364,7 @@ class PolicyKind(Policy):
                 f"{observation_space!r} and {action_space!r}."
             )
 
-    def _in_force(self, name: str) -> Any:
+    def _get_current_hyperparameter(self, name: str) -> Any:
         """Returns the current value of a hyper-parameter: a tensor in traced code, else a number.
 
         Raises:
@@ -371,10 +375,10 @@ class PolicyKind(Policy):
     @property
     def cur_lr(self) -> Any:
         """The current learning rate."""
-        return self._in_force("lr")
+        return self._get_current_hyperparameter("lr")
 
     @classmethod
-    def _traced_view(cls, context: TracedContext) -> PolicyKind:
+    def _make_traced_view(cls, context: TracedContext) -> TFPolicyHooks:
         """Returns an object of this class that has only the attributes shared by its policies."""
         view = object.__new__(cls)
         object.__setattr__(view, "_context", context)

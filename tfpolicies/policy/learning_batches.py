@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.batch.sequences import sequence_lengths
+from tfpolicies.batch.sequences import compute_sequence_lengths
 from tfpolicies.batch.view_builder import Trajectories
 from tfpolicies.errors import BatchError, MissingColumnError, ObservationError, UsageError
 from tfpolicies.finite import all_finite
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.ports import SEQ_LENS, previous
-from tfpolicies.models.spaces import Leaf, batch_leaves, cell_sizes, is_float_box, nest
-from tfpolicies.policy.kind import PolicyKind
+from tfpolicies.models.ports import SEQ_LENS, make_previous_step_views
+from tfpolicies.models.spaces import Leaf, batch_leaves, choices_per_cell, is_float_box, unflatten
+from tfpolicies.policy.kind import TFPolicyHooks
 from tfpolicies.policy.policy import Policy
 
 _DUMMY_ROWS = 4
-_LARGEST = np.iinfo(np.int64).max
-_RENAMED = {
+_MAX_INT64 = np.iinfo(np.int64).max
+_COLUMNS_BY_PORT = {
     "logp": "action_logp",
     "prob": "action_prob",
     "dist_inputs": "action_dist_inputs",
@@ -28,7 +28,7 @@ _RENAMED = {
 }
 
 
-def dummy_batch(policy: PolicyKind) -> SampleBatch:
+def make_dummy_batch(policy: TFPolicyHooks) -> SampleBatch:
     """Returns a small postprocessed batch of zeros with every column a loss may read.
 
     The policy's own counters and generator stay as they are.
@@ -37,31 +37,38 @@ def dummy_batch(policy: PolicyKind) -> SampleBatch:
     spec, layout = program.spec, program.act_layout
 
     def obs() -> Any:
-        return nest(spec.observation_space, [port.zeros(rows) for port in program.ports.obs])
+        return unflatten(spec.observation_space, [port.zeros(rows) for port in program.ports.obs])
 
     def actions() -> Any:
-        return nest(spec.action_space, [port.zeros(rows) for port in layout.actions])
+        return unflatten(spec.action_space, [port.zeros(rows) for port in layout.actions])
 
     columns: dict[str, Any] = {"obs": obs(), "new_obs": obs(), "actions": actions()}
-    acted = {*layout.actions, *layout.env_actions}
-    for port in layout.ports():
-        if port not in acted:
-            columns[_RENAMED.get(port.name, port.name)] = port.zeros(rows)
+    action_ports = {*layout.actions, *layout.env_actions}
+    for port in layout.get_ports():
+        if port not in action_ports:
+            columns[_COLUMNS_BY_PORT.get(port.name, port.name)] = port.zeros(rows)
     columns |= {port.name: port.zeros(rows) for port in program.ports.states}
     columns["rewards"] = np.zeros(rows, np.float32)
-    for view in {v.name: v for v in (*previous(spec.action_space), *program.ports.views)}.values():
-        for each in filter(None, (view, view.following)):
-            columns[each.name] = each.nested([port.zeros(rows) for port in each.ports])
+    for view in {
+        any_view.name: any_view
+        for any_view in (*make_previous_step_views(spec.action_space), *program.ports.views)
+    }.values():
+        for stored_view in filter(None, (view, view.next_step_view)):
+            columns[stored_view.name] = stored_view.unflatten(
+                [port.zeros(rows) for port in stored_view.ports]
+            )
     columns["terminateds"] = np.arange(rows) == rows - 1  # avoids bootstrapping
     columns["truncateds"] = np.zeros(rows, bool)
     columns["weights"] = np.ones(rows, np.float32)
     for name in ("eps_id", "unroll_id", "agent_index", "t"):
         columns[name] = np.zeros(rows, np.int64)
     columns[SampleBatch.INFOS] = np.array([{} for _ in range(rows)], object)
-    columns |= Trajectories(columns["terminateds"]).views(columns, policy._own_views().added)
-    policy._sees_zeros = True
+    columns |= Trajectories(columns["terminateds"]).build_views(
+        columns, policy._get_views().added_views
+    )
+    policy._uses_dummy_batch = True
     try:
-        return postprocessed(policy, SampleBatch(columns), {}, None)
+        return run_postprocessing(policy, SampleBatch(columns), {}, None)
     except MissingColumnError as error:
         error.add(
             f"{type(policy).__name__}.postprocess_trajectory was run on a batch of zeros, to find "
@@ -70,24 +77,24 @@ def dummy_batch(policy: PolicyKind) -> SampleBatch:
         )
         raise
     finally:
-        policy._sees_zeros = False
+        policy._uses_dummy_batch = False
 
 
-def postprocessed(
-    policy: Policy, rows: SampleBatch, others: Mapping[Any, Any], episode: Any
+def run_postprocessing(
+    policy: Policy, batch: SampleBatch, other_agent_batches: Mapping[Any, Any], episode: Any
 ) -> SampleBatch:
     """Returns the result of a policy's own `postprocess_trajectory` for one trajectory.
 
     Raises:
         UsageError: if the result is not a SampleBatch.
     """
-    found = policy.postprocess_trajectory(rows.copy(shallow=True), others, episode)
-    if not isinstance(found, SampleBatch):
+    result = policy.postprocess_trajectory(batch.copy(shallow=True), other_agent_batches, episode)
+    if not isinstance(result, SampleBatch):
         raise UsageError(
             f"{type(policy).__name__}.postprocess_trajectory must return a SampleBatch, got "
-            f"{type(found).__name__}; return its argument sample_batch, with the columns added."
+            f"{type(result).__name__}; return its argument sample_batch, with the columns added."
         )
-    return found
+    return result
 
 
 def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
@@ -111,7 +118,7 @@ def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
                 continue
             is_wrong, rule = ~np.isfinite(array), "must be finite"
         else:
-            sizes = [min(size, _LARGEST) for size in cell_sizes(leaf.space)]
+            sizes = [min(size, _MAX_INT64) for size in choices_per_cell(leaf.space)]
             unsigned = array.view(f"u{array.itemsize}")  # makes negative numbers the largest
             if not array.size or unsigned.max() < min(sizes):
                 continue
@@ -126,19 +133,19 @@ def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
             )
 
 
-def in_sequences(batch: SampleBatch, policy: Policy) -> SampleBatch:
+def make_sequence_batch(batch: SampleBatch, policy: Policy) -> SampleBatch:
     """Converts a batch with the recurrent state of each row into sequences, without padding.
 
     A sequence ends with its unroll, and after `max_seq_len` rows. `state_in_<i>` keeps the
     recurrent state at the start of each sequence.
     """
-    steps = int({**MODEL_DEFAULTS, **policy.config.get("model", {})}["max_seq_len"])
-    lengths = sequence_lengths([batch[SampleBatch.UNROLL_ID]], batch.count, steps)
+    max_seq_len = int({**MODEL_DEFAULTS, **policy.config.get("model", {})}["max_seq_len"])
+    lengths = compute_sequence_lengths([batch[SampleBatch.UNROLL_ID]], batch.count, max_seq_len)
     starts = np.cumsum(lengths) - lengths
     columns: dict[str, Any] = {}
     for name, column in batch.items():
         if not name.startswith("state_out_"):
             columns[name] = column[starts] if name.startswith("state_in_") else column
-    made = SampleBatch({**columns, SEQ_LENS: lengths.astype(np.int32)})
-    made.num_grad_updates = batch.num_grad_updates
-    return made
+    result = SampleBatch({**columns, SEQ_LENS: lengths.astype(np.int32)})
+    result.num_grad_updates = batch.num_grad_updates
+    return result

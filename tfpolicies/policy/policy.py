@@ -13,43 +13,53 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.batch.leaves import first_row, with_batch_axis
+from tfpolicies.batch.leaves import expand_batch_axis, get_first_row
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
+from tfpolicies.batch.view_defaults import add_state_views, make_default_view_requirements
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.config.idioms import PREDICT_ARGUMENTS, answering, missing_attribute
+from tfpolicies.config.idioms import (
+    PREDICT_ARGUMENTS,
+    describe_missing_attribute,
+    suggest_for_unknown_keywords,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.read_only import copied
+from tfpolicies.config.read_only import copy_containers
 from tfpolicies.connectors.pipelines import (
     ActionConnectorPipeline,
     AgentConnectorPipeline,
+    choose_restored_pipeline,
     connector_metrics,
     pipelines_from_state,
     pipelines_to_state,
-    successor,
-    tell_left_out,
+    warn_skipped_connectors,
 )
-from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
+from tfpolicies.errors import (
+    BatchError,
+    ConfigError,
+    UnsupportedMethodError,
+    UsageError,
+    WeightsError,
+)
 from tfpolicies.extensions import Extensible
-from tfpolicies.marks import for_place
+from tfpolicies.marks import allow_in_checkpoint
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.preprocessed import preprocess_batch
+from tfpolicies.models.preprocessed import flatten_observation_batch
 from tfpolicies.models.spaces import (
     action_leaves,
     batch_leaves,
     describe_space,
     leaves,
-    nest,
     space_key,
     space_struct,
+    unflatten,
 )
 from tfpolicies.policy import overrides
 from tfpolicies.policy.driver import PolicyDriver
 from tfpolicies.policy.fragments import Fragments
-from tfpolicies.policy.input_dict import add_batch_axis, make_row, read_memory
-from tfpolicies.policy.policy_views import PolicyViews
+from tfpolicies.policy.input_dict import add_batch_axis, make_row, read_states
+from tfpolicies.policy.policy_views import PolicyViewRequirements
 from tfpolicies.policy.prediction import predict
-from tfpolicies.policy.recurrent_state import flatten_memory
+from tfpolicies.policy.recurrent_state import flatten_states
 from tfpolicies.policy.session import PolicySession
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.type_aliases import Structure
@@ -65,7 +75,7 @@ class ActionBatch(NamedTuple):
     extras: dict[str, np.ndarray]  # each [B, ...]: action_logp, action_prob, vf_preds, ...
 
 
-@for_place("policy_class")
+@allow_in_checkpoint("policy_class")
 class Policy(Extensible, metaclass=overrides.PolicyMeta):
     """Chooses actions for observations, and may learn.
 
@@ -93,17 +103,17 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     >>> class Always(Policy):
     ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
     ...         return ActionBatch(np.full(len(obs_batch), 1), [], {})
-    >>> space = gym.spaces.Discrete(2)
-    >>> policy = Always(gym.spaces.Box(-1, 1, (3,)), space, {})
+    >>> get_space = gym.spaces.Discrete(2)
+    >>> policy = Always(gym.spaces.Box(-1, 1, (3,)), get_space, {})
     >>> int(policy.compute_single_action([0.0, 0.0, 0.0])[0])
     1
     """
 
-    _describe_missing = staticmethod(missing_attribute)
+    _describe_missing = staticmethod(describe_missing_attribute)
     flat_observations: ClassVar[bool] = False
     global_timestep: int = 0
     num_grad_updates: int = 0
-    _page_methods: ClassVar[dict[str, Any]] = {}
+    _base_methods: ClassVar[dict[str, Any]] = {}
     """The methods that a driver may bypass; see `overrides`."""
     _overridden: frozenset[str] = frozenset()
     """Those of them that the policy overrides; the driver calls these."""
@@ -113,8 +123,8 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     _driver: PolicyDriver | None = None
     _pageable: Any = None
     """`driver.state`, for fast access by a `PolicyMap`."""
-    _views: PolicyViews | None = None
-    _sees_zeros = False  # whether postprocessing runs on a dummy batch
+    _views: PolicyViewRequirements | None = None
+    _uses_dummy_batch = False  # whether postprocessing runs on a dummy batch
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -122,30 +132,30 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     @classmethod
     def _inspect_methods(cls) -> None:
-        cls._overridden = overrides.find_overridden(cls, cls._page_methods)
-        cls._signature = overrides.ActSignature.inspect(cls, _act_on_dict)
+        cls._overridden = overrides.find_overridden(cls, cls._base_methods)
+        cls._signature = overrides.ActSignature.from_owner(cls, _act_on_dict)
 
-    def _inspect_own_methods(self) -> None:
+    def _inspect_instance_methods(self) -> None:
         """Finds methods replaced on this policy only, and makes the driver call them."""
         attributes = vars(self)
         for name in ("_overridden", "_signature"):
             attributes.pop(name, None)
-        own = overrides.METHODS & attributes.keys()
-        if own:
-            attributes["_overridden"] = self._overridden | own
-            attributes["_signature"] = overrides.ActSignature.inspect(self, _act_on_dict)
+        instance_methods = overrides.OVERRIDABLE_METHODS & attributes.keys()
+        if instance_methods:
+            attributes["_overridden"] = self._overridden | instance_methods
+            attributes["_signature"] = overrides.ActSignature.from_owner(self, _act_on_dict)
         if "_driver" in attributes:
             self.driver.choose_parts()
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        if name in overrides.METHODS:
-            self._inspect_own_methods()
+        if name in overrides.OVERRIDABLE_METHODS:
+            self._inspect_instance_methods()
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
-        if name in overrides.METHODS:
-            self._inspect_own_methods()
+        if name in overrides.OVERRIDABLE_METHODS:
+            self._inspect_instance_methods()
 
     def __init__(
         self,
@@ -160,9 +170,9 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         self.agent_connectors: AgentConnectorPipeline | None = None
         self.action_connectors: ActionConnectorPipeline | None = None
         self._loaded: dict[int, Any] = {}
-        self.filter, self.reward_filter = self._own_filters()
+        self.filter, self.reward_filter = self._make_filters()
 
-    def _own_filters(self) -> tuple[Any, Any]:
+    def _make_filters(self) -> tuple[Any, Any]:
         """Returns the running statistics of observations and of rewards; None for "NoFilter"."""
         names = [
             self.config.get(name, "NoFilter") for name in ("observation_filter", "reward_filter")
@@ -171,9 +181,11 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             return None, None
         from tfpolicies.models.filters import make_filter, make_reward_filter  # imports TensorFlow
 
-        observed, rewards = names
-        made = None if observed == "NoFilter" else make_filter(observed, self.observation_space)
-        return made, make_reward_filter(rewards)
+        filter_name, reward_filter_name = names
+        observation_filter = (
+            None if filter_name == "NoFilter" else make_filter(filter_name, self.observation_space)
+        )
+        return observation_filter, make_reward_filter(reward_filter_name)
 
     @property
     def driver(self) -> PolicyDriver:
@@ -181,7 +193,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         driver = self._driver
         if driver is None or driver._reference() is not self:  # copied from another policy
             driver = self._driver = self._driver_class(self)
-            overrides.register(self)
+            overrides.register_policy(self)
         return driver
 
     # -- acting -------------------------------------------------------------------------------
@@ -233,7 +245,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         Raises:
             KeyError: if `input_dict` has no `obs`.
         """
-        given = {
+        arguments = {
             "prev_action_batch": input_dict.get("prev_actions"),
             "prev_reward_batch": input_dict.get("prev_rewards"),
             "info_batch": input_dict.get("infos"),
@@ -241,20 +253,22 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             "timestep": timestep,
             "episodes": episodes,
         }
-        if views := self._views_in(input_dict):
-            given["views"] = views
-        if not self._signature.takes_all:
-            given = {name: x for name, x in given.items() if name in self._signature.names}
-        memory = read_memory(input_dict)
-        return self.compute_actions(self._as_given(input_dict["obs"]), memory, **given, **kwargs)
+        if views := self._select_views(input_dict):
+            arguments["views"] = views
+        if not self._signature.accepts_kwargs:
+            arguments = {name: x for name, x in arguments.items() if name in self._signature.names}
+        states = read_states(input_dict)
+        return self.compute_actions(
+            self._convert_observations(input_dict["obs"]), states, **arguments, **kwargs
+        )
 
-    def _as_given(self, obs_batch: Structure) -> Any:
+    def _convert_observations(self, obs_batch: Structure) -> Any:
         """Converts observations to the form that methods of the class expect."""
         if not self.flat_observations:
             return obs_batch
-        return preprocess_batch(leaves(self.observation_space), obs_batch)
+        return flatten_observation_batch(leaves(self.observation_space), obs_batch)
 
-    def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
+    def _select_views(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the argument `views` of `compute_actions` from an input dict."""
         return {}
 
@@ -298,12 +312,14 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             episodes=[episode],
             **kwargs,
         )
-        first = {key: value[0] for key, value in extras.items()}
-        named = isinstance(states, Mapping)
-        after = first_row(states) if named else [first_row(part) for part in states]
-        return first_row(actions), after, first
+        first_extras = {key: value[0] for key, value in extras.items()}
+        is_dict = isinstance(states, Mapping)
+        first_states = (
+            get_first_row(states) if is_dict else [get_first_row(part) for part in states]
+        )
+        return get_first_row(actions), first_states, first_extras
 
-    @answering(lambda _, name: PREDICT_ARGUMENTS.get(name, ""))
+    @suggest_for_unknown_keywords(lambda _, name: PREDICT_ARGUMENTS.get(name, ""))
     def predict(
         self,
         obs: Structure,
@@ -349,10 +365,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
                 axis.
             explore: sample (True) or be greedy (False); None takes `config["explore"]`.
         """
-        tell_left_out("session()", self.agent_connectors, self.action_connectors)
+        warn_skipped_connectors("session()", self.agent_connectors, self.action_connectors)
         return PolicySession(self, batch_size, explore=explore)
 
-    def env_action(
+    def to_env_action(
         self, action: Structure, *, unsquash: bool | None = None, clip: bool | None = None
     ) -> Any:
         """Converts one action for the environment: a Box action is mapped into its bounds.
@@ -362,9 +378,9 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             unsquash: map to the Box's bounds; None takes `config["normalize_actions"]`.
             clip: clip to the Box's bounds; None takes `config["clip_actions"]`.
         """
-        rows = batch_leaves(action_leaves(self.action_space), with_batch_axis(action), "action")
+        rows = batch_leaves(action_leaves(self.action_space), expand_batch_axis(action), "action")
         mapped = self.driver.acting.to_env(rows, unsquash=unsquash, clip=clip)
-        return nest(self.action_space, [leaf[0] for leaf in mapped])
+        return unflatten(self.action_space, [leaf[0] for leaf in mapped])
 
     # -- trajectories -------------------------------------------------------------------------
 
@@ -396,7 +412,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         Raises:
             NotOfferedError: here; also a NotImplementedError.
         """
-        raise self._not_offered("loss")
+        raise self._not_offered_error("loss")
 
     def learn_on_batch(self, samples: SampleBatch) -> dict[str, Any]:
         """Does one update: `compute_gradients`, then `apply_gradients`.
@@ -465,7 +481,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             BatchError: if no batch is loaded, or `offset` is beyond its end.
         """
         rows = self.get_num_samples_loaded_into_buffer(buffer_index)
-        size = self._minibatch_size() or rows
+        size = self._get_minibatch_size() or rows
         if not rows:
             raise BatchError(
                 f"Buffer {buffer_index} is empty: you must call load_batch_into_buffer before "
@@ -477,10 +493,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     def _learn_on_rows(self, batch: SampleBatch, offset: int, size: int) -> dict[str, Any]:
         """Does one update on `size` rows of a loaded batch; on all rows if it has no more."""
-        whole = size >= batch.count
-        return self.learn_on_batch(batch if whole else batch.slice(offset, offset + size))
+        uses_all_rows = size >= batch.count
+        return self.learn_on_batch(batch if uses_all_rows else batch.slice(offset, offset + size))
 
-    def _minibatch_size(self) -> int:
+    def _get_minibatch_size(self) -> int:
         return self.config.get("sgd_minibatch_size") or self.config.get("train_batch_size") or 0
 
     def compute_log_likelihoods(
@@ -498,12 +514,12 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         Raises:
             NotOfferedError: if the policy does not implement it; also a NotImplementedError.
         """
-        raise self._not_offered("compute_log_likelihoods")
+        raise self._not_offered_error("compute_log_likelihoods")
 
     # -- views --------------------------------------------------------------------------------
 
     @property
-    def view_requirements(self) -> PolicyViews:
+    def view_requirements(self) -> PolicyViewRequirements:
         """The columns that acting and learning read, and their source columns, by name.
 
         A view that you set becomes a column of the policy's batches, for postprocessing and
@@ -513,7 +529,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             NotOfferedError: when a view is not supported, and on changes of other columns.
             UsageError: when it is set after the first sample or update.
         """
-        return self._own_views().of(self)
+        return self._get_views().bind(self)
 
     @view_requirements.setter
     def view_requirements(self, requirements: Mapping[str, ViewRequirement]) -> None:
@@ -522,25 +538,25 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     def init_view_requirements(self) -> None:
         """Creates the default requirements if there are none yet; they are pruned when read."""
         if self._views is None:
-            self._views = PolicyViews(self._required_views())
+            self._views = PolicyViewRequirements(self._get_required_views())
 
-    def _own_views(self) -> PolicyViews:
+    def _get_views(self) -> PolicyViewRequirements:
         if self._views is None:
             self.init_view_requirements()
         if self._views is None:  # a custom class overrides init_view_requirements
-            self._views = PolicyViews(self._required_views())
+            self._views = PolicyViewRequirements(self._get_required_views())
         return self._views
 
-    def _required_views(self) -> Mapping[str, ViewRequirement]:
+    def _get_required_views(self) -> Mapping[str, ViewRequirement]:
         """Returns the views that the model requires for training only."""
         return {}
 
-    def _default_views(self) -> dict[str, ViewRequirement]:
+    def _make_default_views(self) -> dict[str, ViewRequirement]:
         """Returns the requirements of the columns that every batch has."""
-        views = default_view_requirements(self.observation_space, self.action_space)
+        views = make_default_view_requirements(self.observation_space, self.action_space)
         steps = {**MODEL_DEFAULTS, **self.config.get("model", {})}["max_seq_len"]
-        memory = flatten_memory(self.get_initial_state())
-        return with_memory(views, memory, max_seq_len=steps)
+        states = flatten_states(self.get_initial_state())
+        return add_state_views(views, states, max_seq_len=steps)
 
     def maybe_add_time_dimension(
         self, input_dict: Mapping[str, Any], seq_lens: Structure, framework: str | None = None
@@ -582,15 +598,15 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             SpaceError: if they do not fit the spaces of the existing connectors; nothing is changed
                 then.
         """
-        self.agent_connectors, self.action_connectors = self._restored_connectors(state)
+        self.agent_connectors, self.action_connectors = self._build_connectors(state)
 
-    def _restored_connectors(
+    def _build_connectors(
         self, state: Mapping[str, Any]
     ) -> tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]:
         """Returns the connectors for `restore_connectors`, and changes nothing."""
         agent, action = pipelines_from_state(state.get("connector_configs") or {})
-        agent = successor(self.agent_connectors, agent)
-        action = successor(self.action_connectors, action)
+        agent = choose_restored_pipeline(self.agent_connectors, agent)
+        action = choose_restored_pipeline(self.action_connectors, action)
         if action is not None and not action.is_connected:
             action.connect(self.action_space)
         return agent, action
@@ -603,9 +619,9 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         Args:
             policy_id: of the copy; None for the same.
         """
-        twin = copy.deepcopy(self)
-        twin.policy_id = self.policy_id if policy_id is None else policy_id
-        return twin
+        result = copy.deepcopy(self)
+        result.policy_id = self.policy_id if policy_id is None else policy_id
+        return result
 
     def get_weights(self) -> Any:
         """Returns copies of the weights; `{}` for a policy without any."""
@@ -634,10 +650,12 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
                 "policy_class": type(self),
                 "observation_space": self.observation_space,
                 "action_space": self.action_space,
-                "config": copied(self.config),
+                "config": copy_containers(self.config),
             },
         }
-        state |= {name: each.get_state() for name, each in self.driver.filters.items()}
+        state |= {
+            name: running_filter.get_state() for name, running_filter in self.driver.filters.items()
+        }
         connectors = pipelines_to_state(self.agent_connectors, self.action_connectors)
         return {**state, "connector_configs": connectors} if connectors else state
 
@@ -651,9 +669,9 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         self.set_weights(state["weights"])
         self.global_timestep = int(state["global_timestep"])
         self.num_grad_updates = int(state.get("num_grad_updates", self.num_grad_updates))
-        for name, each in self.driver.filters.items():
+        for name, running_filter in self.driver.filters.items():
             if name in state:
-                each.set_state(state[name])
+                running_filter.set_state(state[name])
         self.restore_connectors(state)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
@@ -664,17 +682,17 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             ConfigError: if the connectors' state is malformed.
         """
         _ = state["weights"], state["global_timestep"]
-        self._restored_connectors(state)
+        self._build_connectors(state)
         spec = state.get("policy_spec") or {}
         for name in ("observation_space", "action_space"):
-            given, own = spec.get(name), getattr(self, name)
-            if given is not None and space_key(given) != space_key(own):
+            stored_space, space = spec.get(name), getattr(self, name)
+            if stored_space is not None and space_key(stored_space) != space_key(space):
                 logger.warning(
                     "the state is of a policy with the %s %s; %r keeps its own, %s.",
                     name,
-                    given,
+                    stored_space,
                     self,
-                    own,
+                    space,
                 )
 
     @classmethod
@@ -704,7 +722,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         policy_state: Mapping[str, Any] | None = None,
         checkpoint_format: str = "json",
     ) -> None:
-        """Writes a checkpoint into a folder: `policy.json` and HDF5 files, no pickle.
+        """Writes a checkpoint into a folder: `policy.encode` and HDF5 files, no pickle.
 
         If the process is killed at any instant, the folder's old or new checkpoint is intact. With
         `config["export_native_model_files"]` it also writes a SavedModel to the subfolder `model`.
@@ -769,7 +787,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         from tfpolicies.models.work import limit_work
         from tfpolicies.policy import checkpoints
 
-        path = checkpoints.path_of(checkpoint)
+        path = checkpoints.get_path(checkpoint)
         scope = checkpoints.custom_object_scope(custom_objects or {})
         with scope, limit_work(model_work_limit):
             return checkpoints.load_policies(
@@ -792,7 +810,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         Raises:
             NotOfferedError: if the policy has no TensorFlow code; also a NotImplementedError.
         """
-        raise self._not_offered("export_model")
+        raise self._not_offered_error("export_model")
 
     def import_model_from_h5(self, import_file: str | os.PathLike[str]) -> Any:
         """Loads weights from a Keras file.
@@ -800,7 +818,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         Raises:
             NotOfferedError: if the policy has no Keras model; also a NotImplementedError.
         """
-        raise self._not_offered("import_model_from_h5")
+        raise self._not_offered_error("import_model_from_h5")
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
         """Sets the counters to those of the whole run.
@@ -869,24 +887,24 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         Raises:
             NotOfferedError: if the policy has no Keras model; also a NotImplementedError.
         """
-        raise self._not_offered("make_rl_module")
+        raise self._not_offered_error("make_rl_module")
 
     def apply(self, func: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Returns `func(self, *args, **kwargs)`."""
         return func(self, *args, **kwargs)
 
-    def _not_offered(self, method: str) -> NotOfferedError:
+    def _not_offered_error(self, method: str) -> UnsupportedMethodError:
         owner = type(self).__name__
-        return NotOfferedError(
+        return UnsupportedMethodError(
             f"{owner} has no `{method}`. Override it in {owner}, or derive from TFPolicy, which "
             "has it."
         )
 
     def __repr__(self) -> str:
         """Returns the class and the spaces: `PPOTF2Policy(Box((4,), float32), Discrete(2))`."""
-        spaces = (getattr(self, f"{of}_space", None) for of in ("observation", "action"))
+        spaces = (getattr(self, f"{kind}_space", None) for kind in ("observation", "action"))
         return f"{type(self).__name__}({', '.join(map(describe_space, spaces))})"
 
 
 _act_on_dict = Policy.compute_actions_from_input_dict
-Policy._page_methods = overrides.methods_of(Policy)
+Policy._base_methods = overrides.get_base_methods(Policy)

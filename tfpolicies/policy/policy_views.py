@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.errors import BatchUsageError, NotOfferedError, UsageError
+from tfpolicies.errors import BatchUsageError, UnsupportedMethodError, UsageError
 
-_MADE = {
+_ALWAYS_PRESENT = {
     **{
         name: (name, 0)
         for name in (
@@ -24,7 +24,7 @@ _MADE = {
 """The columns that every batch has, with their source columns and shifts."""
 
 
-class PolicyViews(MutableMapping[str, ViewRequirement]):
+class PolicyViewRequirements(MutableMapping[str, ViewRequirement]):
     """The columns that a policy reads, by name, and those added to its batches.
 
     A view that is set becomes a column of the policy's batches, before postprocessing. Set it in
@@ -42,14 +42,16 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
     """
 
     def __init__(self, required: Mapping[str, ViewRequirement]) -> None:
-        self.added = {n: view for n, view in required.items() if not _is_made(n, view)}
-        for name, view in self.added.items():
-            _require_makeable(name, view)
-        self.is_settled = False
+        self.added_views = {
+            n: view for n, view in required.items() if not _is_always_present(n, view)
+        }
+        for name, view in self.added_views.items():
+            _require_available(name, view)
+        self.is_frozen = False
         self._defaults: Mapping[str, ViewRequirement] | None = None
         self._policy: Any = None
 
-    def of(self, policy: Any) -> PolicyViews:
+    def bind(self, policy: Any) -> PolicyViewRequirements:
         """Binds the policy, which reading and setting need, and returns these requirements.
 
         Before that they do not reference it, so that the policy can be freed.
@@ -60,23 +62,23 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
     def __getstate__(self) -> dict[str, Any]:  # copies of the policy compute them again
         return {**vars(self), "_policy": None, "_defaults": None, "is_settled": False}
 
-    def _all(self) -> dict[str, ViewRequirement]:
-        views = self._defaults or self._policy._default_views()
-        if not self._policy._sees_zeros:  # a dummy batch is used to find the columns read
+    def _get_all(self) -> dict[str, ViewRequirement]:
+        views = self._defaults or self._policy._make_default_views()
+        if not self._policy._uses_dummy_batch:  # a dummy batch is used to find the columns read
             self._defaults = views
-        return {**views, **self.added}
+        return {**views, **self.added_views}
 
     def __getitem__(self, column: str) -> ViewRequirement:
-        return self._all()[column]
+        return self._get_all()[column]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return iter(self._get_all())
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(self._get_all())
 
     def __repr__(self) -> str:
-        return repr(self._all())
+        return repr(self._get_all())
 
     def __setitem__(self, column: str, requirement: ViewRequirement) -> None:
         if not isinstance(requirement, ViewRequirement):
@@ -84,27 +86,27 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
                 f"view_requirements[{column!r}] must be a ViewRequirement, got "
                 f"{requirement!r:.200}."
             )
-        if _is_made(column, requirement) or self._is_seen(column, requirement):
+        if _is_always_present(column, requirement) or self._is_read_by_model(column, requirement):
             return
         if requirement.asks_to_act:
-            _refuse(
+            _raise_not_offered(
                 column,
                 "used_for_compute_actions=True, but acting reads what the model requires: set it "
                 "in the model's constructor (self.view_requirements[...] = ViewRequirement(...)), "
                 "or name an input of the Keras model prev_n_obs; leave it out here, so that "
                 "postprocessing and the loss get the column",
             )
-        _require_makeable(column, requirement)
-        self._require_open(column)
-        self.added[column] = dataclasses.replace(requirement, used_for_compute_actions=False)
+        _require_available(column, requirement)
+        self._require_not_frozen(column)
+        self.added_views[column] = dataclasses.replace(requirement, used_for_compute_actions=False)
 
     def __delitem__(self, column: str) -> None:
-        if column not in self.added:
-            _refuse(column, "not been set by you, so it cannot be deleted")
-        self._require_open(column)
-        del self.added[column]
+        if column not in self.added_views:
+            _raise_not_offered(column, "not been set by you, so it cannot be deleted")
+        self._require_not_frozen(column)
+        del self.added_views[column]
 
-    def _is_seen(self, column: str, requirement: ViewRequirement) -> bool:
+    def _is_read_by_model(self, column: str, requirement: ViewRequirement) -> bool:
         """Whether the model reads this view to act, so that batches have it."""
         views = {view.name: view for view in self._policy.driver.acting.views}
         if column not in views:
@@ -112,8 +114,8 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
         _require_same(column, requirement, views[column].source, views[column].shifts)
         return True
 
-    def _require_open(self, column: str) -> None:
-        if self.is_settled or self._policy.num_grad_updates:
+    def _require_not_frozen(self, column: str) -> None:
+        if self.is_frozen or self._policy.num_grad_updates:
             raise UsageError(
                 f"view_requirements[{column!r}] cannot be changed any more: batches without it "
                 "exist, or the policy has learned. Set it before the first sample() and the first "
@@ -121,47 +123,47 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
             )
 
 
-def _is_made(column: str, requirement: ViewRequirement) -> bool:
+def _is_always_present(column: str, requirement: ViewRequirement) -> bool:
     """Whether every batch has a column exactly as it is required; raises if it has another form."""
-    made = _MADE.get(column)
-    if made is None and column.startswith("state_in_"):
-        made = (column.replace("state_in_", "state_out_", 1), -1)
-    elif made is None and column.startswith("state_out_"):
-        made = (column, 0)
-    if made is None:
+    origin = _ALWAYS_PRESENT.get(column)
+    if origin is None and column.startswith("state_in_"):
+        origin = (column.replace("state_in_", "state_out_", 1), -1)
+    elif origin is None and column.startswith("state_out_"):
+        origin = (column, 0)
+    if origin is None:
         return False
-    _require_same(column, requirement, made[0], (made[1],))
+    _require_same(column, requirement, origin[0], (origin[1],))
     return True
 
 
 def _require_same(
     column: str, requirement: ViewRequirement, source: str, shifts: tuple[int, ...]
 ) -> None:
-    same = (requirement.data_col or column, tuple(requirement.shift_arr)) == (source, shifts)
-    if not same or requirement.index is not None:
-        seen = shifts[0] if len(shifts) == 1 else list(shifts)
-        _refuse(
+    is_same = (requirement.data_col or column, tuple(requirement.shift_arr)) == (source, shifts)
+    if not is_same or requirement.index is not None:
+        shown_shift = shifts[0] if len(shifts) == 1 else list(shifts)
+        _raise_not_offered(
             column,
             f"{requirement!r:.200}, but this column cannot be changed: it is {source!r} at the "
-            f"shift {seen}. Set a view with another name, or add a column in "
+            f"shift {shown_shift}. Set a view with another name, or add a column in "
             "`postprocess_trajectory`",
         )
 
 
-def _require_makeable(column: str, requirement: ViewRequirement) -> None:
+def _require_available(column: str, requirement: ViewRequirement) -> None:
     if requirement.batch_repeat_value != 1:
-        _refuse(
+        _raise_not_offered(
             column,
             f"batch_repeat_value={requirement.batch_repeat_value}, but only a recurrent state has "
             "one value for each sequence: leave it at 1",
         )
     source = requirement.data_col or column
     if source == SampleBatch.INFOS or (source == column and (requirement.shift_arr != 0).any()):
-        _refuse(
+        _raise_not_offered(
             column,
             f"the data_col {source!r}, which has no views: name another collected column of arrays",
         )
 
 
-def _refuse(column: str, what: str) -> NoReturn:
-    raise NotOfferedError(f"view_requirements[{column!r}] has {what}.")
+def _raise_not_offered(column: str, reason: str) -> NoReturn:
+    raise UnsupportedMethodError(f"view_requirements[{column!r}] has {reason}.")

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.leaves import first_row, map_leaves, with_batch_axis
+from tfpolicies.batch.leaves import expand_batch_axis, get_first_row, map_leaves
 from tfpolicies.errors import ObservationError
 from tfpolicies.finite import is_finite
-from tfpolicies.models.spaces import batch_leaves, leaves, numbers
-from tfpolicies.policy.input_check import InputCheck
+from tfpolicies.models.spaces import batch_leaves, leaves, to_float32
+from tfpolicies.policy.input_check import InputValidator
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.type_aliases import Structure
 
@@ -34,15 +34,15 @@ class PolicySession:
         self.batch_size = batch_size
         self.explore = explore
         self._leaves = leaves(policy.observation_space)
-        self._check = InputCheck(policy.observation_space, policy.action_space).check
+        self._check = InputValidator(policy.observation_space, policy.action_space).check
         self.reset()
 
     def reset(self, rows: np.ndarray | Sequence[int] | None = None) -> None:
         """Starts new episodes: in all environments, or in those of a bool or index array."""
         if rows is None:
-            self.memory = RecurrentState(self.policy, self.batch_size or 1)
+            self.recurrent_state = RecurrentState(self.policy, self.batch_size or 1)
         else:
-            self.memory.forget(rows)
+            self.recurrent_state.reset(rows)
 
     def act(self, obs: Structure, reward: Any = None, explore: bool | None = None) -> Any:
         """Returns the action for the environment, as arrays that you own.
@@ -57,15 +57,17 @@ class PolicySession:
                 mask that allows no action (see `debugging(check_inputs=...)`).
         """
         single = self.batch_size is None
-        batch = with_batch_axis(obs) if single else obs
-        found = batch_leaves(self._leaves, batch, "obs")
-        earned = None if reward is None else numbers(reward, "reward").reshape(-1)
+        batch = expand_batch_axis(obs) if single else obs
+        obs_leaves = batch_leaves(self._leaves, batch, "obs")
+        rewards = None if reward is None else to_float32(reward, "reward").reshape(-1)
         if self.policy.config.get("check_inputs", True):
-            self._check(found)
-            if earned is not None and not is_finite(earned):
+            self._check(obs_leaves)
+            if rewards is not None and not is_finite(rewards):
                 raise ObservationError(f"The reward must be finite, got {reward!r:.200}.")
-        if earned is not None:
-            self.memory.rewarded(earned)
-        actions, _ = self.memory.act(found, self.explore if explore is None else explore)
-        own = map_leaves(np.copy, actions)
-        return first_row(own) if single else own
+        if rewards is not None:
+            self.recurrent_state.record_rewards(rewards)
+        actions, _ = self.recurrent_state.act(
+            obs_leaves, self.explore if explore is None else explore
+        )
+        copies = map_leaves(np.copy, actions)
+        return get_first_row(copies) if single else copies

@@ -17,55 +17,55 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.read_only import copied
-from tfpolicies.connectors.pipelines import tell_left_out
+from tfpolicies.config.read_only import copy_containers
+from tfpolicies.connectors.pipelines import warn_skipped_connectors
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
 from tfpolicies.extensions import EXTENSIONS
-from tfpolicies.models.actor_critic import users_model
-from tfpolicies.models.adapted import AdaptedModel
-from tfpolicies.models.calling import adapted_layers
+from tfpolicies.models.actor_critic import get_user_model
+from tfpolicies.models.adapted import WrappedModel
+from tfpolicies.models.calling import get_adapted_layers
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
-from tfpolicies.models.kept_model import kept_model
-from tfpolicies.models.learning_rates import changing_rate
-from tfpolicies.models.ports import PREVIOUS
+from tfpolicies.models.kept_model import to_plain_keras_model
+from tfpolicies.models.learning_rates import resolve_schedule
+from tfpolicies.models.ports import PREVIOUS_STEP_SOURCES
 from tfpolicies.models.running_filter import Scaling
-from tfpolicies.models.spaces import require_values
-from tfpolicies.models.views import declared
+from tfpolicies.models.spaces import require_non_empty
+from tfpolicies.models.views import get_view_requirements
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy import overrides
 from tfpolicies.policy.acting import CompiledActing
-from tfpolicies.policy.checkpoints import reduced
+from tfpolicies.policy.checkpoints import reduce_policy
 from tfpolicies.policy.compiled_driver import CompiledDriver
-from tfpolicies.policy.counters import Counter
+from tfpolicies.policy.counters import VariableLikeInt
 from tfpolicies.policy.fragments import Fragments
-from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
-from tfpolicies.policy.input_reader import MemoryCountError
-from tfpolicies.policy.kind import PolicyKind
-from tfpolicies.policy.learning import Learner
+from tfpolicies.policy.identity import AUTO_SETTINGS, complete_config, derive_seed
+from tfpolicies.policy.input_reader import StateCountError
+from tfpolicies.policy.kind import TFPolicyHooks
+from tfpolicies.policy.learning import PolicyLearner
 from tfpolicies.policy.learning_batches import require_actions
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.states import Owned, matched
-from tfpolicies.policy.views import read_views
+from tfpolicies.policy.states import PolicyStateDict, match_arrays
+from tfpolicies.policy.views import prune_view_requirements
 from tfpolicies.program.program import Program
-from tfpolicies.program.runtimes.session import session_creator
-from tfpolicies.program.spec import ProgramSpec, static_settings
+from tfpolicies.program.runtimes.session import get_session_creator
+from tfpolicies.program.spec import ProgramSpec, get_static_settings
 from tfpolicies.rules import is_number
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.state import PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
-from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.forks import check_tensorflow_survived_fork
 from tfpolicies.type_aliases import Structure
 
-_MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
-_MADE_ANEW |= {"_acting", "_learner", "_driver", "_owned", "_worker_index", "_create_session"}
+_NOT_COPIED = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
+_NOT_COPIED |= {"_acting", "_learner", "_driver", "_owned", "_worker_index", "_create_session"}
 """Attributes that `TFPolicy.copy` creates instead of copying them."""
 
 
-class TFPolicy(PolicyKind):
+class TFPolicy(TFPolicyHooks):
     """A policy with a Keras model; subclasses define its loss.
 
     Policies with the same class, spaces, architecture and static config share one `Program`: its
@@ -129,49 +129,57 @@ class TFPolicy(PolicyKind):
     ) -> None:
         overrides.warn_slower(type(self), self._overridden)
         complete, identity = complete_config(type(self), config)
-        self.automatic = {name: None for name in AUTOMATIC if complete[name] == "auto"}
+        self.auto_settings = {name: None for name in AUTO_SETTINGS if complete[name] == "auto"}
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
-        require_values(observation_space, "observation_space")
-        require_values(action_space, "action_space")
+        require_non_empty(observation_space, "observation_space")
+        require_non_empty(action_space, "action_space")
         self.policy_id = identity["__policy_id"]
         self.framework: str = complete["framework"]
         self.exploration = make_exploration(
             complete["exploration_config"],
-            type(self)._distribution(action_space, static_settings(type(self), complete)),
+            type(self)._get_distribution(action_space, get_static_settings(type(self), complete)),
             worker_index=identity["worker_index"],
             num_workers=complete["num_workers"],
             normalize_actions=complete["normalize_actions"],
         )
         transform = self.exploration.transform
-        spec = ProgramSpec.of(type(self), observation_space, action_space, complete, transform)
+        spec = ProgramSpec.from_policy(
+            type(self), observation_space, action_space, complete, transform
+        )
         self.exploration.transform = spec.explorer
         self.dist_class = spec.dist_class
-        self.program = Program.of(spec)
+        self.program = Program.get_or_create(spec)
         seed = complete["seed"]
         self._state = self.program.new_state(
             spec.hyper_values(complete),
-            weight_seed=derived_seed(seed, self.policy_id, "weights"),
-            rng_seed=derived_seed(seed, self.policy_id, identity["worker_index"], "noise"),
+            weight_seed=derive_seed(seed, self.policy_id, "weights"),
+            rng_seed=derive_seed(seed, self.policy_id, identity["worker_index"], "noise"),
             template=spec.source.template,
         )
-        create = identity["__session_creator"] or session_creator(complete["tf_session_args"])
-        self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
+        create_session = identity["__session_creator"] or get_session_creator(
+            complete["tf_session_args"]
+        )
+        self.filter = (
+            MeanStdFilter(observation_space, spec.filtered_leaf_indices)
+            if spec.filtered_leaf_indices
+            else None
+        )
         self.reward_filter = make_reward_filter(complete["reward_filter"])
-        self._take_up(identity["worker_index"], create)
+        self._build_parts(identity["worker_index"], create_session)
         self._update_schedules(0)
 
-    def _take_up(self, worker_index: int, create_session: Callable[[], Any]) -> None:
+    def _build_parts(self, worker_index: int, create_session: Callable[[], Any]) -> None:
         """Builds the acting, learning and state parts. Call it once all attributes are set."""
         self._worker_index = worker_index
         self._create_session = create_session
         # NaN of the learning policy must also reach remote workers.
         self._accepts_non_finite = worker_index > 0 or self.config["on_nan"] == "warn"
-        self.program.runtime.open_sessions_with(self._state, create_session)
+        self.program.runtime.set_session_creator(self._state, create_session)
         self._loaded = {}
-        self._acting, self._learner = CompiledActing(self), Learner(self)
+        self._acting, self._learner = CompiledActing(self), PolicyLearner(self)
         filters = self.driver.filters
-        self._owned = Owned(
+        self._state_dict = PolicyStateDict(
             self.program, self._state, self.exploration, filters, self._state_aliases
         )
 
@@ -182,8 +190,8 @@ class TFPolicy(PolicyKind):
         Raises:
             CheckpointError: if the policy was loaded without them.
         """
-        made = self.config["callbacks"]
-        return None if made is None else made()
+        make_callbacks = self.config["callbacks"]
+        return None if make_callbacks is None else make_callbacks()
 
     def copy(self, policy_id: str | None = None) -> Any:
         """Returns an independent policy with the same Program and state.
@@ -195,27 +203,27 @@ class TFPolicy(PolicyKind):
         Args:
             policy_id: of the copy; None for the same. Together with `seed` it seeds the generator.
         """
-        twin = object.__new__(type(self))
+        result = object.__new__(type(self))
         shared = (self.program, self.dist_class, self.observation_space, self.action_space)
         memo: dict[int, Any] = {id(x): x for x in shared}
-        memo |= {id(self): twin, id(self.config): copied(self.config)}
-        rest = {name: x for name, x in vars(self).items() if name not in _MADE_ANEW}
-        vars(twin).update(copy.deepcopy(rest, memo))
-        twin.policy_id = self.policy_id if policy_id is None else policy_id
+        memo |= {id(self): result, id(self.config): copy_containers(self.config)}
+        attributes = {name: x for name, x in vars(self).items() if name not in _NOT_COPIED}
+        vars(result).update(copy.deepcopy(attributes, memo))
+        result.policy_id = self.policy_id if policy_id is None else policy_id
         with self._state.lock:
             transform = self.exploration.transform
-            twin.exploration = copy.deepcopy(self.exploration, {id(transform): transform})
-            seed = derived_seed(self.config["seed"], twin.policy_id, self._worker_index, "noise")
-            twin._state = self._state.copy(np.random.default_rng(seed))
+            result.exploration = copy.deepcopy(self.exploration, {id(transform): transform})
+            seed = derive_seed(self.config["seed"], result.policy_id, self._worker_index, "noise")
+            result._state = self._state.copy(np.random.default_rng(seed))
             for name in ("filter", "reward_filter"):
-                setattr(twin, name, copy.deepcopy(getattr(self, name)))
-        twin._take_up(self._worker_index, self._create_session)
-        return twin
+                setattr(result, name, copy.deepcopy(getattr(self, name)))
+        result._build_parts(self._worker_index, self._create_session)
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Returns `copy()`: equal except for its generator, and not frozen."""
-        twin = memo[id(self)] = self.copy()
-        return twin
+        result = memo[id(self)] = self.copy()
+        return result
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the policy as a checkpoint, including its random generator.
@@ -226,7 +234,7 @@ class TFPolicy(PolicyKind):
         Raises:
             UnpicklableError: if the class or one of those functions cannot be imported by a name.
         """
-        return reduced(self)
+        return reduce_policy(self)
 
     # -- facts --------------------------------------------------------------------------------
 
@@ -237,7 +245,7 @@ class TFPolicy(PolicyKind):
     @property
     def global_timestep(self) -> int:
         """Rows acted on so far, or the last value from `on_global_var_update`."""
-        return Counter(self._state.global_timestep)
+        return VariableLikeInt(self._state.global_timestep)
 
     @global_timestep.setter
     def global_timestep(self, value: int) -> None:
@@ -268,10 +276,10 @@ class TFPolicy(PolicyKind):
         """
         if self._context is not None:
             return self._context.model
-        model = self.program.model_of(self._state)
-        own = users_model(model)
-        if isinstance(own, AdaptedModel):
-            own.hand_to(self)
+        model = self.program.load_model(self._state)
+        user_model = get_user_model(model)
+        if isinstance(user_model, WrappedModel):
+            user_model.bind_policy(self)
         EXTENSIONS.prepare_model(self, model)
         return model
 
@@ -288,35 +296,35 @@ class TFPolicy(PolicyKind):
         one for each filtered part. Its `.keras` file needs only Keras if the model consists of
         Keras layers. The model in your config is never changed.
         """
-        require_tensorflow()
+        check_tensorflow_survived_fork()
         model = self.program.spec.source.make()
-        if users_model(model) is users_model(self.program.functions.network.model):
+        if get_user_model(model) is get_user_model(self.program.functions.network.model):
             raise ConfigError(
                 "this model cannot be copied, because Keras cannot rebuild it from its config; "
                 "give the model as a factory f(observation_space, num_outputs) instead."
             )
-        weights, slots = self.get_weights(), self.program.layout.of("model")
+        weights, slots = self.get_weights(), self.program.layout.get_slots("model")
         for variable, slot in zip(model.variables, slots, strict=True):
             if slot.key in weights:  # the others are never read
-                variable.assign(weights[slot.key])
-        for layer in adapted_layers(model):
+                variable.set_mapping_and_trainable(weights[slot.key])
+        for layer in get_adapted_layers(model):
             layer.finalize_state()
         names = self.program.functions.network.filtered_names
-        numbers = [self._state.arrays[slot.key] for slot in self.program.layout.of("filter")]
+        numbers = [self._state.arrays[slot.key] for slot in self.program.layout.get_slots("filter")]
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         scalings = {name: Scaling(*pair) for name, pair in zip(names, pairs, strict=True)}
-        return kept_model(model, self.program.ports, scalings)
+        return to_plain_keras_model(model, self.program.ports, scalings)
 
     def get_session(self) -> Any:
         """Returns the policy's `tf.compat.v1.Session` in graph mode, otherwise None.
 
         The session has the policy's variables; changes that you make to them are not kept.
         """
-        return self.program.runtime.session(self._state)
+        return self.program.runtime.get_session(self._state)
 
     def close(self) -> None:
         """Closes the session, if the policy has one; the next use opens a new one."""
-        self.program.runtime.close(self._state)
+        self.program.runtime.close_session(self._state)
 
     def _learns(self) -> bool:
         return super()._learns() or type(self).loss is not TFPolicy.loss
@@ -357,15 +365,17 @@ class TFPolicy(PolicyKind):
         previous = prev_action_batch, prev_reward_batch
         try:
             inputs = acting.reader.read(obs_batch, state_batches, *previous, views)
-        except MemoryCountError as error:
-            memory, shown = self._in_full(state_batches, error)
-            found = self.compute_actions(
-                obs_batch, memory, *previous, explore=explore, timestep=timestep, views=views
+        except StateCountError as error:
+            states, restore_form = self._complete_states(state_batches, error)
+            result = self.compute_actions(
+                obs_batch, states, *previous, explore=explore, timestep=timestep, views=views
             )
-            return found._replace(state_outs=shown(found.state_outs))
+            return result._replace(state_outs=restore_form(result.state_outs))
         explore = self.config["explore"] if explore is None else explore
         outputs = acting.run(inputs, explore, timestep)
-        return acting.batch(acting.arrays(outputs, explore=explore, own=False))
+        return acting.make_action_batch(
+            acting.collect_arrays(outputs, explore=explore, caller_owned=False)
+        )
 
     def compute_single_action(
         self,
@@ -374,24 +384,26 @@ class TFPolicy(PolicyKind):
         **arguments: Any,
     ) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
         """Chooses the action for one observation; see `Policy.compute_single_action`."""
-        if self._overridden.isdisjoint(overrides.ACTING):
-            with contextlib.suppress(MemoryCountError):  # `compute_actions` accepts other forms
+        if self._overridden.isdisjoint(overrides.ACTING_METHODS):
+            with contextlib.suppress(StateCountError):  # `compute_actions` accepts other forms
                 outputs, explore = self._acting.run_single(obs, state, **arguments)
-                return self._acting.first_row(outputs, explore=explore)
+                return self._acting.take_first_row(outputs, explore=explore)
         return super().compute_single_action(obs, state, **arguments)
 
-    def _in_full(self, states: Sequence[Any] | None, error: UsageError) -> tuple[Any, Any]:
+    def _complete_states(self, states: Sequence[Any] | None, error: UsageError) -> tuple[Any, Any]:
         """Returns a recurrent state in the policy's form and the function that converts it back."""
-        completed = EXTENSIONS.complete_memory(self, states)
+        completed = EXTENSIONS.complete_recurrent_state(self, states)
         if completed is None:
             raise error from None
         return completed
 
-    def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
-        names = (view.name for view in self.program.ports.views if view.name not in PREVIOUS)
+    def _select_views(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
+        names = (
+            view.name for view in self.program.ports.views if view.name not in PREVIOUS_STEP_SOURCES
+        )
         return {name: input_dict[name] for name in names if name in input_dict}
 
-    def _own_filters(self) -> tuple[Any, Any]:
+    def _make_filters(self) -> tuple[Any, Any]:
         return None, None  # the Program filters: `__init__` sets both attributes
 
     def get_initial_state(self) -> list[np.ndarray]:
@@ -400,11 +412,11 @@ class TFPolicy(PolicyKind):
 
     def get_exploration_state(self) -> dict[str, Any]:
         """Returns the state of the exploration; `{}` for stochastic sampling."""
-        return self.exploration.state()
+        return self.exploration.get_state()
 
     def compute_values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the values of checked inputs, one array per input port, float32 `[N]`."""
-        return self._acting.values(inputs)
+        return self._acting.compute_values(inputs)
 
     def compute_log_likelihoods(
         self,
@@ -437,7 +449,7 @@ class TFPolicy(PolicyKind):
         del in_training
         previous = prev_action_batch, prev_reward_batch
         inputs = self._acting.reader.read(obs_batch, state_batches, *previous, views, to_act=False)
-        return self._acting.log_likelihoods(actions, inputs, normalized=actions_normalized)
+        return self._acting.compute_log_likelihoods(actions, inputs, normalized=actions_normalized)
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -479,13 +491,13 @@ class TFPolicy(PolicyKind):
             BatchError: if it is empty, or an action is not in the action space.
         """
         require_actions(self.program.spec.action_leaves, samples)
-        if self._overridden.isdisjoint(overrides.GRADIENTS):
-            return self._learner.epochs(samples, 1, None, shuffle=False)
-        return self._learner.by_gradients(samples)
+        if self._overridden.isdisjoint(overrides.GRADIENT_METHODS):
+            return self._learner.update_epochs(samples, 1, None, shuffle=False)
+        return self._learner.update_by_gradients(samples)
 
-    def _updates_by_methods(self) -> bool:
+    def _has_update_methods(self) -> bool:
         """Whether a subclass overrides methods that each update must call."""
-        return not self._overridden.isdisjoint(overrides.UPDATING)
+        return not self._overridden.isdisjoint(overrides.UPDATE_METHODS)
 
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]
@@ -499,7 +511,7 @@ class TFPolicy(PolicyKind):
             BatchError: as `learn_on_batch`.
         """
         require_actions(self.program.spec.action_leaves, postprocessed_batch)
-        return self._learner.gradients(postprocessed_batch)
+        return self._learner.compute_gradients(postprocessed_batch)
 
     def apply_gradients(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Applies gradients as `compute_gradients` returns them; None counts as zeros.
@@ -507,36 +519,40 @@ class TFPolicy(PolicyKind):
         Raises:
             WeightsError: if their number or shapes are wrong; nothing is changed then.
         """
-        self._learner.apply(gradients)
+        self._learner.apply_gradients(gradients)
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
         require_actions(self.program.spec.action_leaves, batch)
-        if self._updates_by_methods():
+        if self._has_update_methods():
             return super().load_batch_into_buffer(batch, buffer_index)
-        self._learner.discover()
+        self._learner.discover_columns()
         loaded = self._loaded[buffer_index] = self._learner.read(batch)
-        loaded.is_kept = True
+        loaded.is_reused = True
         return self.get_num_samples_loaded_into_buffer(buffer_index)
 
     def _learn_on_rows(self, batch: Any, offset: int, size: int) -> dict[str, Any]:
-        if self._updates_by_methods():
+        if self._has_update_methods():
             return super()._learn_on_rows(batch, offset, size)
-        return self._learner.loaded(batch, offset, size)
+        return self._learner.update_on_loaded_batch(batch, offset, size)
 
-    def _required_views(self) -> dict[str, ViewRequirement]:
+    def _get_required_views(self) -> dict[str, ViewRequirement]:
         model = self.program.functions.network.model
-        return {n: view for n, view in declared(model).items() if not view.used_for_compute_actions}
+        return {
+            n: view
+            for n, view in get_view_requirements(model).items()
+            if not view.used_for_compute_actions
+        }
 
-    def _default_views(self) -> dict[str, ViewRequirement]:
+    def _make_default_views(self) -> dict[str, ViewRequirement]:
         """Returns requirements for the columns that this policy reads.
 
         A small batch of zeros is postprocessed and, if the class has a loss, run through the loss
         without an update. Columns that acting or training does not read are marked so, and columns
         that neither reads are left out. That postprocessing itself gets all possible columns.
         """
-        views = super()._default_views()
-        return views if self._sees_zeros else read_views(self, views)
+        views = super()._make_default_views()
+        return views if self._uses_dummy_batch else prune_view_requirements(self, views)
 
     # -- trajectories -------------------------------------------------------------------------
 
@@ -555,12 +571,12 @@ class TFPolicy(PolicyKind):
             episode: unused here; for overrides.
         """
         del other_agent_batches, episode
-        fragments = Fragments.of_trajectory(self, sample_batch)
+        fragments = Fragments.from_trajectory(self, sample_batch)
         self.postprocess_fragments(fragments)
-        for name, column in fragments.added.items():
+        for name, column in fragments.new_columns.items():
             sample_batch[name] = column[0]
-        if fragments.reached is not None:
-            rows = fragments.reached[0]
+        if fragments.next_obs_index is not None:
+            rows = fragments.next_obs_index[0]
             reached = map_leaves(lambda leaf: leaf[rows], sample_batch[SampleBatch.NEXT_OBS])
             sample_batch[SampleBatch.NEXT_OBS] = reached
         return sample_batch
@@ -576,8 +592,8 @@ class TFPolicy(PolicyKind):
         Args:
             as_dict: whether to return a dict by canonical keys, in order; False: a list.
         """
-        found = self._state.copy_of(*self.program.layout.networks)
-        return found if as_dict else list(found.values())
+        weights = self._state.copy_weights(*self.program.layout.networks)
+        return weights if as_dict else list(weights.values())
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
         """Overwrites the networks' variables; target networks become equal to their sources.
@@ -593,14 +609,14 @@ class TFPolicy(PolicyKind):
         """
         finite = not self._accepts_non_finite
         layout, parts = self.program.layout, self.program.layout.networks
-        if isinstance(weights, Sized) and len(weights) == len(layout.weights("model")):
+        if isinstance(weights, Sized) and len(weights) == len(layout.get_weight_slots("model")):
             parts = ("model",)
-        found = matched(layout, weights, parts, "weights", finite=finite)
-        with self._state.changing():
-            self._state.write(found)
-            self._state.follow(1.0, parts)
+        arrays = match_arrays(layout, weights, parts, "weights", finite=finite)
+        with self._state.lock_for_change():
+            self._state.write(arrays)
+            self._state.update_targets(1.0, parts)
 
-    def hyper(self, name: str) -> float:
+    def get_hyperparameter(self, name: str) -> float:
         """Returns the current value of a hyper-parameter.
 
         Raises:
@@ -611,23 +627,23 @@ class TFPolicy(PolicyKind):
             raise ConfigError(f"{name!r} is not a hyper-parameter; those are {', '.join(names)}.")
         return float(self._state.hyper[names.index(name)])
 
-    def set_hyper(self, name: str, value: float | None) -> None:
+    def set_hyperparameter(self, name: str, value: float | None) -> None:
         """Sets a hyper-parameter of this policy only, from the next update on.
 
         Raises:
             ConfigError: if this class has no such hyper-parameter, or the value is not a number.
         """
-        self._state.require_changeable()
-        _ = self.hyper(name)  # raises if it does not exist
+        self._state.require_not_frozen()
+        _ = self.get_hyperparameter(name)  # raises if it does not exist
         if not (value is None or is_number(value)):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
-        spec, changed = self.program.spec, [name]
-        if value is None and name in spec.rates:
+        spec, names = self.program.spec, [name]
+        if value is None and name in spec.learning_rates:
             raise ConfigError(f"{name} must be a number, got None. Set it to the value of 'lr'.")
         if name == "lr":  # also for networks that have no learning rate
-            changed += spec.rates_as_lr(self.config)
-        for each in changed:
-            index = spec.hyperparameters.index(each)
+            names += spec.get_unset_rates(self.config)
+        for hyperparameter in names:
+            index = spec.hyperparameters.index(hyperparameter)
             self._state.hyper[index] = float("inf") if value is None else value
 
     def get_state(self) -> dict[str, Any]:
@@ -640,7 +656,7 @@ class TFPolicy(PolicyKind):
         generator; `connector_configs` with connectors; and `policy_spec`.
         """
         with self._state.lock:
-            return {**super().get_state(), **self._owned.get()}
+            return {**super().get_state(), **self._state_dict.to_dict()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`; everything is checked before anything changes.
@@ -656,13 +672,13 @@ class TFPolicy(PolicyKind):
             ConfigError: if the connectors' state is malformed; nothing is changed then.
         """
         self._check_state(state)
-        with self._state.changing():
-            self._owned.restore(state, finite=not self._accepts_non_finite)
+        with self._state.lock_for_change():
+            self._state_dict.restore(state, finite=not self._accepts_non_finite)
             self._update_schedules(self.global_timestep)
         self.restore_connectors(state)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        self._owned.checked(state, finite=not self._accepts_non_finite)
+        self._state_dict.validate(state, finite=not self._accepts_non_finite)
         super()._check_state(state)
 
     # -- export -------------------------------------------------------------------------------
@@ -708,7 +724,7 @@ class TFPolicy(PolicyKind):
                 compute the policy's outputs, or `ort_web` lacks a file; the folder is then as it
                 was. Also a RuntimeError if a package is missing.
         """
-        tell_left_out("The export", self.agent_connectors, self.action_connectors)
+        warn_skipped_connectors("The export", self.agent_connectors, self.action_connectors)
         return export_policy(
             self.program,
             self._state,
@@ -745,16 +761,16 @@ class TFPolicy(PolicyKind):
             ModelImportError: if it is damaged, does not fit, was quantized, or has NaN or infinity;
                 nothing is changed then.
         """
-        keys = [slot.key for slot in self.program.layout.of("model")]
+        keys = [slot.key for slot in self.program.layout.get_slots("model")]
         source = read_keras_weights(import_file)
         model = self.program.functions.network.model
-        found = match_weights(
+        match = match_weights(
             source, model, keys, os.fspath(import_file), allow_missing=allow_missing
         )
-        with self._state.changing():
-            self._state.write(found.arrays)
-            self._state.follow(1.0, ["model"])
-        return found.report
+        with self._state.lock_for_change():
+            self._state.write(match.arrays)
+            self._state.update_targets(1.0, ["model"])
+        return match.report
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
         """Sets the counters to those of the whole run and moves schedules to its time step.
@@ -774,23 +790,23 @@ class TFPolicy(PolicyKind):
         A schedule that is an integer n goes from the configured value to 0 at time step n. An `lr`
         that is a function is also a schedule.
         """
-        rate = changing_rate(self.config["lr"])
+        rate = resolve_schedule(self.config["lr"])
         if rate is not None and not rate.counts_updates:
-            self.set_hyper("lr", rate.of(timestep))
-        self._follow_updates()
+            self.set_hyperparameter("lr", rate.value(timestep))
+        self._update_lr_schedule()
         for name in self.program.spec.hyperparameters:
             points = self.config.get(f"{name}_schedule")
             if isinstance(points, int):
                 points = [[0, self.config[name]], [points, 0.0]]
             if points is not None:
-                self.set_hyper(name, piecewise_linear(points, timestep))
+                self.set_hyperparameter(name, piecewise_linear(points, timestep))
 
-    def _follow_updates(self) -> None:
+    def _update_lr_schedule(self) -> None:
         """Sets `lr` to its value at the current number of updates, if it is a Keras schedule."""
-        rate = changing_rate(self.config["lr"])
+        rate = resolve_schedule(self.config["lr"])
         if rate is not None and rate.counts_updates:
-            self.set_hyper("lr", rate.of(self.num_grad_updates))
+            self.set_hyperparameter("lr", rate.value(self.num_grad_updates))
 
 
-TFPolicy._page_methods = overrides.methods_of(TFPolicy)
+TFPolicy._base_methods = overrides.get_base_methods(TFPolicy)
 TFPolicy._inspect_methods()

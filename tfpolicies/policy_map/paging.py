@@ -19,16 +19,16 @@ import numpy as np
 
 from tfpolicies.errors import StashError
 from tfpolicies.state import PolicyState, tick
-from tfpolicies.storage.stash import Stash, new_name, policy_of_entry
+from tfpolicies.storage.stash import Stash, get_policy_id, make_entry_name
 
-_MOST_MAPPED = 512  # frozen states: each memory map keeps a file open
-_FEW = 64  # invalid heap items
+_MAX_MAPPED = 512  # frozen states: each memory map keeps a file open
+_MAX_STALE_ENTRIES = 64  # invalid heap items
 
 
-class PagingStatistics(NamedTuple):
+class CacheStatistics(NamedTuple):
     """Statistics of a `PolicyMap`'s memory.
 
-    >>> PagingStatistics(hits=3, misses=1).hit_rate
+    >>> CacheStatistics(hits=3, misses=1).hit_rate
     0.75
     """
 
@@ -47,12 +47,12 @@ class PagingStatistics(NamedTuple):
     @property
     def hit_rate(self) -> float:
         """The share of hits; 1 before the first access."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 1.0
+        total = self.hits + self.misses
+        return self.hits / total if total else 1.0
 
 
 @dataclass(eq=False)
-class Page:
+class CacheEntry:
     """One state in the cache.
 
     Attributes:
@@ -62,18 +62,18 @@ class Page:
         on_eviction: called when the state is evicted from memory.
     """
 
-    pager: Pager
+    cache: StateCache
     name: str
     state: PolicyState
     on_eviction: Callable[[], None]
-    written: int | None = None  # the version of the variables in the stash
-    recorded_as: str | None = None  # the entry in the map's own stash that has a record
+    written_version: int | None = None  # the version of the variables in the stash
+    recorded_name: str | None = None  # the entry in the map's own stash that has a record
     is_pinned: bool = False
-    is_own: bool = True  # not frozen by another worker's map
-    noted: int = 0  # last use of the state according to the heap
+    is_owned: bool = True  # not frozen by another worker's map
+    ordered_at: int = 0  # last use of the state according to the heap
 
     def __post_init__(self) -> None:
-        self.stash = self.pager.stash
+        self.stash = self.cache.stash
 
     @property
     def is_frozen(self) -> bool:
@@ -83,7 +83,7 @@ class Page:
     @property
     def is_dirty(self) -> bool:
         """Whether the variables in memory are not in the stash."""
-        return self.written != self.state.version
+        return self.written_version != self.state.version
 
     def read(self) -> np.ndarray:
         """Returns the variables from the stash: mapped if the state is frozen."""
@@ -91,16 +91,16 @@ class Page:
         return read(self.name, self.state.layout.num_bytes)
 
     @property
-    def entries(self) -> set[str]:
+    def entry_names(self) -> set[str]:
         """The names of all its possible entries in a stash."""
-        return {self.name, self.recorded_as or self.name}
+        return {self.name, self.recorded_name or self.name}
 
-    def bring_back(self, state: PolicyState) -> np.ndarray:
+    def load_memory(self, state: PolicyState) -> np.ndarray:
         """Loads the variables from the stash; see `tfpolicies.state.Pager`."""
-        return self.pager.bring_back(self, state)
+        return self.cache.load_memory(self, state)
 
 
-class Pager:
+class StateCache:
     """Keeps a limited number of states, or of their bytes, in memory; the rest in a stash.
 
     Thread-safe. Its lock is last in the lock order: never wait for a state's lock while holding it.
@@ -117,20 +117,22 @@ class Pager:
         self.capacity_bytes = capacity_bytes
         self.stash = stash
         self._lock = threading.RLock()
-        self._pages: dict[PolicyState, Page] = {}
-        self._in_memory: set[Page] = set()
-        self._order: list[tuple[int, int, Page]] = []  # a heap: (last use, tie-breaker, entry)
+        self._entries: dict[PolicyState, CacheEntry] = {}
+        self._in_memory: set[CacheEntry] = set()
+        self._order: list[
+            tuple[int, int, CacheEntry]
+        ] = []  # a heap: (last use, tie-breaker, entry)
         self._tickets = itertools.count()
         self._bytes = 0
-        self._mapped = 0  # frozen states in memory
+        self._num_mapped = 0  # frozen states in memory
         self._counts = dict.fromkeys(("hits", "misses", "evictions", "writes"), 0)
         self._seconds = 0.0
 
-    def __getitem__(self, state: PolicyState) -> Page:
-        return self._pages[state]
+    def __getitem__(self, state: PolicyState) -> CacheEntry:
+        return self._entries[state]
 
     def __contains__(self, state: PolicyState) -> bool:
-        return state in self._pages
+        return state in self._entries
 
     # -- adding and removing ------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class Pager:
         name: str,
         state: PolicyState,
         on_eviction: Callable[[], None],
-        leaving: PolicyState | None = None,
+        replaced: PolicyState | None = None,
     ) -> None:
         """Adds a state that is in memory, as the most recently used one.
 
@@ -153,28 +155,28 @@ class Pager:
             StashError: if another state must be evicted and cannot be written; nothing is changed.
         """
         with self._lock:
-            page = Page(self, name, state, on_eviction)
-            going = None if leaving is None else self._pages.get(leaving)
-            is_in = going in self._in_memory
-            if going is not None and is_in:
-                self._let_go(going)
+            entry = CacheEntry(self, name, state, on_eviction)
+            replaced_entry = None if replaced is None else self._entries.get(replaced)
+            is_in_memory = replaced_entry in self._in_memory
+            if replaced_entry is not None and is_in_memory:
+                self._mark_evicted(replaced_entry)
             try:
-                self._make_room(page)
-                self._pages[state] = page
-                state.pager = page
-                self._take_in(page)
+                self._evict_until_fits(entry)
+                self._entries[state] = entry
+                state.loader = entry
+                self._insert(entry)
             finally:
-                if going is not None and is_in:
-                    self._count_in(going)
+                if replaced_entry is not None and is_in_memory:
+                    self._mark_in_memory(replaced_entry)
 
-    def adopt(
+    def add_stored(
         self,
         name: str,
         state: PolicyState,
         on_eviction: Callable[[], None],
         stash: Stash,
         *,
-        is_own: bool,
+        is_owned: bool,
     ) -> None:
         """Adds a state that is in a stash; its variables in memory are released.
 
@@ -186,92 +188,92 @@ class Pager:
             is_owned: whether this map may remove the entry.
         """
         with state.lock, self._lock:
-            page = Page(self, name, state, on_eviction)
-            page.stash, page.written, page.is_own = stash, state.version, is_own
-            page.recorded_as = name if stash is self.stash else None
-            self._pages[state] = page
-            state.pager = page
+            entry = CacheEntry(self, name, state, on_eviction)
+            entry.stash, entry.written_version, entry.is_owned = stash, state.version, is_owned
+            entry.recorded_name = name if stash is self.stash else None
+            self._entries[state] = entry
+            state.loader = entry
             state.page_out()
 
-    def leave(self, state: PolicyState) -> Page:
+    def remove(self, state: PolicyState) -> CacheEntry:
         """Removes a state from the cache; its variables stay in memory, or are loaded.
 
         A state that cannot be loaded is also removed; using it raises the error. Entries stay in
         the stash.
         """
         with state.lock, self._lock:
-            page = self._pages.pop(state)
-            if page in self._in_memory:
-                self._let_go(page)
+            entry = self._entries.pop(state)
+            if entry in self._in_memory:
+                self._mark_evicted(entry)
             elif not state.is_in_memory:
                 with contextlib.suppress(StashError):
-                    state.page_in(page.read())
+                    state.page_in(entry.read())
             if state.is_in_memory:
-                state.pager = None
-            self._drop_old_notes()  # old heap items would keep the state alive
-            return page
+                state.loader = None
+            self._prune_order()  # old heap items would keep the state alive
+            return entry
 
     def touch(self, state: PolicyState) -> None:
         """Makes a state the most recently used one, and loads it if it is not in memory."""
         with self._lock:
             state.last_used = tick()
-            if self._pages.get(state) in self._in_memory:
+            if self._entries.get(state) in self._in_memory:
                 self._counts["hits"] += 1
                 return
         _ = state.segments
 
-    def bring_back(self, page: Page, state: PolicyState) -> np.ndarray:
+    def load_memory(self, entry: CacheEntry, state: PolicyState) -> np.ndarray:
         """Loads the variables of a state, evicting others; the caller holds `state.lock`."""
         with self._lock:
-            if state not in self._pages:  # removed after a failed read
-                return page.read()
+            if state not in self._entries:  # removed after a failed read
+                return entry.read()
             self._counts["misses"] += 1
-            self._make_room(page)
-            begun = time.perf_counter()
-            memory = page.read()
-            self._seconds += time.perf_counter() - begun
-            self._take_in(page)
-            return memory
+            self._evict_until_fits(entry)
+            started_at = time.perf_counter()
+            variables = entry.read()
+            self._seconds += time.perf_counter() - started_at
+            self._insert(entry)
+            return variables
 
     # -- eviction -----------------------------------------------------------------------------
 
-    def _take_in(self, page: Page) -> None:
-        page.state.last_used = tick()
-        self._count_in(page)
+    def _insert(self, entry: CacheEntry) -> None:
+        entry.state.last_used = tick()
+        self._mark_in_memory(entry)
 
-    def _count_in(self, page: Page) -> None:
-        self._in_memory.add(page)
-        self._note(page)
-        self._bytes += self._cost(page)
-        self._mapped += page.is_frozen
+    def _mark_in_memory(self, entry: CacheEntry) -> None:
+        self._in_memory.add(entry)
+        self._push_order(entry)
+        self._bytes += self._get_num_bytes(entry)
+        self._num_mapped += entry.is_frozen
 
-    def _note(self, page: Page) -> None:
-        page.noted = page.state.last_used
-        heapq.heappush(self._order, (page.noted, next(self._tickets), page))
+    def _push_order(self, entry: CacheEntry) -> None:
+        entry.ordered_at = entry.state.last_used
+        heapq.heappush(self._order, (entry.ordered_at, next(self._tickets), entry))
 
-    def _let_go(self, page: Page) -> None:
-        self._in_memory.remove(page)
-        self._bytes -= self._cost(page)
-        self._mapped -= page.is_frozen
-        if len(self._order) > 2 * len(self._in_memory) + _FEW:
-            self._drop_old_notes()
+    def _mark_evicted(self, entry: CacheEntry) -> None:
+        self._in_memory.remove(entry)
+        self._bytes -= self._get_num_bytes(entry)
+        self._num_mapped -= entry.is_frozen
+        if len(self._order) > 2 * len(self._in_memory) + _MAX_STALE_ENTRIES:
+            self._prune_order()
 
-    def _drop_old_notes(self) -> None:
+    def _prune_order(self) -> None:
         """Keeps only the valid heap item of each state in memory."""
-        valid = [x for x in self._order if x[2] in self._in_memory and x[2].noted == x[0]]
+        valid = [x for x in self._order if x[2] in self._in_memory and x[2].ordered_at == x[0]]
         self._order = valid
         heapq.heapify(valid)
 
-    def _cost(self, page: Page) -> int:
-        return 0 if page.is_frozen else page.state.layout.num_bytes
+    def _get_num_bytes(self, entry: CacheEntry) -> int:
+        return 0 if entry.is_frozen else entry.state.layout.num_bytes
 
-    def _make_room(self, page: Page | None) -> None:
+    def _evict_until_fits(self, new_entry: CacheEntry | None) -> None:
         """Evicts the least recently used states until one more fits, or those in memory (None)."""
         while True:
-            if self._is_full(page):
-                victim = self._victim()
-            elif page is not None and page.is_frozen and self._mapped >= _MOST_MAPPED:
-                victim = self._mapped_victim()
+            if self._is_full(new_entry):
+                victim = self._pop_victim()
+            elif new_entry is not None and new_entry.is_frozen and self._num_mapped >= _MAX_MAPPED:
+                victim = self._find_mapped_victim()
             else:
                 return
             if victim is None:  # all others are pinned or in use
@@ -279,69 +281,69 @@ class Pager:
             try:
                 self._evict(victim)
             except BaseException:
-                self._note(victim)
+                self._push_order(victim)
                 raise
             finally:
                 victim.state.lock.release()
 
-    def _is_full(self, page: Page | None) -> bool:
-        count = len(self._in_memory) + (page is not None)
+    def _is_full(self, new_entry: CacheEntry | None) -> bool:
+        count = len(self._in_memory) + (new_entry is not None)
         if self.capacity is not None and count > self.capacity:
             return True
-        cost = 0 if page is None else self._cost(page)
-        is_free = self.capacity_bytes is None or (page is not None and cost == 0)
+        cost = 0 if new_entry is None else self._get_num_bytes(new_entry)
+        is_free = self.capacity_bytes is None or (new_entry is not None and cost == 0)
         return not is_free and self._bytes + cost > self.capacity_bytes  # type: ignore[operator]
 
-    def _victim(self) -> Page | None:
+    def _pop_victim(self) -> CacheEntry | None:
         """Returns the least recently used entry to evict, with its state's lock acquired."""
-        passed = []
+        skipped = []
         try:
             while self._order:
-                known, _, page = heapq.heappop(self._order)
-                if page not in self._in_memory or page.noted != known:
+                ordered_at, _, entry = heapq.heappop(self._order)
+                if entry not in self._in_memory or entry.ordered_at != ordered_at:
                     continue
-                if page.state.last_used != known:  # used since
-                    self._note(page)
+                if entry.state.last_used != ordered_at:  # used since
+                    self._push_order(entry)
                     continue
-                if _take_lock(page):
-                    return page
-                passed.append(page)
+                if _acquire_lock(entry):
+                    return entry
+                skipped.append(entry)
             return None
         finally:
-            for page in passed:
-                self._note(page)
+            for entry in skipped:
+                self._push_order(entry)
 
-    def _mapped_victim(self) -> Page | None:
+    def _find_mapped_victim(self) -> CacheEntry | None:
         """Returns the frozen entry to evict next, with its state's lock acquired."""
         mapped = (page for page in self._in_memory if page.is_frozen)
         oldest_first = sorted(mapped, key=lambda page: page.state.last_used)
-        return next(filter(_take_lock, oldest_first), None)
+        return next(filter(_acquire_lock, oldest_first), None)
 
-    def _evict(self, page: Page) -> None:
-        self._write(page)
-        page.state.page_out()
-        self._let_go(page)
+    def _evict(self, entry: CacheEntry) -> None:
+        self._write(entry)
+        entry.state.page_out()
+        self._mark_evicted(entry)
         self._counts["evictions"] += 1
-        page.on_eviction()
+        entry.on_eviction()
 
-    def _write(self, page: Page) -> None:
-        if page.is_dirty or not page.stash.has(page.name):
-            if page.is_frozen:  # other maps may have replaced the entry of that name
-                page.stash = self.stash
-            is_recorded = page.name == page.recorded_as
-            name = new_name(policy_of_entry(page.name)) if is_recorded else page.name
-            begun = time.perf_counter()
-            page.stash.write(name, page.state.memory)
-            self._seconds += time.perf_counter() - begun
-            page.name, page.written = name, page.state.version
+    def _write(self, entry: CacheEntry) -> None:
+        if entry.is_dirty or not entry.stash.has(entry.name):
+            if entry.is_frozen:  # other maps may have replaced the entry of that name
+                entry.stash = self.stash
+            is_recorded = entry.name == entry.recorded_name
+            name = make_entry_name(get_policy_id(entry.name)) if is_recorded else entry.name
+            started_at = time.perf_counter()
+            entry.stash.write(name, entry.state.memory)
+            self._seconds += time.perf_counter() - started_at
+            entry.name, entry.written_version = name, entry.state.version
             self._counts["writes"] += 1
 
     def evict(self, state: PolicyState) -> None:
         """Evicts a state from memory now, unless it is pinned."""
         with state.lock, self._lock:
-            page = self._pages[state]
-            if page in self._in_memory and not page.is_pinned:
-                self._evict(page)
+            entry = self._entries[state]
+            if entry in self._in_memory and not entry.is_pinned:
+                self._evict(entry)
 
     # -- single states ------------------------------------------------------------------------
 
@@ -349,7 +351,7 @@ class Pager:
         """Keeps a state in memory regardless of capacity, as the most recently used one."""
         with state.lock, self._lock:
             self.touch(state)
-            self._pages[state].is_pinned = True
+            self._entries[state].is_pinned = True
 
     def unpin(self, state: PolicyState) -> None:
         """Allows a state to be evicted again, at once if there are too many.
@@ -358,26 +360,26 @@ class Pager:
             StashError: if a state that must be evicted cannot be written.
         """
         with self._lock:
-            self._pages[state].is_pinned = False
-            self._make_room(None)
+            self._entries[state].is_pinned = False
+            self._evict_until_fits(None)
 
     def write(self, state: PolicyState) -> None:
         """Writes a state to the stash if its entry there is older; it stays in memory."""
         with state.lock, self._lock:
-            page = self._pages[state]
-            if page in self._in_memory:
-                self._write(page)
+            entry = self._entries[state]
+            if entry in self._in_memory:
+                self._write(entry)
 
     def mark_recorded(self, state: PolicyState) -> None:
         """Notes that a record for the state's current entry in the stash has been written."""
         with state.lock, self._lock:
-            page = self._pages[state]
-            if page.recorded_as not in (None, page.name):
-                page.stash.remove(page.recorded_as)
-            page.recorded_as = page.name
+            entry = self._entries[state]
+            if entry.recorded_name not in (None, entry.name):
+                entry.stash.remove(entry.recorded_name)
+            entry.recorded_name = entry.name
 
     def freeze(
-        self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, is_own: bool
+        self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, is_owned: bool
     ) -> None:
         """Maps a state from a stash entry that was written before, from now on.
 
@@ -389,39 +391,43 @@ class Pager:
             is_owned: whether this map may remove the entry.
         """
         with state.lock, self._lock:
-            page = self._pages[state]
+            cache_entry = self._entries[state]
             mapped = stash.map(name, state.layout.num_bytes)
-            is_in = page in self._in_memory
-            if is_in:
-                self._let_go(page)
-            for entry in page.entries:
+            is_in_memory = cache_entry in self._in_memory
+            if is_in_memory:
+                self._mark_evicted(cache_entry)
+            for entry in cache_entry.entry_names:
                 self.stash.remove(entry)
-            page.name, page.stash, page.written = name, stash, state.version
-            page.is_own, page.recorded_as = is_own, None
+            cache_entry.name, cache_entry.stash, cache_entry.written_version = (
+                name,
+                stash,
+                state.version,
+            )
+            cache_entry.is_owned, cache_entry.recorded_name = is_owned, None
             state.frozen_as = policy_id
-            if is_in:
+            if is_in_memory:
                 state.page_in(mapped)
-                self._count_in(page)
+                self._mark_in_memory(cache_entry)
 
-    def statistics(self) -> PagingStatistics:
+    def get_statistics(self) -> CacheStatistics:
         """Returns the statistics so far."""
         with self._lock:
-            pages = self._pages.values()
-            stashed = [x for x in pages if x.written is not None]
-            return PagingStatistics(
-                policies=len(self._pages),
+            entries = self._entries.values()
+            written = [x for x in entries if x.written_version is not None]
+            return CacheStatistics(
+                policies=len(self._entries),
                 in_memory=len(self._in_memory),
-                pinned=sum(page.is_pinned for page in pages),
-                frozen=sum(page.is_frozen for page in pages),
+                pinned=sum(page.is_pinned for page in entries),
+                frozen=sum(page.is_frozen for page in entries),
                 bytes_in_memory=self._bytes,
-                bytes_on_disk=sum(page.state.layout.num_bytes for page in stashed),
+                bytes_on_disk=sum(page.state.layout.num_bytes for page in written),
                 seconds=self._seconds,
                 **self._counts,
             )
 
 
-def _take_lock(page: Page) -> bool:
+def _acquire_lock(entry: CacheEntry) -> bool:
     """Acquires the lock of a state that may be evicted, unless it is held."""
-    lock = page.state.lock
-    is_free = not (page.is_pinned or lock._is_owned())  # type: ignore[attr-defined]
+    lock = entry.state.lock
+    is_free = not (entry.is_pinned or lock._is_owned())  # type: ignore[attr-defined]
     return is_free and lock.acquire(blocking=False)

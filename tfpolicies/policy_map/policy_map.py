@@ -31,15 +31,15 @@ from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map import stacked_acting
-from tfpolicies.policy_map.paging import Pager, PagingStatistics
-from tfpolicies.policy_map.policy_store import Entry, PolicyStore
+from tfpolicies.policy_map.paging import CacheStatistics, StateCache
+from tfpolicies.policy_map.policy_store import PolicyStore, StoreEntry
 from tfpolicies.state import PolicyState
 from tfpolicies.storage.pickling import refuse_pickling
-from tfpolicies.storage.stash import new_name
+from tfpolicies.storage.stash import make_entry_name
 
 logger = logging.getLogger("tfpolicies")
 
-_PAGE_NAMES, _NEW_NAMES = 10, 100  # default capacities
+_DEFAULT_WORKER_CAPACITY, _DEFAULT_CAPACITY = 10, 100  # default capacities
 
 
 class PolicyMap(MutableMapping[str, Policy]):
@@ -85,8 +85,8 @@ class PolicyMap(MutableMapping[str, Policy]):
     ...     m[name] = PPOTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}})
     >>> len(m), m.in_memory()
     (3, ['b', 'c'])
-    >>> handle = m["a"]
-    >>> handle is m["a"], m.in_memory()
+    >>> get_handle = m["a"]
+    >>> get_handle is m["a"], m.in_memory()
     (True, ['c', 'a'])
     """
 
@@ -118,7 +118,7 @@ class PolicyMap(MutableMapping[str, Policy]):
                 f"{policy_states_are_swappable!r}."
             )
         if capacity is None and capacity_bytes is None:
-            capacity = _NEW_NAMES if worker_index is None else _PAGE_NAMES
+            capacity = _DEFAULT_CAPACITY if worker_index is None else _DEFAULT_WORKER_CAPACITY
         self.worker_index = worker_index or 0
         self.num_workers = num_workers or 0
         self.capacity = capacity
@@ -130,9 +130,9 @@ class PolicyMap(MutableMapping[str, Policy]):
         self._lock = threading.RLock()
         self._policies: dict[str, Policy] = {}
         self._store = PolicyStore(path, self.worker_index, policy_classes, model_work_limit)
-        self._pager = Pager(capacity, capacity_bytes, self._store.stash)
-        if self._store.is_kept:
-            self._store.open_own()
+        self._cache = StateCache(capacity, capacity_bytes, self._store.stash)
+        if self._store.is_persistent:
+            self._store.open_worker_stash()
             self.refresh()
 
     # -- a dict -------------------------------------------------------------------------------
@@ -144,21 +144,21 @@ class PolicyMap(MutableMapping[str, Policy]):
             UnknownPolicyError: if there is none of this id; also a KeyError.
             StashError: if its variables cannot be loaded, or those of others not be written.
         """
-        policy = self.handle(policy_id)
-        state = self._paged(policy)
+        policy = self.get_handle(policy_id)
+        state = self._get_cached_state(policy)
         if state is not None:
-            self._pager.touch(state)
+            self._cache.touch(state)
         return policy
 
-    def _paged(self, policy: Policy) -> Any:
+    def _get_cached_state(self, policy: Policy) -> Any:
         """Returns the state of a policy if this map manages its memory, else None."""
         state = policy._pageable
-        return state if state is not None and state in self._pager else None
+        return state if state is not None and state in self._cache else None
 
-    def _own_state(self, policy_id: str) -> Any:
+    def _get_own_state(self, policy_id: str) -> Any:
         """Returns a policy's state, None for a custom policy; raises if another map manages it."""
-        policy = self.handle(policy_id)
-        state = self._paged(policy)
+        policy = self.get_handle(policy_id)
+        state = self._get_cached_state(policy)
         if state is None and policy.driver.state is not None:
             raise UsageError(
                 f"The policy {policy_id!r} is shared: its memory belongs to another PolicyMap. "
@@ -166,7 +166,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             )
         return state
 
-    def handle(self, policy_id: str) -> Policy:
+    def get_handle(self, policy_id: str) -> Policy:
         """Returns a policy without loading its variables; its first use loads them.
 
         Raises:
@@ -179,10 +179,10 @@ class PolicyMap(MutableMapping[str, Policy]):
             if policy_id not in self:
                 self._store.refresh(policy_id)
             if policy_id in self._store.unloaded:
-                self._open(policy_id)
+                self._load(policy_id)
             if policy_id not in self._policies:
                 raise UnknownPolicyError(
-                    f"{policy_id!r} not found in this PolicyMap; it has {self._some_ids()}."
+                    f"{policy_id!r} not found in this PolicyMap; it has {self._format_ids()}."
                 )
             return self._policies[policy_id]
 
@@ -197,52 +197,54 @@ class PolicyMap(MutableMapping[str, Policy]):
         if not isinstance(policy, Policy):
             raise UsageError(f"A PolicyMap holds policies; got {policy!r:.80} for {policy_id!r}.")
         with self._lock:
-            before = self._policies.get(policy_id)
-            if before is not policy:
+            replaced = self._policies.get(policy_id)
+            if replaced is not policy:
                 if policy.driver.state is not None:
-                    self._take(policy_id, policy, policy.driver.state, before)
+                    self._cache_state(policy_id, policy, policy.driver.state, replaced)
                 self._policies[policy_id] = policy
                 self._store.mark_replaced(policy_id)
                 self.specs.pop(policy_id, None)
-                if before is not None:
-                    self._leave(before, replaced_as=policy_id)
-            state = self._paged(policy)
+                if replaced is not None:
+                    self._release_policy(replaced, replaced_as=policy_id)
+            state = self._get_cached_state(policy)
             if state is not None:
-                self._pager.touch(state)
+                self._cache.touch(state)
 
-    def _take(
-        self, policy_id: str, policy: Policy, state: PolicyState, before: Policy | None
+    def _cache_state(
+        self, policy_id: str, policy: Policy, state: PolicyState, replaced: Policy | None
     ) -> None:
         """Adds a policy's state to the cache, in place of that of the replaced policy."""
-        if state.pager is not None:
+        if state.loader is not None:
             return  # it is here under another id, or another map manages it
-        name = new_name(policy_id)
-        is_leaving = before is not None and self._count(before) == 1
-        leaving = self._paged(before) if before is not None and is_leaving else None
-        self._pager.add(name, state, _release(policy, state), leaving)
+        name = make_entry_name(policy_id)
+        is_last_id = replaced is not None and self._count_ids(replaced) == 1
+        replaced_state = (
+            self._get_cached_state(replaced) if replaced is not None and is_last_id else None
+        )
+        self._cache.add(name, state, _make_eviction_callback(policy, state), replaced_state)
 
-    def _count(self, policy: Policy) -> int:
+    def _count_ids(self, policy: Policy) -> int:
         return sum(other is policy for other in self._policies.values())
 
-    def _leave(self, policy: Policy, replaced_as: str | None = None) -> None:
+    def _release_policy(self, policy: Policy, replaced_as: str | None = None) -> None:
         """Releases a policy, unless the map still has it under another id.
 
         If another policy now has the id `replaced_as`, the flushed entry stays until the next
         flush.
         """
-        state = self._paged(policy)
-        is_guest = state is None and policy.driver.state is not None
-        if self._count(policy) or is_guest:
+        state = self._get_cached_state(policy)
+        is_of_other_map = state is None and policy.driver.state is not None
+        if self._count_ids(policy) or is_of_other_map:
             return
         policy.close()
         if state is not None:
-            page = self._pager.leave(state)
-            kept = None if replaced_as is None else page.recorded_as
-            if replaced_as is not None and kept is not None:
-                self._store.supersede(replaced_as, Entry(page.stash, kept))
-            if page.is_own or page.stash is self._store.stash:
-                for name in page.entries - {kept}:
-                    page.stash.remove(name)
+            entry = self._cache.remove(state)
+            kept_name = None if replaced_as is None else entry.recorded_name
+            if replaced_as is not None and kept_name is not None:
+                self._store.supersede(replaced_as, StoreEntry(entry.stash, kept_name))
+            if entry.is_owned or entry.stash is self._store.stash:
+                for name in entry.entry_names - {kept_name}:
+                    entry.stash.remove(name)
 
     def __delitem__(self, policy_id: str) -> None:
         """Removes a policy, also from the stash, and closes its session.
@@ -252,9 +254,9 @@ class PolicyMap(MutableMapping[str, Policy]):
         """
         with self._lock:
             if policy_id not in self._store.unloaded:
-                policy = self.handle(policy_id)
+                policy = self.get_handle(policy_id)
                 del self._policies[policy_id]
-                self._leave(policy)
+                self._release_policy(policy)
             self._store.mark_deleted(policy_id)
             self.specs.pop(policy_id, None)
 
@@ -285,7 +287,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         with self._lock:
             if default and policy_id not in self:
                 return default[0]
-            policy = self.handle(policy_id)
+            policy = self.get_handle(policy_id)
             del self[policy_id]
             return policy
 
@@ -331,13 +333,13 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def __str__(self) -> str:
         return (
-            f"{type(self).__name__}(policies={self._some_ids()}, capacity={self.capacity}, "
+            f"{type(self).__name__}(policies={self._format_ids()}, capacity={self.capacity}, "
             f"in_memory={self.statistics.in_memory})"
         )
 
     __repr__ = __str__
 
-    def _some_ids(self) -> str:
+    def _format_ids(self) -> str:
         ids = sorted(self)
         return ", ".join(map(repr, ids[:20])) + (f" and {len(ids) - 20} more" * (len(ids) > 20))
 
@@ -372,18 +374,20 @@ class PolicyMap(MutableMapping[str, Policy]):
         if not (isinstance(policy_cls, type) and issubclass(policy_cls, Policy)):
             raise ConfigError(f"policy_cls must be a subclass of Policy, got {policy_cls!r}.")
         validate_policy_id(policy_id, error=True)
-        given = merged_config
-        config = dict(given.to_dict() if isinstance(given, AlgorithmConfig) else given)
+        config_source = merged_config
+        config = dict(
+            config_source.to_dict() if isinstance(config_source, AlgorithmConfig) else config_source
+        )
         config = {**self.policy_config, **config, "__policy_id": policy_id}
         config["worker_index"] = self.worker_index
         if config.get("seed") is None:
             config["seed"] = self.seed
-        in_graph = getattr(policy_cls, "runtime", None) == "session"
-        create = self.session_creator if in_graph else None
-        if create is not None:
-            config["__session_creator"] = create
+        is_graph_mode = getattr(policy_cls, "runtime", None) == "session"
+        session_creator = self.session_creator if is_graph_mode else None
+        if session_creator is not None:
+            config["__session_creator"] = session_creator
         policy: Any = policy_cls(observation_space, action_space, config)
-        if create is not None:
+        if session_creator is not None:
             policy.driver.program.runtime.open(policy.driver.state)
         self[policy_id] = policy
         override = dict(config_override or {})
@@ -408,7 +412,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             UnknownPolicyError: if there is no `source`.
             ConfigError: if its class has no such hyper-parameter; nothing is changed then.
         """
-        original = self.handle(source)
+        original = self.get_handle(source)
         if target == source:
             raise UsageError(f"source and target must differ, got {source!r} for both.")
         validate_policy_id(target, error=True)
@@ -416,15 +420,19 @@ class PolicyMap(MutableMapping[str, Policy]):
         for name, value in hyperparameters.items():
             policy.driver.set_hyperparameter(name, value)
         with self._lock:
-            present: Policy | None = None
+            existing: Policy | None = None
             if target in self:
                 with contextlib.suppress(StashError):  # a damaged policy is replaced
-                    present = self.handle(target)
-            if present is not original and _takes_states_of(present, policy):
-                mine: dict[str, Any] = present.get_state()
-                own = {key: mine[key] for key in mine if key in ("rng", "learning_rng")}
-                present.set_state({**policy.get_state(), **own})
-                return present
+                    existing = self.get_handle(target)
+            if existing is not original and _accepts_state_of(existing, policy):
+                existing_state: dict[str, Any] = existing.get_state()
+                rng_states = {
+                    key: existing_state[key]
+                    for key in existing_state
+                    if key in ("rng", "learning_rng")
+                }
+                existing.set_state({**policy.get_state(), **rng_states})
+                return existing
             self[target] = policy
             if source in self.specs:
                 self.specs[target] = self.specs[source]
@@ -456,14 +464,16 @@ class PolicyMap(MutableMapping[str, Policy]):
             FrozenPolicyError: if it is frozen; nothing is changed then.
             UsageError: for a custom policy.
         """
-        driver = self.handle(policy_id).driver
+        driver = self.get_handle(policy_id).driver
         driver.require_changeable()
-        drawing: Any = driver.generator if rng is None else rng
-        before = {name: driver.get_hyperparameter(name) for name in names}
-        after = {name: value * float(drawing.choice(factors)) for name, value in before.items()}
-        for name, value in after.items():
+        generator: Any = driver.generator if rng is None else rng
+        values = {name: driver.get_hyperparameter(name) for name in names}
+        new_values = {
+            name: value * float(generator.choice(factors)) for name, value in values.items()
+        }
+        for name, value in new_values.items():
             driver.set_hyperparameter(name, value)
-        return after
+        return new_values
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -474,25 +484,25 @@ class PolicyMap(MutableMapping[str, Policy]):
     def in_memory(self) -> list[str]:
         """Returns the ids of policies in memory, the most recently used one last."""
         with self._lock:
-            found = [
+            last_uses = [
                 (state.last_used, policy_id)
                 for policy_id, policy in self._policies.items()
                 if (state := policy.driver.state) is not None and state.is_in_memory
             ]
-        return [policy_id for _, policy_id in sorted(found)]
+        return [policy_id for _, policy_id in sorted(last_uses)]
 
     @property
-    def statistics(self) -> PagingStatistics:
+    def statistics(self) -> CacheStatistics:
         """Statistics of the map's memory."""
-        return self._pager.statistics()
+        return self._cache.get_statistics()
 
     def pin(self, policy_id: str) -> None:
         """Keeps a policy in memory, regardless of capacity, until `unpin`."""
-        self._page(policy_id, self._pager.pin)
+        self._apply_to_state(policy_id, self._cache.pin)
 
     def unpin(self, policy_id: str) -> None:
         """Allows a policy to be evicted to the stash again."""
-        self._page(policy_id, self._pager.unpin)
+        self._apply_to_state(policy_id, self._cache.unpin)
 
     def evict(self, policy_id: str) -> None:
         """Evicts a policy to the stash now; a pinned one stays.
@@ -500,14 +510,14 @@ class PolicyMap(MutableMapping[str, Policy]):
         Raises:
             StashError: if it cannot be written; it stays in memory then.
         """
-        self._page(policy_id, self._pager.evict)
+        self._apply_to_state(policy_id, self._cache.evict)
 
-    def _page(self, policy_id: str, do: Callable[[Any], None]) -> None:
+    def _apply_to_state(self, policy_id: str, action: Callable[[Any], None]) -> None:
         """Calls a method of the cache with a policy's state, if it has one."""
         with self._lock:
-            state = self._own_state(policy_id)
+            state = self._get_own_state(policy_id)
             if state is not None:
-                do(state)
+                action(state)
 
     def freeze(self, policy_id: str) -> Policy:
         """Makes a policy read-only: it acts, but neither learns nor accepts other weights.
@@ -523,13 +533,13 @@ class PolicyMap(MutableMapping[str, Policy]):
             StashError: if it cannot be written, or another one was frozen under this id.
         """
         with self._lock:
-            policy, state = self[policy_id], self._own_state(policy_id)
+            policy, state = self[policy_id], self._get_own_state(policy_id)
             if state is None:
                 raise UsageError(f"{policy!r} cannot be frozen: its variables are unknown.")
             with state.lock:
                 if state.frozen_as is None:
-                    entry, is_own = self._store.freeze(policy_id, policy, state.memory)
-                    self._pager.freeze(state, policy_id, entry.name, entry.stash, is_own=is_own)
+                    entry, is_owned = self._store.freeze(policy_id, policy, state.memory)
+                    self._cache.freeze(state, policy_id, entry.name, entry.stash, is_owned=is_owned)
         return policy
 
     # -- the stash ----------------------------------------------------------------------------
@@ -543,31 +553,31 @@ class PolicyMap(MutableMapping[str, Policy]):
             StashError: if one of them cannot be written; the others are.
         """
         with self._lock:
-            superseded = self._store.superseded_entries()
-        failed = None
-        for policy_id in self if self._store.is_kept else ():
+            superseded = self._store.get_superseded_names()
+        first_error = None
+        for policy_id in self if self._store.is_persistent else ():
             with self._lock:
                 policy = self._policies.get(policy_id)  # unloaded ones are in the stash already
                 try:
-                    state = None if policy is None else self._paged(policy)
+                    state = None if policy is None else self._get_cached_state(policy)
                     if policy is not None and state is not None:
                         self._flush(policy, state)
                 except StashError as error:
-                    failed = failed or error
-        if failed is not None:
-            raise failed
+                    first_error = first_error or error
+        if first_error is not None:
+            raise first_error
         with self._lock:
             self._store.remove_superseded(superseded)
 
     def _flush(self, policy: Policy, state: PolicyState) -> None:
-        page = self._pager[state]
-        if page.stash is self._store.frozen:
+        entry = self._cache[state]
+        if entry.stash is self._store.frozen_stash:
             return
         ids = [policy_id for policy_id, other in self._policies.items() if other is policy]
         with state.lock:
-            self._pager.write(state)
-            self._store.write_record(Entry(page.stash, page.name), ids, policy)
-            self._pager.mark_recorded(state)
+            self._cache.write(state)
+            self._store.write_record(StoreEntry(entry.stash, entry.name), ids, policy)
+            self._cache.mark_recorded(state)
 
     def close(self) -> None:
         """Flushes and releases a persistent stash, closes sessions, and empties the map.
@@ -577,21 +587,25 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.flush()
         with self._lock:
             self._close_sessions()
-            own = [weakref.ref(x) for x in {*self._policies.values()} if self._paged(x) is not None]
+            cached = [
+                weakref.ref(x)
+                for x in {*self._policies.values()}
+                if self._get_cached_state(x) is not None
+            ]
             self._policies.clear()
             self.specs.clear()
-            for policy in filter(None, (reference() for reference in own)):
-                self._pager.leave(policy._pageable)
+            for policy in filter(None, (reference() for reference in cached)):
+                self._cache.remove(policy._pageable)
             self._store.close()
 
     def _close_sessions(self) -> None:
         for policy in self._policies.values():
-            if self._paged(policy) is None and policy.driver.state is not None:
+            if self._get_cached_state(policy) is None and policy.driver.state is not None:
                 continue  # another map manages it
             policy.close()
             program = policy.driver.program
             if program is not None and self.session_creator is not None:
-                program.runtime.drop_idle(self.session_creator)
+                program.runtime.close_idle_sessions(self.session_creator)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle its policies, dict(policy_map), and fill another map.")
@@ -605,25 +619,35 @@ class PolicyMap(MutableMapping[str, Policy]):
     def refresh(self) -> list[str]:
         """Finds policies that other processes froze in the stash; returns the new ids."""
         with self._lock:
-            archive = self._store
-            return archive.find(archive.frozen, self._policies) if archive.is_kept else []
+            store = self._store
+            return (
+                store.add_unloaded(store.frozen_stash, self._policies)
+                if store.is_persistent
+                else []
+            )
 
-    def _open(self, policy_id: str) -> None:
+    def _load(self, policy_id: str) -> None:
         entry = self._store.unloaded[policy_id]
-        policy = self._store.make(policy_id)
-        state, is_own = policy.driver.state, self._store.owns(entry)
-        self._pager.adopt(entry.name, state, _release(policy, state), entry.stash, is_own=is_own)
+        policy = self._store.load_policy(policy_id)
+        state, is_owned = policy.driver.state, self._store.owns(entry)
+        self._cache.add_stored(
+            entry.name,
+            state,
+            _make_eviction_callback(policy, state),
+            entry.stash,
+            is_owned=is_owned,
+        )
         self._policies.update(dict.fromkeys(self._store.mark_loaded(entry), policy))
 
 
 class _Items(ItemsView[str, Policy]):
     def __iter__(self) -> Iterator[tuple[str, Policy]]:
-        m: Any = self._mapping  # type: ignore[attr-defined]
-        with m._lock:  # so that none is deleted during the loop
-            return iter([(policy_id, m.handle(policy_id)) for policy_id in m])
+        policy_map: Any = self._mapping  # type: ignore[attr-defined]
+        with policy_map._lock:  # so that none is deleted during the loop
+            return iter([(policy_id, policy_map.handle(policy_id)) for policy_id in policy_map])
 
     def __contains__(self, item: object) -> bool:
-        return any(item == each for each in self)
+        return any(item == pair for pair in self)
 
 
 class _Values(ValuesView[Policy]):
@@ -631,23 +655,23 @@ class _Values(ValuesView[Policy]):
         return (policy for _, policy in _Items(self._mapping))  # type: ignore[attr-defined]
 
     def __contains__(self, value: object) -> bool:
-        return any(value is each for each in self)
+        return any(value is policy for policy in self)
 
 
-def _release(policy: Any, state: PolicyState) -> Callable[[], None]:
+def _make_eviction_callback(policy: Any, state: PolicyState) -> Callable[[], None]:
     return functools.partial(policy.driver.program.runtime.release, state)
 
 
-def _takes_states_of(policy: Policy | None, other: Policy) -> TypeGuard[Policy]:
+def _accepts_state_of(policy: Policy | None, other: Policy) -> TypeGuard[Policy]:
     """Whether a policy has the same Program as another, and may change."""
     if policy is None or policy.driver.program is None:
         return False
-    mine, theirs = policy.driver, other.driver
-    return mine.program is theirs.program and not mine.is_frozen
+    driver, other_driver = policy.driver, other.driver
+    return driver.program is other_driver.program and not driver.is_frozen
 
 
-def _check_counts(least: int, **given: int | None) -> None:
-    for name, value in given.items():
+def _check_counts(minimum: int, **counts: int | None) -> None:
+    for name, value in counts.items():
         is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if value is not None and not (is_integer and value >= least):
-            raise ConfigError(f"{name} must be an integer >= {least} or None, got {value!r}.")
+        if value is not None and not (is_integer and value >= minimum):
+            raise ConfigError(f"{name} must be an integer >= {minimum} or None, got {value!r}.")

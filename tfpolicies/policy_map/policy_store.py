@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import FolderInUseError, StashError, TfPoliciesError
-from tfpolicies.policy.checkpoints import policy_of_record, policy_record
+from tfpolicies.policy.checkpoints import make_policy_from_record, make_policy_record
 from tfpolicies.policy.policy import Policy
-from tfpolicies.storage.stash import HEADER, RecordSummary, Stash
+from tfpolicies.storage.stash import HEADER_BYTES, RecordSummary, Stash
 from tfpolicies.system.atomic import make_folder, remove_leftovers
-from tfpolicies.system.folder_lock import FolderLock, alone_in
+from tfpolicies.system.folder_lock import FolderLock, exclusive_access
 from tfpolicies.system.paths import resolve_path
 
-_FROZEN = "frozen"  # the folder of frozen policies, and the suffix of their entries
+_FROZEN_FOLDER = "frozen"  # the folder of frozen policies, and the suffix of their entries
 
 
-class Entry(NamedTuple):
+class StoreEntry(NamedTuple):
     """Location of a policy on disk.
 
     Attributes:
@@ -58,62 +58,69 @@ class PolicyStore:
         model_work_limit: float,
     ) -> None:
         self.worker_index = worker_index
-        self.is_kept = path is not None
-        self.unloaded: dict[str, Entry] = {}
+        self.is_persistent = path is not None
+        self.unloaded: dict[str, StoreEntry] = {}
         self._classes = tuple(classes)
         self._model_work_limit = model_work_limit
         self._deleted: set[str] = set()  # in this map; others may still have frozen ones
         self._superseded: dict[str, set[str]] = {}  # by id: entries to remove at the next flush
-        self._number = 0  # of the newest record
+        self._last_record_number = 0  # of the newest record
         if path is None:
-            self._held: FolderLock | None = None
-            self.stash = self.frozen = Stash()
+            self._folder_lock: FolderLock | None = None
+            self.stash = self.frozen_stash = Stash()
         else:
             folder = resolve_path(path)
-            own = folder / f"worker_{worker_index}"
-            self._held = _held(own)
-            self.stash, self.frozen = Stash(own), Stash(folder / _FROZEN, scratch=own)
+            worker_folder = folder / f"worker_{worker_index}"
+            self._folder_lock = _lock_folder(worker_folder)
+            self.stash, self.frozen_stash = (
+                Stash(worker_folder),
+                Stash(folder / _FROZEN_FOLDER, scratch=worker_folder),
+            )
 
     # -- unloaded policies ----------------------------------------------------------------------
 
-    def find(self, stash: Stash, known: Container[str]) -> list[str]:
+    def add_unloaded(self, stash: Stash, existing: Container[str]) -> list[str]:
         """Adds the policies with records in a stash as unloaded; returns the new ids.
 
         Args:
             stash: this worker's stash, or that of frozen policies.
             existing: ids that the map already has.
         """
-        return self._add_recorded(stash, stash.list_records(), known)
+        return self._add_recorded(stash, stash.list_records(), existing)
 
     def _add_recorded(
-        self, stash: Stash, summaries: Sequence[RecordSummary], known: Container[str]
+        self, stash: Stash, summaries: Sequence[RecordSummary], existing: Container[str]
     ) -> list[str]:
-        known_here = self._deleted | self.unloaded.keys()
-        entries: dict[str, Entry] = {}
+        ignored = self._deleted | self.unloaded.keys()
+        entries: dict[str, StoreEntry] = {}
         for summary in summaries:
-            new = [x for x in summary.policy_ids if x not in known and x not in known_here]
-            entries.update(dict.fromkeys(new, Entry(stash, summary.name)))
-            self._number = max(self._number, summary.number)
+            new = [x for x in summary.policy_ids if x not in existing and x not in ignored]
+            entries.update(dict.fromkeys(new, StoreEntry(stash, summary.name)))
+            self._last_record_number = max(self._last_record_number, summary.number)
         self.unloaded.update(entries)
         return sorted(entries)
 
-    def open_own(self) -> None:
+    def open_worker_stash(self) -> None:
         """Adds the policies of this worker's stash as unloaded; removes leftovers."""
         summaries = self.stash.list_records()
         self._add_recorded(self.stash, summaries, ())
-        if self._held is not None and self._held.is_held:
+        if self._folder_lock is not None and self._folder_lock.is_held:
             for summary in summaries:
-                if Entry(self.stash, summary.name) not in self.unloaded.values():
+                if StoreEntry(self.stash, summary.name) not in self.unloaded.values():
                     self.stash.remove(summary.name)  # a newer record has its ids
             self.stash.remove_unrecorded()
 
     def refresh(self, policy_id: str) -> None:
         """Adds a policy as unloaded if another process has frozen it since."""
-        entry = self._frozen_entry(policy_id)
-        if self.is_kept and policy_id not in self._deleted and entry.stash.has_record(entry.name):
+        entry = self._get_frozen_entry(policy_id)
+        if (
+            self.is_persistent
+            and policy_id not in self._deleted
+            and entry.stash.has_record(entry.name)
+        ):
             self.unloaded[policy_id] = entry
 
-    def make(self, policy_id: str) -> Any:
+    def load_policy(self, policy_id: str) -> Any:
         """Returns the unloaded policy of an id; its variables stay in the stash.
 
         Raises:
@@ -123,8 +130,12 @@ class PolicyStore:
         record = stash.read_record(name)
         source = f"the stash's record of {policy_id!r}"
         try:
-            policy = policy_of_record(
-                record["policy"], source, self._classes, stash.size(name), self._model_work_limit
+            policy = make_policy_from_record(
+                record["policy"],
+                source,
+                self._classes,
+                stash.get_size(name),
+                self._model_work_limit,
             )
         except TfPoliciesError as error:
             raise StashError(
@@ -132,13 +143,15 @@ class PolicyStore:
                 "classes by `PolicyMap(policy_classes=[...])`.)"
             ) from error
         policy.policy_id = policy_id
-        if stash is self.frozen:
+        if stash is self.frozen_stash:
             policy.driver.state.frozen_as = policy_id
         return policy
 
-    def mark_loaded(self, entry: Entry) -> list[str]:
+    def mark_loaded(self, entry: StoreEntry) -> list[str]:
         """Records that the policy of an entry is in the map; returns its ids."""
-        ids = [policy_id for policy_id, place in self.unloaded.items() if place == entry]
+        ids = [
+            policy_id for policy_id, store_entry in self.unloaded.items() if store_entry == entry
+        ]
         for policy_id in ids:
             del self.unloaded[policy_id]
         return ids
@@ -148,35 +161,35 @@ class PolicyStore:
 
         The flushed entry of the old one stays until the next flush.
         """
-        entry = self._forget(policy_id)
+        entry = self._remove_unloaded(policy_id)
         if entry is not None:
             self.supersede(policy_id, entry)
         self._deleted.discard(policy_id)
 
     def mark_deleted(self, policy_id: str) -> None:
         """Records that a policy was deleted, even if another process froze it."""
-        entry = self._forget(policy_id)
+        entry = self._remove_unloaded(policy_id)
         if entry is not None:
             entry.stash.remove(entry.name)
         for name in self._superseded.pop(policy_id, ()):
             self.stash.remove(name)
-        if self.is_kept:
+        if self.is_persistent:
             self._deleted.add(policy_id)
 
-    def _forget(self, policy_id: str) -> Entry | None:
+    def _remove_unloaded(self, policy_id: str) -> StoreEntry | None:
         """Removes an unloaded policy; returns its entry if this map may delete that."""
         entry = self.unloaded.pop(policy_id, None)
         is_last = entry is not None and entry not in self.unloaded.values()
         return entry if entry is not None and is_last and self.owns(entry) else None
 
-    def supersede(self, policy_id: str, entry: Entry) -> None:
+    def supersede(self, policy_id: str, entry: StoreEntry) -> None:
         """Marks an entry for removal by the next flush; removes a frozen one at once."""
-        if entry.stash is self.stash and self.is_kept:
+        if entry.stash is self.stash and self.is_persistent:
             self._superseded.setdefault(policy_id, set()).add(entry.name)
         else:
             entry.stash.remove(entry.name)
 
-    def superseded_entries(self) -> set[str]:
+    def get_superseded_names(self) -> set[str]:
         """Returns the entries whose policies have been replaced since the last flush."""
         return set().union(*self._superseded.values())
 
@@ -184,83 +197,83 @@ class PolicyStore:
         """Removes entries after a flush has recorded the policies that replaced them."""
         for name in names:
             self.stash.remove(name)
-        rest = {policy_id: old - names for policy_id, old in self._superseded.items()}
-        self._superseded = {policy_id: old for policy_id, old in rest.items() if old}
+        remaining = {policy_id: old - names for policy_id, old in self._superseded.items()}
+        self._superseded = {policy_id: old for policy_id, old in remaining.items() if old}
 
     # -- records and frozen policies --------------------------------------------------------------
 
-    def owns(self, entry: Entry) -> bool:
+    def owns(self, entry: StoreEntry) -> bool:
         """Whether a map of this path and worker wrote an entry, now or earlier."""
-        if not self.is_kept or entry.stash is self.stash:
+        if not self.is_persistent or entry.stash is self.stash:
             return True
         with contextlib.suppress(StashError):
             record = entry.stash.read_record(entry.name)
             return bool(record.get("worker_index") == self.worker_index)
         return False
 
-    def freeze(self, policy_id: str, policy: Policy, memory: np.ndarray) -> tuple[Entry, bool]:
+    def freeze(self, policy_id: str, policy: Policy, image: np.ndarray) -> tuple[StoreEntry, bool]:
         """Writes a policy to the frozen ones; returns its entry, and whether it is this map's.
 
         Raises:
             StashError: if it cannot be written, or another one was frozen under this id.
         """
-        entry = self._frozen_entry(policy_id)
+        entry = self._get_frozen_entry(policy_id)
         stash, name = entry
-        with _alone_in(stash) as is_alone:
-            if is_alone and self.is_kept and not stash.has_record(name):
+        with _lock_exclusively(stash) as is_exclusive:
+            if is_exclusive and self.is_persistent and not stash.has_record(name):
                 stash.remove(name)  # a process was killed before it wrote the record
-            is_new = stash.write_new(name, memory)
-            if not is_new and not _holds(entry, memory):
+            is_new = stash.write_new(name, image)
+            if not is_new and not _has_image(entry, image):
                 raise StashError(
                     f"Another policy was already frozen as {policy_id!r} in "
                     f"{str(stash.folder)!r}. Choose another id: `copy_policy(source, target)`, "
                     "then freeze that."
                 )
-            if self.is_kept and not stash.has_record(name):
+            if self.is_persistent and not stash.has_record(name):
                 self.write_record(entry, [policy_id], policy)
         return entry, is_new or self.owns(entry)
 
-    def _frozen_entry(self, policy_id: str) -> Entry:
-        return Entry(self.frozen, f"{policy_id}~{_FROZEN}")
+    def _get_frozen_entry(self, policy_id: str) -> StoreEntry:
+        return StoreEntry(self.frozen_stash, f"{policy_id}~{_FROZEN_FOLDER}")
 
-    def write_record(self, entry: Entry, policy_ids: Sequence[str], policy: Policy) -> None:
+    def write_record(self, entry: StoreEntry, policy_ids: Sequence[str], policy: Policy) -> None:
         """Writes the record that another process needs to create the policy of an entry."""
-        self._number += 1
+        self._last_record_number += 1
         record: dict[str, Any] = {"policy_ids": policy_ids, "worker_index": self.worker_index}
-        record["number"] = self._number
-        entry.stash.write_record(entry.name, {**record, "policy": policy_record(policy)})
+        record["number"] = self._last_record_number
+        entry.stash.write_record(entry.name, {**record, "policy": make_policy_record(policy)})
 
     def close(self) -> None:
         """Releases the stash for other maps."""
         self.unloaded.clear()
-        if self._held is not None:
-            self._held.release()
+        if self._folder_lock is not None:
+            self._folder_lock.release()
 
 
 @contextlib.contextmanager
-def _alone_in(stash: Stash) -> Iterator[bool]:
+def _lock_exclusively(stash: Stash) -> Iterator[bool]:
     """Locks a stash for freezing; yields whether the lock is certain to be exclusive."""
     try:
         stash.make_folders()
-        with alone_in(stash.folder) as is_alone:
-            yield is_alone
+        with exclusive_access(stash.folder) as is_exclusive:
+            yield is_exclusive
     except FolderInUseError as error:
         raise StashError(str(error)) from error
     except OSError as error:
         raise StashError(f"The policy cannot be written to the stash: {error}.") from error
 
 
-def _holds(entry: Entry, memory: np.ndarray) -> bool:
+def _has_image(entry: StoreEntry, image: np.ndarray) -> bool:
     """Whether the stored image of an entry equals an array of variables."""
-    same_size = entry.stash.size(entry.name) == HEADER + memory.size
-    return same_size and np.array_equal(entry.stash.read(entry.name, memory.size), memory)
+    same_size = entry.stash.get_size(entry.name) == HEADER_BYTES + image.size
+    return same_size and np.array_equal(entry.stash.read(entry.name, image.size), image)
 
 
-def _held(folder: Path) -> FolderLock:
+def _lock_folder(folder: Path) -> FolderLock:
     """Creates and locks a stash's folder, and removes leftovers of killed processes."""
     try:
         make_folder(folder)
-        held = FolderLock(folder)
+        folder_lock = FolderLock(folder)
     except FolderInUseError as error:
         raise StashError(
             f"The stash {str(folder)!r} is in use by another PolicyMap, of {error.owner}; close "
@@ -270,6 +283,6 @@ def _held(folder: Path) -> FolderLock:
         raise StashError(
             f"The stash {str(folder)!r} cannot be created: {error}. Give another `path`."
         ) from error
-    if held.is_held:
+    if folder_lock.is_held:
         remove_leftovers(folder)
-    return held
+    return folder_lock

@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.distributions.base import is_whole_space
+from tfpolicies.models.distributions.base import is_whole_space_distribution
 from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import NOISE, SEQ_LENS
-from tfpolicies.models.spaces import nest, pick
+from tfpolicies.models.spaces import get_at_path, unflatten
 from tfpolicies.program.spec import ProgramSpec
-from tfpolicies.program.view import ModelView
+from tfpolicies.program.view import TracedModel
 from tfpolicies.type_aliases import TensorStructure
 
 
-class Chosen(NamedTuple):
+class ActionSample(NamedTuple):
     """The checked results of `action_sampler_fn` for N rows."""
 
     actions: list[tf.Tensor]  # one per leaf of the action space, [N, *shape], normalised
@@ -27,7 +27,7 @@ class Chosen(NamedTuple):
     states: list[tf.Tensor]  # the new recurrent state, [S, ...] each
 
 
-class _WithWeights:
+class _StatelessNetwork:
     """A network that runs with given weights, for inference."""
 
     def __init__(self, network: Network, weights: Sequence[tf.Tensor]) -> None:
@@ -37,42 +37,43 @@ class _WithWeights:
         self._weights = weights
 
     def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
-        return self._network.stateless(self._weights, inputs)
+        return self._network.call_stateless(self._weights, inputs)
 
 
-def distribution_of(
-    view: Any, model: Any, dist_inputs: tf.Tensor, dist_class: type[ActionDistribution]
+def make_distribution(
+    traced_self: Any, model: Any, dist_inputs: tf.Tensor, dist_class: type[ActionDistribution]
 ) -> Any:
     """Returns the distributions of a batch from the results of `action_distribution_fn`.
 
     Args:
-        traced_self: the `self` of the class's code.
-        model: that computed the inputs.
-        dist_inputs: float32 `[N, n]`.
-        dist_class: the distribution of the class; or a `WholeSpace`, or a partial of one.
+        traced_self: the `self` of the class's code. model: that computed the inputs. dist_inputs:
+        float32 `[N, n]`. dist_class: the distribution of the class; or a `WholeSpaceDistribution`,
+        or a partial of one.
 
     Raises:
         ConfigError: unless the distribution of the class accepts `dist_inputs`.
     """
-    require_width(view, dist_inputs)
-    whole = getattr(dist_class, "func", dist_class)
-    if is_whole_space(whole):
+    check_dist_inputs(traced_self, dist_inputs)
+    base_class = getattr(dist_class, "func", dist_class)
+    if is_whole_space_distribution(base_class):
         arguments = getattr(dist_class, "keywords", {})
-        dist_class = whole.over(view.action_space, view.config["model"], **arguments)
+        dist_class = base_class.for_space(
+            traced_self.action_space, traced_self.config["model"], **arguments
+        )
     return dist_class(dist_inputs, model)
 
 
-def require_width(view: Any, dist_inputs: tf.Tensor) -> None:
+def check_dist_inputs(traced_self: Any, dist_inputs: tf.Tensor) -> None:
     """Raises a `ConfigError` unless the distribution of a class accepts `dist_inputs`."""
-    shape, width = tuple(dist_inputs.shape), view.dist_class.num_inputs
+    shape, width = tuple(dist_inputs.shape), traced_self.dist_class.num_inputs
     if len(shape) != 2 or shape[1] != width:
         raise ConfigError(
-            f"{type(view).__name__} gave dist_inputs of shape {shape}; `self.dist_class` needs "
+            f"{type(traced_self).__name__} gave dist_inputs of shape {shape}; `self.dist_class` needs "
             f"[N, {width}]. For another width, set `model['custom_action_dist']`."
         )
 
 
-class ActingView:
+class TracedActing:
     """The inputs of acting by name, and the model that runs on them with given weights.
 
     Args:
@@ -94,57 +95,66 @@ class ActingView:
         time_steps: tf.Tensor | int = 1,
     ) -> None:
         self._spec = spec
-        self._rows = tf.shape(inputs[0])[0]
-        run = _WithWeights(network, weights)
+        self._num_rows = tf.shape(inputs[0])[0]
+        stateless = _StatelessNetwork(network, weights)
         self._network, self._weights = network, weights
-        self._model = ModelView(run, time_steps, training=False)
-        obs, seen, self._states = network.ports.split(inputs)
-        found: dict[str, Any] = {"obs": nest(spec.observation_space, obs)}
-        arrays = iter(seen)
+        self._model = TracedModel(stateless, time_steps, training=False)
+        obs, view_arrays, self._states = network.ports.split(inputs)
+        input_dict: dict[str, Any] = {"obs": unflatten(spec.observation_space, obs)}
+        arrays = iter(view_arrays)
         for view in network.ports.views:
-            found[view.name] = view.nested([next(arrays) for _ in view.ports])
+            input_dict[view.name] = view.unflatten([next(arrays) for _ in view.ports])
         if network.ports.is_recurrent:
             if seq_lens is None:
                 seq_lens = tf.fill([tf.shape(self._states[0])[0]], time_steps)
             ports = network.ports.states
-            found |= {port.name: x for port, x in zip(ports, self._states, strict=True)}
-            found[SEQ_LENS] = seq_lens
-        self._input_dict = found
+            input_dict |= {port.name: x for port, x in zip(ports, self._states, strict=True)}
+            input_dict[SEQ_LENS] = seq_lens
+        self._input_dict = input_dict
 
-    def _arguments(self) -> dict[str, Any]:
-        given = self._input_dict
-        return {"obs_batch": given["obs"], "state_batches": self._states, "input_dict": given}
+    def _hook_arguments(self) -> dict[str, Any]:
+        input_dict = self._input_dict
+        return {
+            "obs_batch": input_dict["obs"],
+            "state_batches": self._states,
+            "input_dict": input_dict,
+        }
 
-    def choose(self, view: Any, **given: Any) -> Chosen:
+    def sample_actions(self, traced_self: Any, **kwargs: Any) -> ActionSample:
         """Calls `action_sampler_fn` of a class with `noise`, `params` and `explorer`."""
         if self._network.ports.noise_size:
-            self._input_dict[NOISE] = given["noise"][:, : self._network.ports.noise_size]
-        with self._network.with_weights(self._weights):
-            found = view.action_sampler_fn(self._model, **self._arguments(), **given)
-        actions, logp, dist_inputs, states = found
+            self._input_dict[NOISE] = kwargs["noise"][:, : self._network.ports.noise_size]
+        with self._network.use_weights(self._weights):
+            result = traced_self.action_sampler_fn(self._model, **self._hook_arguments(), **kwargs)
+        actions, logp, dist_inputs, states = result
         width = self._spec.dist_class.num_inputs
         if logp is None:
-            logp = tf.zeros([self._rows])
+            logp = tf.zeros([self._num_rows])
         if dist_inputs is None:
-            dist_inputs = tf.zeros([self._rows, width])
-        require_width(view, dist_inputs)
-        parts = [tf.cast(pick(actions, leaf.path), leaf.dtype) for leaf in self._spec.action_leaves]
-        return Chosen(parts, logp, dist_inputs, list(states))
+            dist_inputs = tf.zeros([self._num_rows, width])
+        check_dist_inputs(traced_self, dist_inputs)
+        action_leaves = [
+            tf.cast(get_at_path(actions, leaf.path), leaf.dtype)
+            for leaf in self._spec.action_leaves
+        ]
+        return ActionSample(action_leaves, logp, dist_inputs, list(states))
 
-    def logp(self, view: Any, actions: TensorStructure) -> tf.Tensor:
+    def logp(self, traced_self: Any, actions: TensorStructure) -> tf.Tensor:
         """Returns the log-probability of actions, nested as their space is, float32 `[N]`.
 
         Their distribution is the result of `action_distribution_fn` of a class.
         """
-        owner = self._spec.policy_class
-        if owner._overrides("action_sampler_fn") and not owner._overrides("action_distribution_fn"):
+        policy_class = self._spec.policy_class
+        if policy_class._overrides("action_sampler_fn") and not policy_class._overrides(
+            "action_distribution_fn"
+        ):
             raise ConfigError(
-                f"{owner.__name__} overrides `action_sampler_fn`, so the distribution of its "
+                f"{policy_class.__name__} overrides `action_sampler_fn`, so the distribution of its "
                 "actions is not known. Also override `action_distribution_fn`."
             )
-        with self._network.with_weights(self._weights):
-            found = view.action_distribution_fn(self._model, **self._arguments())
-            return distribution_of(view, self._model, *found[:2]).logp(actions)
+        with self._network.use_weights(self._weights):
+            result = traced_self.action_distribution_fn(self._model, **self._hook_arguments())
+            return make_distribution(traced_self, self._model, *result[:2]).logp(actions)
 
     def values(self) -> tf.Tensor:
         return self._model.value_function()

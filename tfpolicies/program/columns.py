@@ -9,39 +9,39 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.batch.sequences import ID_COLUMNS, chop_into_sequences
-from tfpolicies.errors import BatchError, MissingColumnError, near_matches
-from tfpolicies.finite import NO_NUMBERS
+from tfpolicies.errors import BatchError, MissingColumnError, suggest_similar_names
+from tfpolicies.finite import NON_NUMERIC_KINDS
 from tfpolicies.models.ports import SEQ_LENS, InputPorts
 from tfpolicies.models.spaces import Leaf
-from tfpolicies.program.functions import Differentiated, is_per_sequence
+from tfpolicies.program.functions import LossGradients, is_per_sequence
 from tfpolicies.program.spec import ProgramSpec
-from tfpolicies.program.view import LOSS_MASK, nested_rows
+from tfpolicies.program.view import LOSS_MASK, nest_rows
 from tfpolicies.type_aliases import Structure
 
-_KINDS = ("mean", "min", "max")
+_REDUCTIONS = ("mean", "min", "max")
 
 
-class LearnerSignature(NamedTuple):
+class LossSignature(NamedTuple):
     """The inputs and outputs of a loss, discovered by running it on a small batch."""
 
     columns: dict[str, Any]  # tf.TensorSpec (nested for nested columns), by name
     stat_names: tuple[str, ...]
-    kinds: list[int]  # of each statistic: its row in the totals
+    reductions: list[int]  # of each statistic: its row in the totals
     fetches: tuple[str, ...]  # names of the results of `extra_learn_fetches_fn`
-    masked: bool  # whether the loss reads the row mask, so that minibatches may be padded
+    reads_mask: bool  # whether the loss reads the row mask, so that minibatches may be padded
 
     @classmethod
-    def of(cls, found: Differentiated, columns: Mapping[str, Any]) -> LearnerSignature:
+    def from_loss(cls, loss: LossGradients, columns: Mapping[str, Any]) -> LossSignature:
         """Returns the signature of a loss that ran on these tensors."""
         specs = {
             name: tf.nest.map_structure(
                 lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), columns[name]
             )
-            for name in sorted(found.batch.accessed_keys - {LOSS_MASK})
+            for name in sorted(loss.batch.accessed_keys - {LOSS_MASK})
         }
-        names = tuple(sorted(found.stats))
-        kinds = [_KINDS.index(kind_of(name)) for name in names]
-        return cls(specs, names, kinds, tuple(sorted(found.fetches)), found.batch.is_weighed)
+        names = tuple(sorted(loss.stats))
+        reductions = [_REDUCTIONS.index(reduction_for(name)) for name in names]
+        return cls(specs, names, reductions, tuple(sorted(loss.fetches)), loss.batch.is_weighed)
 
 
 class LearnBatch:
@@ -63,48 +63,48 @@ class LearnBatch:
 
     def __init__(self, columns: dict[str, Any], *, is_recurrent: bool) -> None:
         self.columns = columns
-        self.items = _count_items(columns)
-        self.count = int(columns[SEQ_LENS].sum()) if is_recurrent else self.items
-        self.is_kept = False
+        self.num_items = _check_num_items(columns)
+        self.num_rows = int(columns[SEQ_LENS].sum()) if is_recurrent else self.num_items
+        self.is_reused = False
         self._is_recurrent = is_recurrent
-        self._placed: tuple[int, Any] | None = None
+        self._on_device: tuple[int, Any] | None = None
 
-    def between(self, start: int, stop: int) -> np.ndarray:
+    def select_range(self, start: int, stop: int) -> np.ndarray:
         """Returns the indices of the rows `[start, stop)`, or of the sequences that begin there."""
         if not self._is_recurrent:
-            return np.arange(start, min(stop, self.items), dtype=np.int32)
-        first = np.cumsum(self.columns[SEQ_LENS]) - self.columns[SEQ_LENS]
-        return np.flatnonzero((first >= start) & (first < stop)).astype(np.int32)
+            return np.arange(start, min(stop, self.num_items), dtype=np.int32)
+        starts = np.cumsum(self.columns[SEQ_LENS]) - self.columns[SEQ_LENS]
+        return np.flatnonzero((starts >= start) & (starts < stop)).astype(np.int32)
 
-    def taken(self, items: np.ndarray) -> Any:
+    def take(self, items: np.ndarray) -> Any:
         return tf.nest.map_structure(lambda column: column[items], self.columns)
 
-    def rows_of(self, items: np.ndarray) -> int:
+    def count_rows(self, items: np.ndarray) -> int:
         return int(self.columns[SEQ_LENS][items].sum()) if self._is_recurrent else len(items)
 
-    def placed(self, capacity: int, place: Callable[[Any], Any]) -> Any:
+    def place(self, capacity: int, to_device: Callable[[Any], Any]) -> Any:
         """Returns the columns on the device, padded to `capacity` items.
 
         The result is cached, so that a batch is copied once.
         """
-        if self._placed is None or self._placed[0] != capacity:
+        if self._on_device is None or self._on_device[0] != capacity:
             columns: Any = self.columns
-            if capacity != self.items:
-                columns = tf.nest.map_structure(lambda x: _padded(x, capacity), columns)
-            self._placed = capacity, place(columns)
-        return self._placed[1]
+            if capacity != self.num_items:
+                columns = tf.nest.map_structure(lambda x: _pad(x, capacity), columns)
+            self._on_device = capacity, to_device(columns)
+        return self._on_device[1]
 
 
 class BatchReader:
     """Reads the columns of a loss from batches."""
 
-    def __init__(self, spec: ProgramSpec, ports: InputPorts, signature: LearnerSignature) -> None:
+    def __init__(self, spec: ProgramSpec, ports: InputPorts, signature: LossSignature) -> None:
         self._spec = spec
         self._ports = ports
         self._is_recurrent = ports.is_recurrent
-        self._wanted = signature.columns
+        self._specs = signature.columns
         self._defaults = spec.policy_class._column_defaults
-        self._ready = {  # dtypes and shapes of arrays that need no conversion
+        self._dtypes_and_shapes = {  # dtypes and shapes of arrays that need no conversion
             name: (x.dtype.as_numpy_dtype, tuple(x.shape[1:]))
             for name, x in signature.columns.items()
             if not isinstance(x, Mapping)
@@ -118,11 +118,11 @@ class BatchReader:
             BatchError: naming a column whose dtype or shape differs from the traced one.
         """
         if self._is_recurrent:
-            batch = travelling_columns(self._spec, self._ports, batch)
+            batch = to_loss_columns(self._spec, self._ports, batch)
         elif getattr(batch, "get_interceptor", None) is None:
             batch = dict(batch)  # reads of a `SampleBatch` are slower: it records them
         columns = {}
-        for name, wanted in self._wanted.items():
+        for name, spec in self._specs.items():
             if name not in batch and name in self._defaults and "rewards" in batch:
                 shape = np.shape(batch["rewards"])
                 columns[name] = np.full(shape, self._defaults[name], np.float32)
@@ -131,19 +131,19 @@ class BatchReader:
                 raise MissingColumnError(
                     f"The batch has no column {name!r}, which the loss of "
                     f"{self._spec.policy_class.__name__} reads; it has {sorted(batch)}."
-                    f"{near_matches(name, batch)} `postprocess_trajectory` adds derived columns."
+                    f"{suggest_similar_names(name, batch)} `postprocess_trajectory` adds derived columns."
                 )
             column = columns[name] = batch[name]
             is_array = type(column) is np.ndarray and column.ndim > 0
-            if is_array and self._ready.get(name) == (column.dtype, column.shape[1:]):
+            if is_array and self._dtypes_and_shapes.get(name) == (column.dtype, column.shape[1:]):
                 continue
             if not self._is_recurrent:
-                column = _travelling(self._spec, self._ports, name, column)
-            columns[name] = _fit(name, wanted, column)
+                column = _to_loss_column(self._spec, self._ports, name, column)
+            columns[name] = _check_column(name, spec, column)
         return LearnBatch(columns, is_recurrent=self._is_recurrent)
 
 
-def travelling_columns(
+def to_loss_columns(
     spec: ProgramSpec, ports: InputPorts, batch: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns all columns of a batch that a loss may read, with float32 instead of float64.
@@ -155,33 +155,33 @@ def travelling_columns(
     columns = {}
     for name, column in batch.items():
         if name != "infos" and (name != SEQ_LENS or ports.is_recurrent):
-            found = _travelling(spec, ports, name, column)
-            if isinstance(found, Mapping) or found.dtype != object:
-                columns[name] = found
-    return _sequences(spec, ports, columns) if ports.is_recurrent else columns
+            converted = _to_loss_column(spec, ports, name, column)
+            if isinstance(converted, Mapping) or converted.dtype != object:
+                columns[name] = converted
+    return _chop_columns(spec, ports, columns) if ports.is_recurrent else columns
 
 
-def _travelling(spec: ProgramSpec, ports: InputPorts, name: str, column: Structure) -> Any:
-    """Returns one column, nested by dicts only; see `travelling_columns`."""
-    leaves = _leaves_of(spec, ports, name)
-    return _plain(column) if leaves is None else nested_rows(leaves, column, name)
+def _to_loss_column(spec: ProgramSpec, ports: InputPorts, name: str, column: Structure) -> Any:
+    """Returns one column, nested by dicts only; see `to_loss_columns`."""
+    leaves = _get_leaves(spec, ports, name)
+    return _to_float32(column) if leaves is None else nest_rows(leaves, column, name)
 
 
-def _plain(column: Structure) -> Any:
+def _to_float32(column: Structure) -> Any:
     if isinstance(column, Mapping | tuple):
         parts = column.items() if isinstance(column, Mapping) else enumerate(column)
-        return {str(key): _plain(part) for key, part in parts}
+        return {str(key): _to_float32(part) for key, part in parts}
     array = np.asarray(column)
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def kind_of(name: str) -> str:
+def reduction_for(name: str) -> str:
     """Returns how a statistic is reduced over minibatches, by its name: mean, min or max."""
     prefix = name.partition("_")[0]
-    return prefix if prefix in _KINDS else "mean"
+    return prefix if prefix in _REDUCTIONS else "mean"
 
 
-def _leaves_of(spec: ProgramSpec, ports: InputPorts, name: str) -> tuple[Leaf, ...] | None:
+def _get_leaves(spec: ProgramSpec, ports: InputPorts, name: str) -> tuple[Leaf, ...] | None:
     """Returns the leaves of the space of a column; None if it has no space."""
     if name in ("obs", "new_obs"):
         return spec.obs_leaves
@@ -190,12 +190,12 @@ def _leaves_of(spec: ProgramSpec, ports: InputPorts, name: str) -> tuple[Leaf, .
     return next((view.leaves for view in ports.views if view.name == name), None)
 
 
-def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) -> dict[str, Any]:
+def _chop_columns(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) -> dict[str, Any]:
     columns = _drop_empty_sequences(columns)
     states = [port.name for port in ports.states]
     lengths = columns.get(SEQ_LENS)
     features = {name: x for name, x in columns.items() if not is_per_sequence(name)}
-    steps = spec.time_steps
+    steps = spec.max_seq_len
     padded, reduced, lengths = chop_into_sequences(
         feature_columns=list(features.values()),
         state_columns=[columns[name] for name in states if name in columns],
@@ -208,15 +208,15 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
     )
     count = len(lengths)
 
-    def folded(column: Structure) -> Any:
+    def fold(column: Structure) -> Any:
         if isinstance(column, Mapping):
-            return {key: folded(part) for key, part in column.items()}
+            return {key: fold(part) for key, part in column.items()}
         array = np.asarray(column)
         return array.reshape(count, steps, *array.shape[1:])
 
-    found = {name: folded(x) for name, x in zip(features, padded, strict=True)}
-    found |= dict(zip([name for name in states if name in columns], reduced, strict=True))
-    return {**found, SEQ_LENS: lengths}
+    sequences = {name: fold(x) for name, x in zip(features, padded, strict=True)}
+    sequences |= dict(zip([name for name in states if name in columns], reduced, strict=True))
+    return {**sequences, SEQ_LENS: lengths}
 
 
 def _drop_empty_sequences(columns: dict[str, Any]) -> dict[str, Any]:
@@ -224,15 +224,15 @@ def _drop_empty_sequences(columns: dict[str, Any]) -> dict[str, Any]:
     if has_rows.all():
         return columns
     per_sequence = [name for name in columns if is_per_sequence(name)]
-    kept = {
+    non_empty = {
         name: columns[name][has_rows]
         for name in per_sequence
         if len(columns[name]) == len(has_rows)
     }
-    return {**columns, **kept}
+    return {**columns, **non_empty}
 
 
-def _count_items(columns: Mapping[str, Any]) -> int:
+def _check_num_items(columns: Mapping[str, Any]) -> int:
     counts = set(map(len, tf.nest.flatten(columns)))
     if len(counts) > 1:
         by_name = {
@@ -246,12 +246,14 @@ def _count_items(columns: Mapping[str, Any]) -> int:
     return counts.pop()
 
 
-def _fit(name: str, spec: tf.TensorSpec | Mapping[str, tf.TensorSpec], column: Structure) -> Any:
+def _check_column(
+    name: str, spec: tf.TensorSpec | Mapping[str, tf.TensorSpec], column: Structure
+) -> Any:
     if isinstance(spec, Mapping):
         parts = cast(Mapping[str, Structure], column)
-        return {key: _fit(f"{name}/{key}", part, parts[key]) for key, part in spec.items()}
+        return {key: _check_column(f"{name}/{key}", part, parts[key]) for key, part in spec.items()}
     array = np.asarray(column)
-    if array.dtype.kind in NO_NUMBERS:
+    if array.dtype.kind in NON_NUMERIC_KINDS:
         raise BatchError(f"Column {name!r} must be real numbers, but has the dtype {array.dtype}.")
     shape = tuple(spec.shape[1:])
     if array.ndim == 0 or array.shape[1:] != shape:
@@ -262,7 +264,7 @@ def _fit(name: str, spec: tf.TensorSpec | Mapping[str, tf.TensorSpec], column: S
     return array.astype(spec.dtype.as_numpy_dtype, copy=False)
 
 
-def _padded(array: np.ndarray, capacity: int) -> np.ndarray:
+def _pad(array: np.ndarray, capacity: int) -> np.ndarray:
     padded = np.zeros((capacity, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
     return padded

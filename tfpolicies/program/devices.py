@@ -16,7 +16,7 @@ from tfpolicies.system.gpus import warn_without_gpu
 CPU = "/cpu:0"
 
 
-def learner_device(num_gpus: float, present: int | None = None) -> str:
+def choose_learner_device(num_gpus: float, present: int | None = None) -> str:
     """Returns `"/gpu:0"` if a GPU is configured and present, else the CPU."""
     if not num_gpus:
         return CPU
@@ -29,60 +29,60 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
 
 
 @functools.cache
-def contexts() -> Callable[[str], Any]:
+def get_device_context() -> Callable[[str], Any]:
     """Returns the context manager of `placed`, cached for callers that run in every step."""
     return tf.device if len(tf.config.list_logical_devices()) > 1 else contextlib.nullcontext
 
 
-def placed(device: str) -> Any:
+def device_scope(device: str) -> Any:
     """Returns a context in which variables and operations are placed on a device.
 
     TensorFlow uses a GPU for everything that is not pinned, and XLA refuses code whose variables
     are on another device. If there is only one device, the context does nothing, to save time.
     """
-    return contexts()(device)
+    return get_device_context()(device)
 
 
 @functools.cache
-def lender() -> Callable[[np.ndarray], tf.Tensor]:
+def get_zero_copy_factory() -> Callable[[np.ndarray], tf.Tensor]:
     """Returns a function that makes a CPU tensor, which may share the memory of its array.
 
     It takes a fraction of the time of `tf.constant`, which copies twice. The array must not change
     while the tensor is in use.
     """
-    kind: Any = type(tf.constant(0))
-    return functools.partial(kind, device=None, dtype=None)
+    tensor_class: Any = type(tf.constant(0))
+    return functools.partial(tensor_class, device=None, dtype=None)
 
 
-_NOT_GATHERED = (tf.uint8, tf.int8, tf.uint16, tf.int16)
+_NOT_GATHERED_ON_GPU = (tf.uint8, tf.int8, tf.uint16, tf.int16)
 """The dtypes that TensorFlow does not gather on a GPU."""
 
 
-def gathered(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
+def gather_rows(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
     """Returns rows `[mb, ...]` of a column `[N, ...]`, for learning on a device.
 
     TensorFlow does not gather bytes on a GPU: for each minibatch it would copy the whole column to
     the CPU, and the gathered rows back. So bytes are gathered as 32-bit words.
     """
-    words, rest = divmod(column.dtype.size * math.prod(column.shape[1:]), 4)
-    if device == CPU or column.dtype not in _NOT_GATHERED or rest:
+    words, remainder = divmod(column.dtype.size * math.prod(column.shape[1:]), 4)
+    if device == CPU or column.dtype not in _NOT_GATHERED_ON_GPU or remainder:
         return tf.gather(column, rows)
     packed = tf.reshape(column, [-1, words, 4 // column.dtype.size])
-    found = tf.bitcast(tf.gather(tf.bitcast(packed, tf.int32), rows), column.dtype)
-    return tf.reshape(found, [-1, *column.shape[1:]])
+    unpacked = tf.bitcast(tf.gather(tf.bitcast(packed, tf.int32), rows), column.dtype)
+    return tf.reshape(unpacked, [-1, *column.shape[1:]])
 
 
-def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+def pin_to_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """Returns a function that runs on a device, with its input tensors there."""
 
     @functools.wraps(function)
     def run(*inputs: tf.Tensor) -> Any:
-        with placed(device):
-            return function(*brought(inputs))
+        with device_scope(device):
+            return function(*copy_inputs(inputs))
 
-    def brought(inputs: tf.Tensor) -> Any:
+    def copy_inputs(inputs: tf.Tensor) -> Any:
         # Inputs of a graph have no device, so loops over them could run on another one.
-        if tf.executing_eagerly() or contexts() is contextlib.nullcontext:
+        if tf.executing_eagerly() or get_device_context() is contextlib.nullcontext:
             return inputs
         return tf.nest.map_structure(tf.identity, inputs)
 

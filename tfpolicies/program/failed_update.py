@@ -7,31 +7,31 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpolicies.finite import first_bad
+from tfpolicies.finite import find_first_non_finite
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.minibatches import StepInputs
-from tfpolicies.program.optimizers import gradients_of
+from tfpolicies.program.optimizers import strip_variables
 from tfpolicies.state import PolicyState
 
 
-class Reason(NamedTuple):
+class NaNCause(NamedTuple):
     """The cause of an update that is not finite."""
 
     term: str  # the first one that was not finite, with its value
     where: str = ""  # the minibatch; "" if there is only one
 
     @classmethod
-    def of(cls, term: tuple[str, float] | None) -> Reason:
+    def from_term(cls, term: tuple[str, float] | None) -> NaNCause:
         """Returns the cause from the first non-finite number; None: it occurs only traced."""
         return cls("the loss, but only traced" if term is None else "{} ({})".format(*term))
 
 
-_TOTALS = ("total_loss", "loss")
+_TOTAL_NAMES = ("total_loss", "loss")
 """Statistics that are sums of others, which are more specific."""
 
 
-def last_sound(
-    state: PolicyState, steps: int, after: Callable[[int], tuple[PolicyState, bool]]
+def bisect_last_finite(
+    state: PolicyState, steps: int, run_steps: Callable[[int], tuple[PolicyState, bool]]
 ) -> tuple[PolicyState, int]:
     """Returns the state before the first step of an update that is not finite, by bisection.
 
@@ -43,18 +43,18 @@ def last_sound(
     Returns:
         The state, and the number of steps before it.
     """
-    sound, failed = 0, steps
-    while failed - sound > 1:
-        middle = (sound + failed) // 2
-        found, is_finite = after(middle)
+    finite, failed = 0, steps
+    while failed - finite > 1:
+        middle = (finite + failed) // 2
+        candidate, is_finite = run_steps(middle)
         if is_finite:
-            state, sound = found, middle
+            state, finite = candidate, middle
         else:
             failed = middle
-    return state, sound
+    return state, finite
 
 
-def first_term(
+def find_first_non_finite_term(
     functions: ProgramFunctions,
     state: PolicyState,
     columns: Mapping[str, Any],
@@ -65,10 +65,13 @@ def first_term(
     The resident variables of `functions` must hold the state, and are changed. Returns None if all
     terms are finite.
     """
-    return next(filter(None, map(first_bad, _parts(functions, state, columns, inputs))), None)
+    return next(
+        filter(None, map(find_first_non_finite, _iter_terms(functions, state, columns, inputs))),
+        None,
+    )
 
 
-def _parts(
+def _iter_terms(
     functions: ProgramFunctions,
     state: PolicyState,
     columns: Mapping[str, Any],
@@ -78,14 +81,19 @@ def _parts(
     for name, column in columns.items():
         yield from ({f"train_batch[{name!r}]": leaf} for leaf in tf.nest.flatten(column))
     names = functions.spec.hyperparameters
-    yield {name: state.hyper[names.index(name)] for name in functions.spec.rates}
-    weights = {slot.key: state.arrays[slot.key] for slot in state.layout.of(*state.layout.updated)}
+    yield {name: state.hyper[names.index(name)] for name in functions.spec.learning_rates}
+    weights = {
+        slot.key: state.arrays[slot.key]
+        for slot in state.layout.get_slots(*state.layout.updated_parts)
+    }
     yield {f"weights[{key!r}]": x for key, x in weights.items()}
     tensors = tf.nest.map_structure(tf.constant, dict(columns))
-    found = functions.differentiated(tf.constant(state.hyper), tensors, inputs, in_turn=True)
-    totals = {name: x for name, x in found.stats.items() if name in _TOTALS}
-    yield {name: x for name, x in found.stats.items() if name not in totals}
+    loss = functions.differentiate_minibatch(
+        tf.constant(state.hyper), tensors, inputs, in_turn=True
+    )
+    totals = {name: x for name, x in loss.stats.items() if name in _TOTAL_NAMES}
+    yield {name: x for name, x in loss.stats.items() if name not in totals}
     yield totals
-    yield {"the loss": found.loss}
-    gradients = [x for x in tf.nest.flatten(gradients_of(found.pairs)) if x is not None]
+    yield {"the loss": loss.loss}
+    gradients = [x for x in tf.nest.flatten(strip_variables(loss.pairs)) if x is not None]
     yield {f"gradients[{i}]": tf.convert_to_tensor(x) for i, x in enumerate(gradients)}

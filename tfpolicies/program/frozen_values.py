@@ -37,19 +37,19 @@ def warn_of_frozen_draws(name: str, *code: Callable[..., Any]) -> Iterator[None]
         return
     generators = {"np.random": np.random.mtrand._rand}
     for function in code:
-        generators |= _named_generators(function)
-    before = {label: _state(generator) for label, generator in generators.items()}
+        generators |= _find_generators(function)
+    before = {label: _get_rng_state(generator) for label, generator in generators.items()}
     yield
     for label, generator in generators.items():
-        if _state(generator) != before[label]:
+        if _get_rng_state(generator) != before[label]:
             _warn_of_draws(name, label)
 
 
-def warn_of_frozen_numbers(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+def warn_of_frozen_numbers(name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Warns once for each attribute of `self` that traced code sets to a number, not a tensor."""
     if tf.executing_eagerly():
         return
-    for attribute, value in now.items():
+    for attribute, value in after.items():
         is_number = isinstance(value, numbers.Number | np.ndarray) and not isinstance(value, bool)
         if is_number and before.get(attribute) is not value:
             _warn_of_number(name, attribute, show_value(value))
@@ -79,17 +79,17 @@ def _warn_of_number(name: str, attribute: str, value: str) -> None:
     )
 
 
-def _named_generators(code: Callable[..., Any]) -> dict[str, Any]:
+def _find_generators(code: Callable[..., Any]) -> dict[str, Any]:
     """Returns the random generators among the globals and outer variables of a function."""
     try:
-        names = inspect.getclosurevars(code)
+        variables = inspect.getclosurevars(code)
     except (TypeError, ValueError):  # not a Python function
         return {}
-    known = {**names.globals, **names.nonlocals}
-    return {name: value for name, value in known.items() if isinstance(value, _GENERATORS)}
+    values = {**variables.globals, **variables.nonlocals}
+    return {name: value for name, value in values.items() if isinstance(value, _GENERATORS)}
 
 
-def _state(generator: np.random.Generator | np.random.RandomState | random.Random) -> str:
+def _get_rng_state(generator: np.random.Generator | np.random.RandomState | random.Random) -> str:
     if isinstance(generator, random.Random):
         return repr(generator.getstate())
     if isinstance(generator, np.random.Generator):

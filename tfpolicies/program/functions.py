@@ -19,27 +19,27 @@ import tensorflow as tf
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import ConfigError
 from tfpolicies.exploration.transform import Transform
-from tfpolicies.models.custom_model import ports_of
+from tfpolicies.models.custom_model import get_input_ports
 from tfpolicies.models.network import Network
 from tfpolicies.models.ports import SEQ_LENS
-from tfpolicies.models.spaces import nest
-from tfpolicies.program.acting_view import ActingView
-from tfpolicies.program.devices import CPU, gathered, learner_device, placed
+from tfpolicies.models.spaces import unflatten
+from tfpolicies.program.acting_view import TracedActing
+from tfpolicies.program.devices import CPU, choose_learner_device, device_scope, gather_rows
 from tfpolicies.program.frozen_values import warn_of_frozen_draws, warn_of_frozen_numbers
 from tfpolicies.program.minibatches import StepInputs, is_input
 from tfpolicies.program.networks import (
-    NetworkView,
+    NetworkHandle,
     ResidentNetwork,
-    follow,
-    layout_of,
-    resident_slots,
+    collect_slots,
+    make_layout,
+    update_targets,
 )
-from tfpolicies.program.optimizers import Optimizers, gradients_of
-from tfpolicies.program.own_loss import own_stats, with_own_loss
+from tfpolicies.program.optimizers import Optimizers, strip_variables
+from tfpolicies.program.own_loss import add_custom_loss, compute_custom_metrics
 from tfpolicies.program.spec import ProgramSpec
-from tfpolicies.program.traced_context import ActedModel, TracedContext
-from tfpolicies.program.traces import Traces
-from tfpolicies.program.view import LOSS_MASK, ModelView, TrainBatch
+from tfpolicies.program.traced_context import CalledModel, TracedContext
+from tfpolicies.program.traces import TraceCounts
+from tfpolicies.program.view import LOSS_MASK, TracedModel, TrainBatch
 from tfpolicies.state import Slot
 
 LOSS = "__loss"
@@ -70,7 +70,7 @@ class ActInputs(NamedTuple):
     params: Any  # [P] float32, of the exploration
 
 
-class Differentiated(NamedTuple):
+class LossGradients(NamedTuple):
     """A loss with its gradients."""
 
     pairs: Any  # a list of (gradient, variable); for several losses, a list of lists
@@ -78,7 +78,9 @@ class Differentiated(NamedTuple):
     stats: dict[str, tf.Tensor]
     fetches: dict[str, tf.Tensor]  # the results of `extra_learn_fetches_fn`
     batch: TrainBatch
-    due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for the step that is left to do
+    last_step: tuple[
+        Any, Any
+    ]  # the arguments of `apply_gradients_fn` for the step that is left to do
 
 
 @dataclass(eq=False)
@@ -100,33 +102,33 @@ class ProgramFunctions:
     spec: ProgramSpec
     network: Network
     networks: Mapping[str, ResidentNetwork]
-    optimizer: Optimizers
+    optimizers: Optimizers
     device: str = CPU
 
     def __post_init__(self) -> None:
         spec = self.spec
-        slots = resident_slots(
-            self.networks, self.network.filter_variables, self.optimizer.variables
+        slots = collect_slots(
+            self.networks, self.network.filter_variables, self.optimizers.variables
         )
         self.resident = list(slots.values())
-        self.layout = layout_of(self.networks, list(slots))
-        sees_images = any(len(slot.shape) > 3 for slot in self.layout.acting)
+        self.layout = make_layout(self.networks, list(slots))
+        sees_images = any(len(slot.shape) > 3 for slot in self.layout.acting_slots)
         self.acting_device = self.device if sees_images else CPU
         limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
-        self.traces = Traces(limit)
+        self.traces = TraceCounts(limit)
 
     @classmethod
-    def of(cls, spec: ProgramSpec) -> ProgramFunctions:
+    def build(cls, spec: ProgramSpec) -> ProgramFunctions:
         """Returns the functions over new variables, in the current eager context or graph."""
-        device = learner_device(spec.static["num_gpus"])
-        with placed(device):
-            network = _network(spec)
+        device = choose_learner_device(spec.static["num_gpus"])
+        with device_scope(device):
+            network = _build_network(spec)
             networks = {}
             for name, plan in spec.networks.items():
                 make = plan.make or spec.source.make
                 model = network.model if plan.make is None else make()
                 networks[name] = ResidentNetwork(plan, model, make() if plan.target else None)
-            optimizer = Optimizers(spec.view().optimizer, networks)
+            optimizer = Optimizers(spec.make_traced_self().optimizer, networks)
         return cls(spec, network, networks, optimizer, device)
 
     # -- acting -------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ class ProgramFunctions:
     def act(
         self,
         weights: Sequence[tf.Tensor],
-        given: ActInputs,
+        act_inputs: ActInputs,
         *,
         seq_lens: tf.Tensor | None = None,
         time_steps: tf.Tensor | int = 1,
@@ -152,32 +154,34 @@ class ProgramFunctions:
             explorer: turns noise into actions; None for the configured one.
         """
         spec = self.spec
-        acting = ActingView(spec, self.network, weights, given.inputs, seq_lens, time_steps)
-        view = spec.view()
+        model_call = TracedActing(
+            spec, self.network, weights, act_inputs.inputs, seq_lens, time_steps
+        )
+        traced_self = spec.make_traced_self()
         with warn_of_frozen_draws(f"acting of {spec.policy_class.__name__}"):
-            chosen = acting.choose(
-                view,
-                noise=given.noise,
-                params=given.params,
+            sample = model_call.sample_actions(
+                traced_self,
+                noise=act_inputs.noise,
+                params=act_inputs.params,
                 explorer=spec.explorer if explorer is None else explorer,
             )
         env_actions = spec.action_mapping.to_env(
-            chosen.actions, cast=tf.cast, clip=tf.clip_by_value
+            sample.actions, cast=tf.cast, clip=tf.clip_by_value
         )
-        values = acting.values() if spec.with_value else None
+        values = model_call.values() if spec.has_values else None
         extras: dict[str, tf.Tensor] = {}
         if spec.policy_class._overrides("extra_action_out_fn"):
-            model = ActedModel(spec.policy_class.__name__, chosen.dist_inputs, values)
-            context: TracedContext = view._context
-            context.model, context.dist_inputs, context.values = model, chosen.dist_inputs, values
-            result = {**view.extra_action_out_fn()}
+            model = CalledModel(spec.policy_class.__name__, sample.dist_inputs, values)
+            context: TracedContext = traced_self._context
+            context.model, context.dist_inputs, context.values = model, sample.dist_inputs, values
+            result = {**traced_self.extra_action_out_fn()}
             if values is not None:
                 result.pop(SampleBatch.VF_PREDS, None)  # values are an output anyway
             extras = {name: tf.convert_to_tensor(x) for name, x in result.items()}
-        logp, states = chosen.logp, chosen.states
+        logp, states = sample.logp, sample.states
         prob = tf.exp(logp)
         return ActOutputs(
-            chosen.actions, env_actions, logp, prob, chosen.dist_inputs, values, states, extras
+            sample.actions, env_actions, logp, prob, sample.dist_inputs, values, states, extras
         )
 
     def log_likelihoods(
@@ -191,97 +195,109 @@ class ProgramFunctions:
         Raises:
             ConfigError: if the class defines how actions are sampled, but not their distribution.
         """
-        self.traces.note("log_likelihoods", inputs, actions)
-        acting = ActingView(self.spec, self.network, weights, inputs)
-        return acting.logp(self.spec.view(), nest(self.spec.action_space, actions))
+        self.traces.record("log_likelihoods", inputs, actions)
+        model_call = TracedActing(self.spec, self.network, weights, inputs)
+        return model_call.logp(
+            self.spec.make_traced_self(), unflatten(self.spec.action_space, actions)
+        )
 
     # -- learning -----------------------------------------------------------------------------
 
-    def loss_and_gradients(
+    def compute_gradients(
         self,
-        view: Any,
+        traced_self: Any,
         columns: Mapping[str, Any],
-        takes: tf.Tensor | None = None,
+        active: tf.Tensor | None = None,
         *,
         in_turn: bool = False,
-    ) -> Differentiated:
+    ) -> LossGradients:
         """Runs the policy class's loss on one minibatch and differentiates it.
 
         Args:
-            traced_self: the `self` of the class's code; see `loss_view`.
+            traced_self: the `self` of the class's code; see `make_loss_self`.
             columns: the minibatch as rows.
             active: for each optimizer, whether it applies the update; None: all do.
             in_turn: whether the optimizers of losses that are tensors step before losses that are
                 functions are called; otherwise no optimizer steps.
         """
         batch = TrainBatch(columns)
-        model = ModelView(self.network, self.spec.time_steps, training=True)
-        view._context.model = model
+        model = TracedModel(self.network, self.spec.max_seq_len, training=True)
+        traced_self._context.model = model
         tape = tf.GradientTape(persistent=True)  # several losses, and a check of each
         with tape:
-            found = with_own_loss(self.network, self._loss(view, model, batch), batch)
-        losses, hooked = self.optimizer.losses(found), self.optimizer.hooked
-        optimizers = self.optimizer.on_tape(tape, takes)
-        parts = _early_and_late(losses)
+            loss = add_custom_loss(self.network, self._run_loss(traced_self, model, batch), batch)
+        losses, list_or_single = self.optimizers.match_losses(loss), self.optimizers.list_or_single
+        optimizers = self.optimizers.make_tape_optimizers(tape, active)
+        parts = _split_losses(losses)
         steps: list[tuple[Any, Any]] = []  # the arguments of `apply_gradients_fn` for each part
         for part in parts:
             if steps and in_turn:
-                view.apply_gradients_fn(*steps[-1])
+                traced_self.apply_gradients_fn(*steps[-1])
             for i in part:
                 with tape:
-                    losses[i] = self._evaluated(losses[i])
-                    regularized = self._regularized(i, losses[i])
+                    losses[i] = self._evaluate(losses[i])
+                    regularized = self._add_regularization(i, losses[i])
                 if regularized is not losses[i]:  # its gradient would hide that the loss has none
                     optimizers[i].require_gradient(losses[i])
                 losses[i] = regularized
-            chosen = hooked([optimizers[i] for i in part])
-            pairs = view.compute_gradients_fn(chosen, hooked([losses[i] for i in part]))
-            steps.append((chosen, pairs))
+            hook_optimizers = list_or_single([optimizers[i] for i in part])
+            pairs = traced_self.compute_gradients_fn(
+                hook_optimizers, list_or_single([losses[i] for i in part])
+            )
+            steps.append((hook_optimizers, pairs))
         batch.is_weighed = LOSS_MASK in batch.accessed_keys and not batch.ignores_mask
-        summed = losses if isinstance(found, list | tuple) else losses[:1]
-        whole = tf.add_n([tf.cast(tf.reduce_sum(each), tf.float32) for each in summed])
-        every = _in_order(parts, [pairs for _, pairs in steps])
-        stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(every))}
+        reported = losses if isinstance(loss, list | tuple) else losses[:1]
+        total = tf.add_n([tf.cast(tf.reduce_sum(part_loss), tf.float32) for part_loss in reported])
+        all_pairs = _restore_order(parts, [pairs for _, pairs in steps])
+        stats = {
+            **traced_self.stats_fn(batch),
+            **traced_self.grad_stats_fn(batch, strip_variables(all_pairs)),
+        }
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
-        stats |= own_stats(self.network)
-        fetches = view.extra_learn_fetches_fn()
-        return Differentiated(every, whole, stats, fetches, batch, steps[-1])
+        stats |= compute_custom_metrics(self.network)
+        fetches = traced_self.extra_learn_fetches_fn()
+        return LossGradients(all_pairs, total, stats, fetches, batch, steps[-1])
 
-    def differentiated(
+    def differentiate_minibatch(
         self,
         hyper: tf.Tensor,
         columns: Mapping[str, Any],
         inputs: StepInputs,
         *,
         in_turn: bool = False,
-    ) -> Differentiated:
+    ) -> LossGradients:
         """Differentiates the loss of one minibatch without padding, whose inputs are `[1, ...]`.
 
-        With `in_turn`, optimizers step as in an update; see `loss_and_gradients`.
+        With `in_turn`, optimizers step as in an update; see `compute_gradients`.
         """
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
-        rows, now = self.loss_columns(columns, weights), inputs.at(0)
+        rows, step_inputs = self.make_loss_columns(columns, weights), inputs.at(0)
         if not in_turn:
-            return self.loss_and_gradients(self.loss_view(hyper, now), rows)
-        view, active = self._begun(hyper, now), self._active_optimizers(now)
-        return self.loss_and_gradients(view, rows, active, in_turn=True)
+            return self.compute_gradients(self.make_loss_self(hyper, step_inputs), rows)
+        traced_self, active = (
+            self._begin_update(hyper, step_inputs),
+            self._active_optimizers(step_inputs),
+        )
+        return self.compute_gradients(traced_self, rows, active, in_turn=True)
 
-    def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
+    def _run_loss(self, traced_self: Any, model: TracedModel, batch: TrainBatch) -> Any:
         """Returns one scalar, or a list of scalars and of functions that return one."""
-        noise = getattr(view._context, "learning_noise", None)
-        dist_class = self.spec.dist_class.drawing_from(noise)
-        cls, before = self.spec.policy_class, dict(vars(view))
+        noise = getattr(traced_self._context, "learning_noise", None)
+        dist_class = self.spec.dist_class.with_loss_noise(noise)
+        cls, before = self.spec.policy_class, dict(vars(traced_self))
         with warn_of_frozen_draws(f"{cls.__name__}.loss", cls.loss):
-            found = self._run(lambda: view.loss(model, dist_class, batch))
-        warn_of_frozen_numbers(f"{cls.__name__}.loss", before, vars(view))
-        listed = isinstance(found, list | tuple)
-        losses = [x if callable(x) else self._scalar(x) for x in (found if listed else [found])]
-        return losses if listed else self._evaluated(losses[0])
+            result = self._run_user_code(lambda: traced_self.loss(model, dist_class, batch))
+        warn_of_frozen_numbers(f"{cls.__name__}.loss", before, vars(traced_self))
+        is_list = isinstance(result, list | tuple)
+        losses = [
+            x if callable(x) else self._to_scalar(x) for x in (result if is_list else [result])
+        ]
+        return losses if is_list else self._evaluate(losses[0])
 
-    def _evaluated(self, loss: tf.Tensor | Callable[[], tf.Tensor]) -> tf.Tensor:
-        return self._scalar(self._run(loss)) if callable(loss) else loss
+    def _evaluate(self, loss: tf.Tensor | Callable[[], tf.Tensor]) -> tf.Tensor:
+        return self._to_scalar(self._run_user_code(loss)) if callable(loss) else loss
 
-    def _run(self, code: Callable[[], Any]) -> Any:
+    def _run_user_code(self, code: Callable[[], Any]) -> Any:
         """Runs code of the class; explains errors about values of tensors, unknown in a trace."""
         try:
             return code()
@@ -293,36 +309,36 @@ class ProgramFunctions:
                 "times a coefficient that may be 0; or use tf.where."
             ) from error
 
-    def _scalar(self, loss: tf.Tensor) -> tf.Tensor:
+    def _to_scalar(self, loss: tf.Tensor) -> tf.Tensor:
         if tf.is_tensor(loss) and loss.dtype.is_floating and loss.shape.num_elements() in (1, None):
             return tf.reshape(loss, [])
-        given = f"a tensor of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)[:80]
+        description = f"a tensor of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)[:80]
         raise ConfigError(
             f"{self.spec.policy_class.__name__}.loss must return a scalar tensor, or a list of "
-            f"them if it has several networks or optimizers; got {given}. Return a mean over "
+            f"them if it has several networks or optimizers; got {description}. Return a mean over "
             'the rows, such as masked_mean(x, train_batch["loss_mask"]), computed by TensorFlow.'
         )
 
-    def _regularized(self, i: int, loss: tf.Tensor) -> tf.Tensor:
+    def _add_regularization(self, i: int, loss: tf.Tensor) -> tf.Tensor:
         """Adds the losses of a network's layers to loss `i` if it is the first of the network."""
-        names = self.optimizer.network_names
-        own = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
-        return loss + tf.add_n(own) if own else loss
+        names = self.optimizers.network_names
+        penalties = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
+        return loss + tf.add_n(penalties) if penalties else loss
 
-    def loss_view(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
+    def make_loss_self(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
         """Returns the `self` of the class's code in one update."""
-        result = self.spec.view(hyper)
+        result = self.spec.make_traced_self(hyper)
         context: TracedContext = result._context
         context.networks, context.target_networks = {}, {}
-        for name, each in self.networks.items():
-            if each.plan.make is not None:
-                context.networks[name] = NetworkView(each.model, self.network, training=True)
-                if each.follower is not None:
-                    view = NetworkView(each.follower, self.network, training=False)
+        for name, network in self.networks.items():
+            if network.plan.make is not None:
+                context.networks[name] = NetworkHandle(network.model, self.network, training=True)
+                if network.target is not None:
+                    view = NetworkHandle(network.target, self.network, training=False)
                     context.target_networks[name] = view
-            elif each.follower is not None:
-                target = self.network.like(each.follower)
-                context.target_model = ModelView(target, self.spec.time_steps, training=False)
+            elif network.target is not None:
+                target = self.network.with_model(network.target)
+                context.target_model = TracedModel(target, self.spec.max_seq_len, training=False)
         if is_input(inputs.noise):
             context.learning_noise = tf.reshape(inputs.noise, [-1, self.spec.noise_size])
         if is_input(inputs.update_noise):
@@ -337,7 +353,7 @@ class ProgramFunctions:
         inputs: StepInputs,
         *,
         stat_names: Sequence[str],
-        clips: bool,
+        clips_gradients: bool,
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Runs one update on one minibatch; runtimes trace it separately, and count that.
 
@@ -347,30 +363,32 @@ class ProgramFunctions:
             weights: float32 `[mb]`, 0 for padding.
             inputs: the other inputs of the minibatch.
             stat_names: names of the statistics, in the order of the result.
-            clips_gradients: whether gradients are limited; see `ProgramSpec.clips`.
+            clips_gradients: whether gradients are limited; see `ProgramSpec.clips_gradients`.
 
         Returns:
             The statistics, followed by the loss: float32 `[S + 1]`; and the fetches.
         """
-        view = self._begun(hyper if clips else self.spec.unclipped(hyper), inputs)
-        rows = self.loss_columns(columns, weights)
+        traced_self = self._begin_update(
+            hyper if clips_gradients else self.spec.disable_clipping(hyper), inputs
+        )
+        rows = self.make_loss_columns(columns, weights)
         active = self._active_optimizers(inputs)
-        found = self.loss_and_gradients(view, rows, active, in_turn=True)
-        view.apply_gradients_fn(*found.due)
+        gradients = self.compute_gradients(traced_self, rows, active, in_turn=True)
+        traced_self.apply_gradients_fn(*gradients.last_step)
         if is_input(inputs.update_targets):
-            follow(self.networks, inputs.update_targets * view.config["tau"])
-        stats = [*(found.stats[name] for name in stat_names), found.loss]
-        return tf.stack(stats), dict(found.fetches)
+            update_targets(self.networks, inputs.update_targets * traced_self.config["tau"])
+        stats = [*(gradients.stats[name] for name in stat_names), gradients.loss]
+        return tf.stack(stats), dict(gradients.fetches)
 
     def _active_optimizers(self, inputs: StepInputs) -> list[tf.Tensor] | None:
         active = inputs.active_optimizers
-        return tf.unstack(active, len(self.optimizer)) if is_input(active) else None
+        return tf.unstack(active, len(self.optimizers)) if is_input(active) else None
 
-    def _begun(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
+    def _begin_update(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
         """Sets the learning rates; returns the `self` of the update."""
-        view = self.loss_view(hyper, inputs)
-        self.optimizer.set_learning_rates(view.config)
-        return view
+        traced_self = self.make_loss_self(hyper, inputs)
+        self.optimizers.set_learning_rates(traced_self.config)
+        return traced_self
 
     def learn(
         self,
@@ -379,7 +397,7 @@ class ProgramFunctions:
         index: tf.Tensor,
         mask: tf.Tensor,
         inputs: StepInputs,
-        piece: tf.Tensor,
+        chunk: tf.Tensor,
         totals: tf.Tensor,
         *,
         step: Callable[..., Any],
@@ -397,7 +415,7 @@ class ProgramFunctions:
             inputs: the other inputs of each minibatch, `[K, ...]`.
             chunk: int32 `[2]`, the first minibatch and the end (exclusive), at most K.
             totals: mean, minimum and maximum of each statistic over the minibatches before the
-                first, float32 `[3, S + 1]`; see `no_totals`.
+                first, float32 `[3, S + 1]`; see `make_initial_totals`.
             step: `learn_step`, or a compiled version of it.
             exact_rows: gather only the rows of mask 1. For losses that do not read the mask; not
                 for XLA, which needs static shapes.
@@ -408,121 +426,123 @@ class ProgramFunctions:
                 by
             buffer.
         """
-        self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
+        self.traces.record("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
-        def at(i: tf.Tensor) -> Any:
+        def run_minibatch(i: tf.Tensor) -> Any:
             rows, weights, now = index[i], mask[i], inputs.at(i)
             if exact_rows:
                 if is_input(now.noise):
                     now = now._replace(noise=tf.boolean_mask(now.noise, weights > 0))
                 rows = tf.boolean_mask(rows, weights > 0)
                 weights = tf.ones_like(rows, tf.float32)
-            minibatch = tf.nest.map_structure(lambda x: gathered(x, rows, self.device), columns)
+            minibatch = tf.nest.map_structure(lambda x: gather_rows(x, rows, self.device), columns)
             return step(hyper, minibatch, weights, now)
 
         if fetches:
-            now, found = at(0)
-            return tf.stack([now, now, now]), found, self.left()
+            step_inputs, fetched = run_minibatch(0)
+            return tf.stack([step_inputs, step_inputs, step_inputs]), fetched, self.pack_buffers()
 
         def body(i: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
-            now, _ = at(i)
+            stats, _ = run_minibatch(i)
             mean, low, high = totals
             count = tf.cast(i, tf.float32)  # the number of minibatches before this one
-            mean = (mean * count + now) / (count + 1.0)
-            return i + 1, (mean, tf.minimum(low, now), tf.maximum(high, now))
+            mean = (mean * count + stats) / (count + 1.0)
+            return i + 1, (mean, tf.minimum(low, stats), tf.maximum(high, stats))
 
-        _, done = tf.while_loop(
-            lambda i, _: i < piece[1],
+        _, reduced = tf.while_loop(
+            lambda i, _: i < chunk[1],
             body,
-            (piece[0], tuple(tf.unstack(totals))),
+            (chunk[0], tuple(tf.unstack(totals))),
             parallel_iterations=1,
         )
-        return tf.stack(done), {}, self.left()
+        return tf.stack(reduced), {}, self.pack_buffers()
 
-    def gradients(
+    def compute_minibatch_gradients(
         self, hyper: tf.Tensor, columns: Mapping[str, Any], inputs: StepInputs
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the gradients by trainable variable, loss by loss, the statistics and fetches.
 
         `LOSS` is among the statistics. The `inputs` are those of one minibatch, `[1, ...]`.
         """
-        self.traces.note("gradients", hyper, columns)
-        result = self.differentiated(hyper, columns, inputs)
+        self.traces.record("gradients", hyper, columns)
+        result = self.differentiate_minibatch(hyper, columns, inputs)
         stats = {**result.stats, LOSS: result.loss}
-        return self.optimizer.by_variable(result.pairs), stats, dict(result.fetches)
+        return self.optimizers.order_gradients(result.pairs), stats, dict(result.fetches)
 
-    def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
+    def make_loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
         """Returns a minibatch of rows or sequences as rows for the loss, with its `loss_mask`."""
         if not self.network.ports.is_recurrent:
             return {**columns, LOSS_MASK: weights}
-        steps = self.spec.time_steps
+        steps = self.spec.max_seq_len
 
-        def rows(column: tf.Tensor) -> tf.Tensor:
+        def fold(column: tf.Tensor) -> tf.Tensor:
             return tf.reshape(column, [-1, *column.shape[2:]])
 
-        found = {
-            name: column if is_per_sequence(name) else tf.nest.map_structure(rows, column)
+        loss_columns = {
+            name: column if is_per_sequence(name) else tf.nest.map_structure(fold, column)
             for name, column in columns.items()
         }
         valid = tf.sequence_mask(columns[SEQ_LENS], steps, tf.float32)
-        found[LOSS_MASK] = tf.reshape(valid * weights[:, None], [-1])
-        return found
+        loss_columns[LOSS_MASK] = tf.reshape(valid * weights[:, None], [-1])
+        return loss_columns
 
     def apply_gradients(
         self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor], inputs: StepInputs
     ) -> dict[str, tf.Tensor]:
         """Updates the trainable variables with gradients; returns the new variables by buffer."""
-        self.traces.note("apply_gradients", hyper, gradients)
-        now = inputs.at(0)
-        given = self.optimizer.with_pairs(gradients, self._active_optimizers(now))
-        self._begun(hyper, now).apply_gradients_fn(*given)
-        return self.left()
+        self.traces.record("apply_gradients", hyper, gradients)
+        step_inputs = inputs.at(0)
+        arguments = self.optimizers.make_apply_arguments(
+            gradients, self._active_optimizers(step_inputs)
+        )
+        self._begin_update(hyper, step_inputs).apply_gradients_fn(*arguments)
+        return self.pack_buffers()
 
     # -- moving a state in and out ------------------------------------------------------------
 
     def load(self, segments: Mapping[str, tf.Tensor]) -> None:
         """Overwrites the resident variables with a state's segments."""
-        self.traces.note("load", segments)
-        parts = unpack(segments, self.layout.slots)
+        self.traces.record("load", segments)
+        parts = split_segments(segments, self.layout.slots)
         for variable, part in zip(self.resident, parts, strict=True):
-            variable.assign(part)
+            variable.set_mapping_and_trainable(part)
 
-    def left(self) -> dict[str, tf.Tensor]:
+    def pack_buffers(self) -> dict[str, tf.Tensor]:
         """Returns the current resident variables as the buffers of the layout."""
-        slots, found = zip(self.layout.slots, self.resident, strict=True), {}
+        slots, buffers = zip(self.layout.slots, self.resident, strict=True), {}
         tensors = {slot.key: tf.convert_to_tensor(variable) for slot, variable in slots}
-        for name, piece in self.layout.pieces.items():
-            parts = [tf.reshape(tensors[slot.key], [-1]) for slot in piece]
-            found[name] = tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
-        return found
+        for name, buffer_slots in self.layout.buffers.items():
+            parts = [tf.reshape(tensors[slot.key], [-1]) for slot in buffer_slots]
+            buffers[name] = tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
+        return buffers
 
 
-def _early_and_late(losses: Sequence[Any]) -> list[list[int]]:
+def _split_losses(losses: Sequence[Any]) -> list[list[int]]:
     """Returns the indices of losses that are differentiated together: tensors, then functions."""
     late = [i for i, loss in enumerate(losses) if callable(loss)]
     early = [i for i in range(len(losses)) if i not in late]
     return [part for part in (early, late) if part]
 
 
-def _in_order(parts: Sequence[Sequence[int]], pairs: Sequence[Any]) -> Any:
+def _restore_order(parts: Sequence[Sequence[int]], pairs: Sequence[Any]) -> Any:
     """Returns the pairs of all losses in the order of the losses, as hooks return them."""
     if len(parts) == 1:
         return pairs[0]
-    found = dict(zip(chain(*parts), chain(*pairs), strict=True))
-    return [found[i] for i in sorted(found)]
+    by_loss = dict(zip(chain(*parts), chain(*pairs), strict=True))
+    return [by_loss[i] for i in sorted(by_loss)]
 
 
-def no_totals(stat_names: Sequence[str]) -> np.ndarray:
+def make_initial_totals(stat_names: Sequence[str]) -> np.ndarray:
     """Returns the mean, minimum and maximum over no minibatches: float32 `[3, S + 1]`."""
-    start = np.array([[0.0], [np.inf], [-np.inf]], np.float32)
-    return np.repeat(start, len(stat_names) + 1, axis=1)
+    initial = np.array([[0.0], [np.inf], [-np.inf]], np.float32)
+    return np.repeat(initial, len(stat_names) + 1, axis=1)
 
 
-def _network(spec: ProgramSpec) -> Network:
+def _build_network(spec: ProgramSpec) -> Network:
     model = spec.source.make()
-    ports = ports_of(model, spec.observation_space, spec.dist_class)
+    ports = get_input_ports(model, spec.observation_space, spec.dist_class)
     ports = replace(ports, noise_size=spec.source.noise_size)
-    return Network(model, ports, spec.dist_class, spec.filtered)
+    return Network(model, ports, spec.dist_class, spec.filtered_leaf_indices)
 
 
 def is_per_sequence(name: str) -> bool:
@@ -530,7 +550,7 @@ def is_per_sequence(name: str) -> bool:
     return name == SEQ_LENS or name.startswith("state_in_")
 
 
-def unpack(segments: Mapping[str, tf.Tensor], slots: Sequence[Slot]) -> list[tf.Tensor]:
+def split_segments(segments: Mapping[str, tf.Tensor], slots: Sequence[Slot]) -> list[tf.Tensor]:
     """Splits flat segments into the variables of slots, in their order."""
     parts = {}
     for name, segment in segments.items():

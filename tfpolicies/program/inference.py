@@ -16,22 +16,22 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock, ensure_eager
-from tfpolicies.models.ports import Port
+from tfpolicies.models.ports import PolicyPort
 from tfpolicies.models.spaces import Leaf
-from tfpolicies.program.devices import CPU, placed
+from tfpolicies.program.devices import CPU, device_scope
 from tfpolicies.program.functions import ActInputs, ProgramFunctions
-from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.outputs import ActOutputLayout
 from tfpolicies.program.runtimes import onnx, stacked
 from tfpolicies.program.runtimes.function import FunctionRuntime
-from tfpolicies.program.runtimes.runtime import Actor, Runtime, Way
+from tfpolicies.program.runtimes.runtime import ActingRuntime, RuntimeSpec, TFRuntime
 from tfpolicies.program.runtimes.session import SessionRuntime
 from tfpolicies.state import PolicyState
-from tfpolicies.system.forks import require_tensorflow
-from tfpolicies.ways import WAYS
+from tfpolicies.system.forks import check_tensorflow_survived_fork
+from tfpolicies.ways import ACTING_RUNTIMES
 
 logger = logging.getLogger("tfpolicies")
 
-_TOLERANCE = 1e-4
+_MAX_DIFFERENCE = 1e-4
 """Allowed difference of two backends, relative to an output's largest number, or to 1."""
 
 
@@ -58,65 +58,68 @@ class Inference:
         spec = functions.spec
         self.functions = functions
         self.ports = functions.network.ports
-        self.layout = ActLayout.of(spec, self.ports.states, _extra_outputs(functions))
+        self.layout = ActOutputLayout.from_spec(
+            spec, self.ports.states, _make_extra_ports(functions)
+        )
         self.eager = FunctionRuntime(functions, self.layout, traced=spec.static["eager_tracing"])
-        self.runtime: Runtime = self.eager
+        self.runtime: TFRuntime = self.eager
         if spec.policy_class.runtime == "session":
             self.runtime = SessionRuntime(functions, self.layout, lock)
         self._new_state = new_state
         self._lock = lock
-        self._actors: dict[str, Actor] = {}
-        self._stacked: dict[str, stacked.StackedActor | None] = {}
+        self._runtimes: dict[str, ActingRuntime] = {}
+        self._stacked_runtimes: dict[str, stacked.StackedRuntime | None] = {}
 
     @cached_property
     @ensure_eager()
-    def fitting(self) -> Sequence[str]:
+    def auto_runtimes(self) -> Sequence[str]:
         """The `RUNTIMES` that "auto" may use, the best one first."""
-        return [name for name, way in RUNTIMES.items() if way.fits(self)]
+        return [name for name, runtime_spec in RUNTIMES.items() if runtime_spec.is_preferred(self)]
 
-    def actor(self, inference: str) -> Actor:
+    def get_runtime(self, inference: str) -> ActingRuntime:
         """Returns the runtime of one of the `RUNTIMES`, built and checked on first use.
 
         Raises:
             ConfigError: if it cannot be built, or its outputs differ from those of TensorFlow.
         """
         with self._lock:
-            if inference not in self._actors:
-                require_tensorflow()
-                self._actors[inference] = self._made(RUNTIMES[inference])
-            return self._actors[inference]
+            if inference not in self._runtimes:
+                check_tensorflow_survived_fork()
+                self._runtimes[inference] = self._build_runtime(RUNTIMES[inference])
+            return self._runtimes[inference]
 
-    def _made(self, way: Way) -> Actor:
+    def _build_runtime(self, runtime_spec: RuntimeSpec) -> ActingRuntime:
         try:
-            actor = way.build(self)
-            found = None if actor is self.runtime else self._difference(actor)
+            runtime = runtime_spec.build(self)
+            difference = None if runtime is self.runtime else self._compare_to_tensorflow(runtime)
         except Exception as error:
             raise ConfigError(
-                f"the model cannot run in {way.name}; use inference='tf' for it. Reason: "
+                f"the model cannot run in {runtime_spec.name}; use inference='tf' for it. Reason: "
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             ) from error
-        if found is not None:
+        if difference is not None:
             raise ConfigError(
-                f"{way.name} gives different {found[0]} than TensorFlow for this model "
-                f"(largest difference {found[1]:.3g}); use inference='tf' for it."
+                f"{runtime_spec.name} gives different {difference[0]} than TensorFlow for this model "
+                f"(largest difference {difference[1]:.3g}); use inference='tf' for it."
             )
-        return actor
+        return runtime
 
-    def _difference(self, actor: Actor) -> tuple[str, float] | None:
+    def _compare_to_tensorflow(self, runtime: ActingRuntime) -> tuple[str, float] | None:
         rng, explorer = np.random.default_rng(0), self.functions.spec.explorer
         state, params = self._new_state(0), np.zeros(explorer.num_params, np.float32)
         for rows in (1, 7):
-            inputs = self.random_inputs(rows, rng)
+            inputs = self.draw_random_inputs(rows, rng)
             noise = explorer.draw_noise(rng, rows, params)
-            ours, wanted = (
-                each.run(state, inputs, noise, params) for each in (actor, self.runtime)
+            outputs, reference = (
+                acting_runtime.run(state, inputs, noise, params)
+                for acting_runtime in (runtime, self.runtime)
             )
-            found = self.layout.first_difference(ours, wanted, _TOLERANCE)
-            if found is not None:
-                return found
+            difference = self.layout.find_difference(outputs, reference, _MAX_DIFFERENCE)
+            if difference is not None:
+                return difference
         return None
 
-    def stacked_actor(self, inference: str) -> stacked.StackedActor | None:
+    def get_stacked_runtime(self, inference: str) -> stacked.StackedRuntime | None:
         """Returns the runtime that acts for many states at once, built and checked on first use.
 
         Args:
@@ -127,90 +130,96 @@ class Inference:
             function cannot be built or its outputs differ.
         """
         with self._lock:
-            if inference not in self._stacked:
-                require_tensorflow()
-                self._stacked[inference] = self._stack_up(inference)
-            return self._stacked[inference]
+            if inference not in self._stacked_runtimes:
+                check_tensorflow_survived_fork()
+                self._stacked_runtimes[inference] = self._build_stacked_runtime(inference)
+            return self._stacked_runtimes[inference]
 
-    def _stack_up(self, inference: str) -> stacked.StackedActor | None:
+    def _build_stacked_runtime(self, inference: str) -> stacked.StackedRuntime | None:
         try:
-            actor: stacked.StackedActor | None = RUNTIMES[inference].stack(self)
-            if actor is None:
+            runtime: stacked.StackedRuntime | None = RUNTIMES[inference].build_stacked(self)
+            if runtime is None:
                 return None
-            found = self._stack_difference(actor, self.actor(inference))
+            difference = self._compare_to_single(runtime, self.get_runtime(inference))
         except Exception as error:
             logger.info("policies of this Program act one by one (%s): %s", inference, error)
             return None
-        if found is not None:
-            logger.info("policies of this Program act one by one: stacked, %s differ by %g", *found)
+        if difference is not None:
+            logger.info(
+                "policies of this Program act one by one: stacked, %s differ by %g", *difference
+            )
             return None
-        return actor
+        return runtime
 
-    def _stack_difference(
-        self, actor: stacked.StackedActor, single: Actor
+    def _compare_to_single(
+        self, stacked_runtime: stacked.StackedRuntime, single_runtime: ActingRuntime
     ) -> tuple[str, float] | None:
         """Compares stacked acting of states with different weights to acting one by one."""
         rng, explorer = np.random.default_rng(0), self.functions.spec.explorer
         states, rows = [self._new_state(seed) for seed in range(2)], 3
         params = np.array([[0.25], [0.75]], np.float32).repeat(explorer.num_params, axis=1)
-        inputs = [self.random_inputs(rows, rng) for _ in states]
+        inputs = [self.draw_random_inputs(rows, rng) for _ in states]
         noise = np.stack([explorer.draw_noise(rng, rows, row) for row in params])
-        ours = actor.run(states, [np.stack(x) for x in zip(*inputs, strict=True)], noise, params)
+        stacked_outputs = stacked_runtime.run(
+            states, [np.stack(x) for x in zip(*inputs, strict=True)], noise, params
+        )
         for i, state in enumerate(states):
-            wanted = single.run(state, inputs[i], noise[i], params[i])
-            mine = self.layout.one_of(ours, i, rows)
-            found = self.layout.first_difference(mine, wanted, _TOLERANCE)
-            if found is not None:
-                return found
+            reference = single_runtime.run(state, inputs[i], noise[i], params[i])
+            outputs = self.layout.select_state(stacked_outputs, i, rows)
+            difference = self.layout.find_difference(outputs, reference, _MAX_DIFFERENCE)
+            if difference is not None:
+                return difference
         return None
 
-    def random_inputs(self, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def draw_random_inputs(self, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Returns random inputs of acting that fit the ports; masks allow everything."""
         ports = self.ports
         obs = [
-            np.ones((rows, *leaf.shape), leaf.dtype) if mask else _random_rows(leaf, rows, rng)
+            np.ones((rows, *leaf.shape), leaf.dtype) if mask else _draw_rows(leaf, rows, rng)
             for leaf, mask in zip(ports.obs_leaves, ports.is_mask, strict=True)
         ]
-        seen = [port.zeros(rows) for port in ports.seen]
+        views = [port.zeros(rows) for port in ports.view_ports]
         states = [0.5 * rng.standard_normal((rows, *port.shape)) for port in ports.states]
-        return [*obs, *seen, *(x.astype(np.float32) for x in states)]
+        return [*obs, *views, *(x.astype(np.float32) for x in states)]
 
 
-ONNX = Way(
+ONNX = RuntimeSpec(
     "ONNX Runtime",
-    lambda it: onnx.fits(it.eager),
-    lambda it: onnx.actor(it.eager),
-    lambda it: stacked.onnx_actor(it.eager),
+    lambda it: onnx.prefers_onnx(it.eager),
+    lambda it: onnx.make_onnx_runtime(it.eager),
+    lambda it: stacked.make_stacked_onnx_runtime(it.eager),
 )
-TENSORFLOW = Way(
+TENSORFLOW = RuntimeSpec(
     "TensorFlow",
     lambda it: True,
     lambda it: it.runtime,
-    lambda it: stacked.traced_actor(it.runtime),
+    lambda it: stacked.make_stacked_function_runtime(it.runtime),
 )
 
-RUNTIMES: dict[str, Way] = {name: pkgutil.resolve_name(path) for name, path in WAYS.items()}
+RUNTIMES: dict[str, RuntimeSpec] = {
+    name: pkgutil.resolve_name(path) for name, path in ACTING_RUNTIMES.items()
+}
 """The runtimes by the value of `inference`."""
 
 
-def _extra_outputs(functions: ProgramFunctions) -> list[Port]:
+def _make_extra_ports(functions: ProgramFunctions) -> list[PolicyPort]:
     """Returns the ports of `extra_action_out_fn`, which is run once on zeros."""
     spec, network = functions.spec, functions.network
     if not spec.policy_class._overrides("extra_action_out_fn"):
         return []
-    with placed(CPU):
+    with device_scope(CPU):
         inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
         noise = tf.zeros([2, spec.explorer.noise_size])
-        given = ActInputs(inputs, noise, tf.zeros([spec.explorer.num_params]))
+        act_inputs = ActInputs(inputs, noise, tf.zeros([spec.explorer.num_params]))
         weights = [tf.convert_to_tensor(variable) for variable in network.variables]
-        extras = functions.act(weights, given).extras
+        extras = functions.act(weights, act_inputs).extras
     return [
-        Port(name, tuple(x.shape[1:]), np.dtype(x.dtype.as_numpy_dtype))
+        PolicyPort(name, tuple(x.shape[1:]), np.dtype(x.dtype.as_numpy_dtype))
         for name, x in sorted(extras.items())
     ]
 
 
-def _random_rows(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
+def _draw_rows(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
     if leaf.dtype == np.float32:
         return rng.standard_normal((rows, *leaf.shape)).astype(np.float32)
     space = copy.deepcopy(leaf.space)  # so that the generator of the environment is not used

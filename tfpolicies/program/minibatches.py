@@ -50,27 +50,27 @@ class Minibatches(NamedTuple):
     mask: np.ndarray  # float32 [K, size]: 0 for padding
     steps: int  # the number of minibatches; the rest of K is padding
     epochs: int  # 0 for one minibatch with a part of the batch
-    whole: bool  # whether each epoch is one minibatch of exactly all rows
+    is_full_batch: bool  # whether each epoch is one minibatch of exactly all rows
     inputs: StepInputs = StepInputs()  # the other inputs of each
 
-    def padded_to(self, capacity: int) -> Minibatches:
+    def pad_to(self, capacity: int) -> Minibatches:
         """Returns the same minibatches in arrays large enough for batches of `capacity` rows."""
         size = self.rows.shape[1]
-        if self.whole:
-            fill = [(0, 0), (0, capacity - size)]
+        if self.is_full_batch:
+            widths = [(0, 0), (0, capacity - size)]
         else:
-            most = self.epochs * -(-capacity // size)
-            fill = [(0, max(0, most - len(self.rows))), (0, 0)]
-        if fill == [(0, 0), (0, 0)]:
+            max_steps = self.epochs * -(-capacity // size)
+            widths = [(0, max(0, max_steps - len(self.rows))), (0, 0)]
+        if widths == [(0, 0), (0, 0)]:
             return self
 
-        def filled(array: np.ndarray, axes: int = 2) -> np.ndarray:
-            return np.pad(array, fill[:axes] + [(0, 0)] * (array.ndim - axes))
+        def pad(array: np.ndarray, axes: int = 2) -> np.ndarray:
+            return np.pad(array, widths[:axes] + [(0, 0)] * (array.ndim - axes))
 
-        inputs = self.inputs.map(lambda x: filled(x, 1))
+        inputs = self.inputs.map(lambda x: pad(x, 1))
         if is_input(inputs.noise):
-            inputs = inputs._replace(noise=filled(self.inputs.noise))
-        return self._replace(rows=filled(self.rows), mask=filled(self.mask), inputs=inputs)
+            inputs = inputs._replace(noise=pad(self.inputs.noise))
+        return self._replace(rows=pad(self.rows), mask=pad(self.mask), inputs=inputs)
 
 
 def draw_minibatches(
@@ -100,19 +100,19 @@ def draw_minibatches(
     return Minibatches(index.reshape(shape), mask.reshape(shape), steps, epochs, size == rows)
 
 
-def one_minibatch(items: np.ndarray, size: int) -> Minibatches:
+def make_minibatch(items: np.ndarray, size: int) -> Minibatches:
     """Returns one minibatch of some rows, padded to `size` rows."""
     rows, mask = np.zeros((1, size), np.int32), np.zeros((1, size), np.float32)
     rows[0, : len(items)], mask[0, : len(items)] = items, 1.0
     return Minibatches(rows, mask, 1, 0, False)
 
 
-def padded_rows(rows: int, size: int, capacity: int) -> int:
+def compute_capacity(rows: int, size: int, capacity: int) -> int:
     """Returns the rows to pad a batch to, given the capacity of earlier batches.
 
     Grows at least by doubling, so that few shapes appear however the batches vary.
     """
     if rows <= capacity:
         return capacity
-    whole = -(-rows // size) * size
-    return whole if capacity == 0 else max(whole, 2 * capacity)
+    rounded = -(-rows // size) * size
+    return rounded if capacity == 0 else max(rounded, 2 * capacity)

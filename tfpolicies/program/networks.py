@@ -16,15 +16,15 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.calling import call_model
-from tfpolicies.models.fresh_weights import variable_keys
-from tfpolicies.models.layer_tree import idle_seeds
+from tfpolicies.models.fresh_weights import make_variable_keys
+from tfpolicies.models.layer_tree import find_unused_seeds
 from tfpolicies.models.network import Network
-from tfpolicies.rules import COUNT
+from tfpolicies.rules import POSITIVE_INT
 from tfpolicies.state import NetworkParts, Slot, StateLayout
 from tfpolicies.type_aliases import TensorStructure
 
 _NAME = re.compile("[a-z][a-z0-9_]*")
-_PARTS = ("filter", "target", "learner", "optimizer")  # names of other parts of a state
+_RESERVED_SUFFIXES = ("filter", "target", "learner", "optimizer")  # names of other parts of a state
 
 
 class NetworkPlan(NamedTuple):
@@ -43,7 +43,7 @@ class NetworkPlan(NamedTuple):
     the static settings; policies with different keys share no compiled functions."""
 
 
-def require_plans(
+def check_plans(
     plans: Mapping[str, NetworkPlan], owner: str, hyperparameters: Sequence[str]
 ) -> None:
     """Checks the network plans of a policy class.
@@ -57,34 +57,34 @@ def require_plans(
         ConfigError: naming the network and the error in its plan.
     """
     if not isinstance(plans, Mapping) or next(iter(plans), None) != "model":
-        given = list(plans) if isinstance(plans, Mapping) else plans
+        result = list(plans) if isinstance(plans, Mapping) else plans
         raise ConfigError(
             f"{owner}.network_plans must return a dict of NetworkPlans whose first key is 'model', "
-            f"the network that acts; got {given!r:.80}."
+            f"the network that acts; got {result!r:.80}."
         )
     for name, plan in plans.items():
-        where = f"{owner}.network_plans: the plan of {name!r}"
+        label = f"{owner}.network_plans: the plan of {name!r}"
         if not isinstance(plan, NetworkPlan):
-            raise ConfigError(f"{where} must be a NetworkPlan, got {plan!r:.80}.")
+            raise ConfigError(f"{label} must be a NetworkPlan, got {plan!r:.80}.")
         if (plan.make is None) != (name == "model"):
             rule = "must have a `make`, a function that returns a new network"
             if name == "model":
                 rule = (
                     "must not have a `make`; override `make_model` to build the network that acts"
                 )
-            raise ConfigError(f"{where} {rule}.")
-        if not _NAME.fullmatch(str(name)) or name.rpartition("_")[2] in _PARTS:
+            raise ConfigError(f"{label} {rule}.")
+        if not _NAME.fullmatch(str(name)) or name.rpartition("_")[2] in _RESERVED_SUFFIXES:
             raise ConfigError(
-                f"{where} needs another name: a word in lower case that does not end in "
-                f"{', '.join(_PARTS)}."
+                f"{label} needs another name: a word in lower case that does not end in "
+                f"{', '.join(_RESERVED_SUFFIXES)}."
             )
-        if not COUNT.holds(plan.every):
+        if not POSITIVE_INT.is_valid(plan.every):
             raise ConfigError(
-                f"{where} needs an `every` that is {COUNT.words}, got {plan.every!r}."
+                f"{label} needs an `every` that is {POSITIVE_INT.description}, got {plan.every!r}."
             )
         if plan.lr not in ("lr", *hyperparameters):
             raise ConfigError(
-                f"{where} has lr={plan.lr!r}, which is not in {owner}.hyperparameters: "
+                f"{label} has lr={plan.lr!r}, which is not in {owner}.hyperparameters: "
                 f"{', '.join(hyperparameters)}. Add it there, and to the training section of the "
                 "config."
             )
@@ -95,44 +95,48 @@ class ResidentNetwork(NamedTuple):
 
     plan: NetworkPlan
     model: Any  # a Keras model, or a layer
-    follower: Any  # its target network, or None
+    target: Any  # its target network, or None
 
 
-def resident_slots(
+def collect_slots(
     networks: Mapping[str, ResidentNetwork],
     filters: Sequence[Any],
-    learners: Mapping[str, Sequence[Any]],
+    optimizers: Mapping[str, Sequence[Any]],
 ) -> dict[Slot, Any]:
     """Returns all variables by their slots in a state, in its order.
 
     The variables of optimizers (`optimizers`) are given by the name of their network.
     """
-    found: dict[Slot, Any] = {}
+    slots: dict[Slot, Any] = {}
 
     def add(part: str, keys: Sequence[str], variables: Sequence[Any]) -> None:
         for key, variable in zip(keys, variables, strict=True):
             dtype = tf.as_dtype(variable.dtype).name
-            found[Slot(key, tuple(variable.shape), dtype, part)] = variable
+            slots[Slot(key, tuple(variable.shape), dtype, part)] = variable
 
-    def keys_of(name: str, prefix: str) -> list[str]:
-        return [prefix + key for key in variable_keys(networks[name].model.variables)]
+    def make_keys(name: str, prefix: str) -> list[str]:
+        return [prefix + key for key in make_variable_keys(networks[name].model.variables)]
 
-    add("model", keys_of("model", ""), networks["model"].model.variables)
+    add("model", make_keys("model", ""), networks["model"].model.variables)
     add("filter", [f"filter/{v.name.partition(':')[0]}" for v in filters], filters)
-    for name, each in networks.items():
+    for name, network in networks.items():
         if name != "model":
-            add(name, keys_of(name, f"{name}/"), each.model.variables)
-    for name, each in networks.items():
-        if each.follower is not None:
-            part = NetworkParts.named(name).follower
-            add(part, keys_of(name, f"{part}/"), each.follower.variables)
-    for name, variables in learners.items():
+            add(name, make_keys(name, f"{name}/"), network.model.variables)
+    for name, network in networks.items():
+        if network.target is not None:
+            part = NetworkParts.for_network(name).target
+            add(part, make_keys(name, f"{part}/"), network.target.variables)
+    for name, variables in optimizers.items():
         prefix = "optimizer" if name == "model" else f"{name}_optimizer"
-        add(NetworkParts.named(name).learner, _optimizer_keys(prefix, variables), variables)
-    return found
+        add(
+            NetworkParts.for_network(name).optimizer,
+            _make_optimizer_keys(prefix, variables),
+            variables,
+        )
+    return slots
 
 
-def _optimizer_keys(prefix: str, variables: Sequence[Any]) -> list[str]:
+def _make_optimizer_keys(prefix: str, variables: Sequence[Any]) -> list[str]:
     keys = []
     for i, variable in enumerate(variables):
         role = variable.path.rpartition("/")[2]
@@ -142,35 +146,37 @@ def _optimizer_keys(prefix: str, variables: Sequence[Any]) -> list[str]:
     return keys
 
 
-def layout_of(networks: Mapping[str, ResidentNetwork], slots: Sequence[Slot]) -> StateLayout:
+def make_layout(networks: Mapping[str, ResidentNetwork], slots: Sequence[Slot]) -> StateLayout:
     """Returns the layout of states that have these slots."""
-    idle: set[str] = set()
-    for name, each in networks.items():
-        variables, unread = each.model.variables, idle_seeds(each.model)
-        parts = NetworkParts.named(name)
-        for key, variable in zip(variable_keys(variables), variables, strict=True):
-            if id(variable) in unread:
-                idle |= {key if name == "model" else f"{name}/{key}", f"{parts.follower}/{key}"}
-    return StateLayout(slots, idle, tuple(networks))
+    unused: set[str] = set()
+    for name, network in networks.items():
+        variables, unused_ids = network.model.variables, find_unused_seeds(network.model)
+        parts = NetworkParts.for_network(name)
+        for key, variable in zip(make_variable_keys(variables), variables, strict=True):
+            if id(variable) in unused_ids:
+                unused |= {key if name == "model" else f"{name}/{key}", f"{parts.target}/{key}"}
+    return StateLayout(slots, unused, tuple(networks))
 
 
-def follow(networks: Mapping[str, ResidentNetwork], rate: tf.Tensor) -> None:
+def update_targets(networks: Mapping[str, ResidentNetwork], tau: tf.Tensor) -> None:
     """Moves all target networks in place: t <- rate s + (1 - rate) t; integer variables are copied.
 
     A rate of 0 changes nothing.
     """
-    for each in networks.values():
-        if each.follower is None:
+    for network in networks.values():
+        if network.target is None:
             continue
-        for old, new in zip(each.follower.variables, each.model.variables, strict=True):
+        for old, new in zip(network.target.variables, network.model.variables, strict=True):
             if tf.as_dtype(old.dtype).is_floating:
-                old.assign(tf.where(rate > 0.0, rate * new + (1.0 - rate) * old, old))
+                old.set_mapping_and_trainable(
+                    tf.where(tau > 0.0, tau * new + (1.0 - tau) * old, old)
+                )
             else:
-                old.assign(tf.where(rate > 0.0, tf.convert_to_tensor(new), old))
+                old.set_mapping_and_trainable(tf.where(tau > 0.0, tf.convert_to_tensor(new), old))
 
 
 @dataclass(frozen=True, eq=False)
-class NetworkView:
+class NetworkHandle:
     """A network for learning only, in `loss`: call it on observations and its other inputs.
 
     `self.networks["critic"](train_batch["obs"], actions=a)` gives the model's output for the
@@ -189,8 +195,8 @@ class NetworkView:
     training: bool
 
     def __call__(self, obs: TensorStructure | None = None, **inputs: tf.Tensor) -> Any:
-        seen = {} if obs is None else self.encoder.encoded(obs)
-        named = {**seen, **inputs}
-        if not named:
+        encoded = {} if obs is None else self.encoder.encode_obs(obs)
+        model_inputs = {**encoded, **inputs}
+        if not model_inputs:
             return self.model.call()
-        return call_model(self.model, named, training=self.training)
+        return call_model(self.model, model_inputs, training=self.training)

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.program.networks import NetworkPlan, ResidentNetwork
-from tfpolicies.program.view import TapeOptimizer, by_variable
+from tfpolicies.program.view import TapeOptimizer, order_gradients
 
 
-class Learner(NamedTuple):
+class NetworkOptimizer(NamedTuple):
     """One optimizer and its variables."""
 
     network: str
@@ -38,98 +38,100 @@ class Optimizers:
     """
 
     def __init__(self, make: Callable[[], Any], networks: Mapping[str, ResidentNetwork]) -> None:
-        self._all: list[Learner] = []
-        self.are_several = len(networks) > 1
+        self._items: list[NetworkOptimizer] = []
+        self.has_several = len(networks) > 1
         for name, (plan, model, _) in networks.items():
-            made, variables = make(), list(model.trainable_variables)
-            listed = isinstance(made, list | tuple)
-            if listed and len(networks) > 1:
+            result, variables = make(), list(model.trainable_variables)
+            is_list = isinstance(result, list | tuple)
+            if is_list and len(networks) > 1:
                 raise ConfigError(
-                    f"`optimizer` returned a list of {len(made)}, but it is called for each of the "
+                    f"`optimizer` returned a list of {len(result)}, but it is called for each of the "
                     f"{len(networks)} networks. Return one optimizer."
                 )
-            self.are_several |= listed
-            for optimizer in made if listed else [made]:
+            self.has_several |= is_list
+            for optimizer in result if is_list else [result]:
                 optimizer.build(variables)
-                self._all.append(Learner(name, plan, optimizer, variables))
-        self.skip = any(each.plan.every != 1 for each in self._all)
+                self._items.append(NetworkOptimizer(name, plan, optimizer, variables))
+        self.skips_updates = any(item.plan.every != 1 for item in self._items)
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._items)
 
     @property
     def variables(self) -> dict[str, list[Any]]:
         """The variables of the optimizers, in order, by the name of their network."""
-        found: dict[str, list[Any]] = {}
-        for each in self._all:
-            found.setdefault(each.network, []).extend(each.optimizer.variables)
-        return found
+        variables: dict[str, list[Any]] = {}
+        for item in self._items:
+            variables.setdefault(item.network, []).extend(item.optimizer.variables)
+        return variables
 
     @property
     def network_names(self) -> list[str]:
-        return [each.network for each in self._all]
+        return [item.network for item in self._items]
 
     @property
-    def differentiated(self) -> list[Any]:
+    def gradient_variables(self) -> list[Any]:
         """The variable of each gradient: the trainable ones of each loss's network."""
-        return [variable for each in self._all for variable in each.variables]
+        return [variable for item in self._items for variable in item.variables]
 
-    def taken(self, update: int) -> list[bool]:
+    def get_active(self, update: int) -> list[bool]:
         """Returns for each optimizer whether it applies an update, counted from 0."""
-        return [update % each.plan.every == 0 for each in self._all]
+        return [update % item.plan.every == 0 for item in self._items]
 
     def set_learning_rates(self, rates: Mapping[str, tf.Tensor]) -> None:
-        for each in self._all:
-            each.optimizer.learning_rate.assign(rates[each.plan.lr])
+        for item in self._items:
+            item.optimizer.learning_rate.set_mapping_and_trainable(rates[item.plan.lr])
 
-    def losses(self, loss: tf.Tensor | Sequence[tf.Tensor]) -> list[Any]:
+    def match_losses(self, loss: tf.Tensor | Sequence[tf.Tensor]) -> list[Any]:
         """Returns the loss of each optimizer; a single loss is used for all networks."""
-        listed = isinstance(loss, list | tuple)
-        found = list(loss) if listed else [loss]
-        if not listed and len(set(self.network_names)) == len(self._all):
-            found *= len(self._all)
-        if len(found) != len(self._all) or listed != (listed and self.are_several):
-            given = f"a list of {len(loss)}" if listed else "one loss"
-            wanted = f"a list of {len(self._all)}" if self.are_several else "one"
+        is_list = isinstance(loss, list | tuple)
+        losses = list(loss) if is_list else [loss]
+        if not is_list and len(set(self.network_names)) == len(self._items):
+            losses *= len(self._items)
+        if len(losses) != len(self._items) or is_list != (is_list and self.has_several):
+            actual = f"a list of {len(loss)}" if is_list else "one loss"
+            expected = f"a list of {len(self._items)}" if self.has_several else "one"
             raise ConfigError(
-                f"`loss` returned {given}, but `optimizer` {wanted}. Return one loss for each "
+                f"`loss` returned {actual}, but `optimizer` {expected}. Return one loss for each "
                 "optimizer, as a list in their order; a single one for a single optimizer."
             )
-        return found
+        return losses
 
-    def on_tape(
-        self, tape: tf.GradientTape | None, takes: Sequence[Any] | None = None
+    def make_tape_optimizers(
+        self, tape: tf.GradientTape | None, active: Sequence[Any] | None = None
     ) -> list[TapeOptimizer]:
         """Returns the `optimizer` arguments of hooks, one for each optimizer; see `hooked`.
 
         The tape is None if gradients are given; `active` has 0/1 flags of the optimizers that step.
         """
-        flags = [None] * len(self._all) if takes is None else takes
+        flags = [None] * len(self._items) if active is None else active
         return [
-            TapeOptimizer(tape, each.optimizer, each.variables, flag)
-            for each, flag in zip(self._all, flags, strict=True)
+            TapeOptimizer(tape, item.optimizer, item.variables, flag)
+            for item, flag in zip(self._items, flags, strict=True)
         ]
 
-    def hooked(self, items: list[Any]) -> Any:
+    def list_or_single(self, items: list[Any]) -> Any:
         """Returns a hook argument with an item for each loss: a list only for several losses."""
-        return items if self.are_several else items[0]
+        return items if self.has_several else items[0]
 
-    def by_variable(self, pairs: Sequence[Any]) -> list[tf.Tensor]:
+    def order_gradients(self, pairs: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the gradients of pairs in the order of `differentiated`, zeros if missing."""
-        parts = zip(pairs if self.are_several else [pairs], self._all, strict=True)
-        gradients = [x for part, each in parts for x in by_variable(part, each.variables)]
+        parts = zip(pairs if self.has_several else [pairs], self._items, strict=True)
+        gradients = [x for part, item in parts for x in order_gradients(part, item.variables)]
         return [tf.convert_to_tensor(x) for x in gradients]
 
-    def with_pairs(
-        self, gradients: Sequence[tf.Tensor], takes: tf.Tensor | None = None
+    def make_apply_arguments(
+        self, gradients: Sequence[tf.Tensor], active: tf.Tensor | None = None
     ) -> tuple[Any, Any]:
         """Returns `apply_gradients_fn`'s arguments for gradients in `differentiated`'s order."""
-        given, pairs = iter(gradients), []
-        for each in self._all:
-            pairs.append([(next(given), variable) for variable in each.variables])
-        return self.hooked(self.on_tape(None, takes)), self.hooked(pairs)
+        gradient_iterator, pairs = iter(gradients), []
+        for item in self._items:
+            pairs.append([(next(gradient_iterator), variable) for variable in item.variables])
+        return self.list_or_single(self.make_tape_optimizers(None, active)), self.list_or_single(
+            pairs
+        )
 
 
-def gradients_of(pairs: Sequence[Any]) -> list[Any]:
+def strip_variables(pairs: Sequence[Any]) -> list[Any]:
     """Returns the gradients of pairs, nested as the pairs are."""
-    return [gradients_of(x) if isinstance(x, list) else x[0] for x in pairs]
+    return [strip_variables(x) if isinstance(x, list) else x[0] for x in pairs]

@@ -13,11 +13,11 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.models.actor_critic import users_model
+from tfpolicies.models.actor_critic import get_user_model
 from tfpolicies.models.network import Network
 from tfpolicies.program.view import LOSS_MASK, TrainBatch
 
-PREFIX = "model/"
+METRIC_PREFIX = "model/"
 """The prefix of a model's metrics, whose names may be those of the policy class's statistics."""
 
 _OBSERVATIONS = ("obs", "new_obs")
@@ -37,11 +37,11 @@ class LossInputs(TrainBatch):
         value = super().__getitem__(key)
         if key not in _OBSERVATIONS:
             return value
-        seen = self._network.encoded(value)
-        return seen if len(seen) > 1 else next(iter(seen.values()))
+        encoded = self._network.encode_obs(value)
+        return encoded if len(encoded) > 1 else next(iter(encoded.values()))
 
 
-def with_own_loss(
+def add_custom_loss(
     network: Network, loss: tf.Tensor | Sequence[tf.Tensor], batch: TrainBatch
 ) -> Any:
     """Returns a loss, or a list of them, changed by `custom_loss` of the network's model.
@@ -53,12 +53,12 @@ def with_own_loss(
         ConfigError: if a loss is a function, so that its value is not known yet.
         ModelError: if the model returns anything but losses, or creates variables.
     """
-    model = users_model(network.model)
+    model = get_user_model(network.model)
     custom_loss = getattr(model, "custom_loss", None)
     if custom_loss is None:
         return loss
-    given = list(loss) if isinstance(loss, list | tuple) else [loss]
-    if any(map(callable, given)):
+    losses = list(loss) if isinstance(loss, list | tuple) else [loss]
+    if any(map(callable, losses)):
         raise ConfigError(
             f"custom_loss of {model.name} needs all losses of its policy, but some of them are "
             "functions, which are called after the optimizers of the others. Return tensors from "
@@ -67,22 +67,22 @@ def with_own_loss(
         )
     inputs = LossInputs(batch, network)
     with tf.variable_creator_scope(_refuse_variables):
-        found = custom_loss(given, inputs)
-    if found is given:
+        result = custom_loss(losses, inputs)
+    if result is losses:
         return loss
     batch.accessed_keys |= inputs.accessed_keys - {LOSS_MASK}
     batch.ignores_mask = LOSS_MASK not in inputs.accessed_keys
-    listed = _scalars(found, len(given), model)
-    return listed if isinstance(loss, list | tuple) else listed[0]
+    scalars = _to_scalars(result, len(losses), model)
+    return scalars if isinstance(loss, list | tuple) else scalars[0]
 
 
-def own_stats(network: Network) -> dict[str, tf.Tensor]:
-    """Returns the metrics of the network's model, float32 scalars, under `PREFIX` and a name."""
-    model = users_model(network.model)
+def compute_custom_metrics(network: Network) -> dict[str, tf.Tensor]:
+    """Returns the metrics of the network's model, float32 scalars, under `METRIC_PREFIX` and a name."""
+    model = get_user_model(network.model)
     custom_metrics = getattr(model, "custom_metrics", None)
     if custom_metrics is None:
         return {}
-    found = {}
+    metrics = {}
     for name, value in custom_metrics().items():
         tensor = tf.cast(tf.convert_to_tensor(value), tf.float32)
         if tensor.shape.num_elements() not in (1, None):
@@ -90,15 +90,15 @@ def own_stats(network: Network) -> dict[str, tf.Tensor]:
                 f"The metric {name!r} of {model.name} must be one number, got the shape "
                 f"{tensor.shape}. Return its mean, `tf.reduce_mean(...)`."
             )
-        found[PREFIX + name] = tf.reshape(tensor, [])
-    return found
+        metrics[METRIC_PREFIX + name] = tf.reshape(tensor, [])
+    return metrics
 
 
-def _scalars(
-    found: tf.Tensor | Sequence[tf.Tensor], count: int, model: keras.Model
+def _to_scalars(
+    result: tf.Tensor | Sequence[tf.Tensor], count: int, model: keras.Model
 ) -> list[tf.Tensor]:
-    listed: Sequence[Any] = found if isinstance(found, list | tuple) else [found]
-    tensors = [tf.convert_to_tensor(x) for x in listed]
+    values: Sequence[Any] = result if isinstance(result, list | tuple) else [result]
+    tensors = [tf.convert_to_tensor(x) for x in values]
     if len(tensors) != count or any(x.shape.num_elements() not in (1, None) for x in tensors):
         raise ModelError(
             f"custom_loss of {model.name} must return as many scalars as policy_loss has: "
@@ -108,9 +108,9 @@ def _scalars(
     return [tf.reshape(x, []) for x in tensors]
 
 
-def _refuse_variables(next_creator: Callable[..., tf.Variable], **given: object) -> Any:
+def _refuse_variables(next_creator: Callable[..., tf.Variable], **kwargs: object) -> Any:
     raise ModelError(
-        f"custom_loss of the model creates a variable ({given.get('name')!r}), which would not "
+        f"custom_loss of the model creates a variable ({kwargs.get('name')!r}), which would not "
         "belong to any policy. Create its layers in the model's constructor, as functional models "
         "or with `layer.build(shape)`."
     )

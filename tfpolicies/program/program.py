@@ -20,24 +20,26 @@ import numpy as np
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock
-from tfpolicies.models.extent import is_built_from_file, require_room
-from tfpolicies.models.fresh_weights import FreshWeights
+from tfpolicies.models.extent import check_memory, is_built_from_file
+from tfpolicies.models.fresh_weights import WeightInitializer
 from tfpolicies.models.ports import InputPorts
-from tfpolicies.program.devices import CPU, placed
+from tfpolicies.program.devices import CPU, device_scope
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.inference import Inference
-from tfpolicies.program.runtimes.runtime import Runtime
+from tfpolicies.program.runtimes.runtime import TFRuntime
 from tfpolicies.program.spec import ProgramSpec
-from tfpolicies.program.updates import Updates
+from tfpolicies.program.updates import UpdateRunner
 from tfpolicies.state import PolicyState
-from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.forks import check_tensorflow_survived_fork
 
 if TYPE_CHECKING:
     import keras
 
 _registry: weakref.WeakValueDictionary[tuple[Any, ...], Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
-_kept: deque[Program] = deque(maxlen=4)  # the latest ones of those that outlive their policies
+_recent_programs: deque[Program] = deque(
+    maxlen=4
+)  # the latest ones of those that outlive their policies
 
 
 class Program:
@@ -58,32 +60,32 @@ class Program:
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
         self.lock = EagerLock()
-        _require_room(spec)
-        self.functions = ProgramFunctions.of(spec)
+        _check_memory(spec)
+        self.functions = ProgramFunctions.build(spec)
         self.layout = self.functions.layout
         self.ports: InputPorts = self.functions.network.ports
-        self._states = _States(self.functions)
-        self.inference = Inference(self.functions, self._states.for_checks, self.lock)
+        self._state_factory = _StateFactory(self.functions)
+        self.inference = Inference(self.functions, self._state_factory.make_scratch, self.lock)
         self.act_layout = self.inference.layout
-        self.runtime: Runtime = self.inference.runtime
-        self.updates = Updates(self.runtime, self.inference.eager, self.lock)
+        self.runtime: TFRuntime = self.inference.runtime
+        self.updates = UpdateRunner(self.runtime, self.inference.eager, self.lock)
 
     @classmethod
-    def of(cls, spec: ProgramSpec) -> Program:
+    def get_or_create(cls, spec: ProgramSpec) -> Program:
         """Returns the Program of a spec, creating it if no policy with this spec exists."""
         with _registry_lock:
             program = _registry.get(spec.key)
             if program is None:
                 program = _registry[spec.key] = cls(spec)
-            if program.runtime.is_kept:
-                if program in _kept:
-                    _kept.remove(program)
-                _kept.append(program)
+            if program.runtime.outlives_policies:
+                if program in _recent_programs:
+                    _recent_programs.remove(program)
+                _recent_programs.append(program)
             return program
 
     @property
     def has_values(self) -> bool:
-        return self.spec.with_value
+        return self.spec.has_values
 
     def new_state(
         self,
@@ -98,11 +100,11 @@ class Program:
         that is made with a model instance, the `template`, starts with the weights of that
         instance.
         """
-        return self._states.new(hyper, weight_seed, rng_seed, template)
+        return self._state_factory.make(hyper, weight_seed, rng_seed, template)
 
-    def model_of(self, state: PolicyState) -> Any:
+    def load_model(self, state: PolicyState) -> Any:
         """Returns the Keras model with the weights of a state, until another state is loaded."""
-        require_tensorflow()
+        check_tensorflow_survived_fork()
         with state.lock, self.lock:
             self.inference.eager.load(state)
             return self.functions.network.model
@@ -128,64 +130,66 @@ class Program:
 
         def convert() -> None:
             with contextlib.suppress(ConfigError):  # raised again when a policy uses it
-                self.inference.actor("onnx")
+                self.inference.get_runtime("onnx")
 
         meanwhile = convert if acting else None
-        state = self._states.for_checks(0)
+        state = self._state_factory.make_scratch(0)
         state.hyper[...] = hyper
         self.updates.warm_up(state, rows, num_epochs, minibatch_size, meanwhile)
 
 
-class _States:
+class _StateFactory:
     """Creates the states of policies with the same Program, whose variables have initial values."""
 
     def __init__(self, functions: ProgramFunctions) -> None:
         self._layout, self._spec = functions.layout, functions.spec
         self._networks = functions.networks
-        self._start = [np.array(v.numpy()) for v in functions.resident]
-        self._templates_taken: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._initial_values = [np.array(v.numpy()) for v in functions.resident]
+        self._used_templates: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
-    def _fresh(self) -> dict[str, FreshWeights]:
-        start = dict(zip(self._layout.slots, self._start, strict=True))
+    def _fresh_weights(self) -> dict[str, WeightInitializer]:
+        values = dict(zip(self._layout.slots, self._initial_values, strict=True))
         return {
-            part: FreshWeights(each.model, [start[slot] for slot in self._layout.of(part)])
-            for part, each in self._networks.items()
+            part: WeightInitializer(
+                network.model, [values[slot] for slot in self._layout.get_slots(part)]
+            )
+            for part, network in self._networks.items()
         }
 
-    def new(
+    def make(
         self, hyper: Sequence[float], weight_seed: int, rng_seed: int, template: keras.Model | None
     ) -> PolicyState:
         state = PolicyState(self._layout, hyper, np.random.default_rng(rng_seed))
-        if self._spec.learning_draws_apart:
-            state.draw_apart()
+        if self._spec.has_learning_rng:
+            state.spawn_learning_rng()
         keys = [slot.key for slot in self._layout.slots]
-        arrays = dict(zip(keys, self._start, strict=True))
-        for i, (part, fresh) in enumerate(self._fresh.items()):
-            with placed(CPU):  # so that a seed gives the same weights on every machine
+        arrays = dict(zip(keys, self._initial_values, strict=True))
+        for i, (part, fresh) in enumerate(self._fresh_weights.items()):
+            with device_scope(CPU):  # so that a seed gives the same weights on every machine
                 values = fresh.draw([weight_seed, i] if i else weight_seed)
-            if part == "model" and template is not None and template not in self._templates_taken:
-                self._templates_taken.add(template)
-                given = [np.array(variable.numpy()) for variable in template.variables]
-                values[: len(given)] = given
-            slots = self._layout.of(part)
+            if part == "model" and template is not None and template not in self._used_templates:
+                self._used_templates.add(template)
+                template_values = [np.array(variable.numpy()) for variable in template.variables]
+                values[: len(template_values)] = template_values
+            slots = self._layout.get_slots(part)
             arrays |= {slot.key: x for slot, x in zip(slots, values, strict=True)}
         state.write(arrays)
-        state.follow(1.0)
+        state.update_targets(1.0)
         return state
 
-    def for_checks(self, weight_seed: int) -> PolicyState:
+    def make_scratch(self, weight_seed: int) -> PolicyState:
         """Returns a state with fresh weights that belongs to no policy."""
-        return self.new([0.0] * len(self._spec.hyperparameters), weight_seed, 0, None)
+        return self.make([0.0] * len(self._spec.hyperparameters), weight_seed, 0, None)
 
 
-def _require_room(spec: ProgramSpec) -> None:
+def _check_memory(spec: ProgramSpec) -> None:
     """Checks that the networks fit into memory, before they are created.
 
     A user's factory is called once only, so it is not measured, unless a file gives its arguments.
     """
     if spec.source.is_catalog or is_built_from_file():
-        require_room(spec.source.make, f"The model of {spec.policy_class.__name__}")
+        check_memory(spec.source.make, f"The model of {spec.policy_class.__name__}")
     for name, plan in spec.networks.items():
         if plan.make is not None:
-            require_room(plan.make, f"The network {name!r} of {spec.policy_class.__name__}")
+            check_memory(plan.make, f"The network {name!r} of {spec.policy_class.__name__}")

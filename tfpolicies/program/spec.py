@@ -16,21 +16,21 @@ from tfpolicies.errors import ConfigError, SpaceError
 from tfpolicies.exploration.transform import Transform
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.action_mapping import ActionMapping
-from tfpolicies.models.architecture import fingerprint
+from tfpolicies.models.architecture import compute_fingerprint
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
-from tfpolicies.models.filters import filtered_leaves, require_filter
-from tfpolicies.models.learning_rates import changing_rate
+from tfpolicies.models.filters import check_filter_name, get_filtered_leaves
+from tfpolicies.models.learning_rates import resolve_schedule
 from tfpolicies.models.model_source import ModelSource
-from tfpolicies.models.settings import model_settings, without_memory
+from tfpolicies.models.settings import complete_model_config, without_memory
 from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
-from tfpolicies.program.devices import CPU, placed
-from tfpolicies.program.networks import NetworkPlan, require_plans
-from tfpolicies.program.surroundings import require_usual_tensorflow
+from tfpolicies.program.devices import CPU, device_scope
+from tfpolicies.program.networks import NetworkPlan, check_plans
+from tfpolicies.program.surroundings import check_tf_environment
 from tfpolicies.program.traced_context import TracedContext
-from tfpolicies.program.view import ConfigView
+from tfpolicies.program.view import TracedConfig
 from tfpolicies.system.gpus import limit_gpus
 
-_CLIP = "grad_clip"
+_GRAD_CLIP = "grad_clip"
 """The hyper-parameter that limits the norm of gradients."""
 
 
@@ -59,7 +59,7 @@ class ProgramSpec:
     source: ModelSource = None  # type: ignore[assignment]  # set at the end of `of`
 
     @classmethod
-    def of(
+    def from_policy(
         cls,
         policy_class: Any,
         observation_space: gym.Space[Any],
@@ -71,15 +71,15 @@ class ProgramSpec:
 
         Raises:
             ConfigError: if settings contradict each other, or global modes of TensorFlow are not
-                the defaults; see `require_usual_tensorflow`.
+                the defaults; see `check_tf_environment`.
             SpaceError: if the mask does not fit the action space.
             ModelError: if the model does not fit.
             ForkError: if this process was forked after TensorFlow had started.
         """
-        require_usual_tensorflow()
-        static = static_settings(policy_class, config)
+        check_tf_environment()
+        static = get_static_settings(policy_class, config)
         limit_gpus(wanted=bool(static["num_gpus"]))  # before any operation of a policy runs
-        dist_class = policy_class._distribution(action_space, static)
+        dist_class = policy_class._get_distribution(action_space, static)
         gaussians = (DiagGaussian,), (SquashedGaussian,)
         if static["model"]["free_log_std"] and dist_class.kinds not in gaussians:
             raise ConfigError(
@@ -95,16 +95,19 @@ class ProgramSpec:
         _check_overrides(policy_class)
         spaces, names = (observation_space, action_space), tuple(policy_class.hyperparameters)
         spec = cls(policy_class, *spaces, names, static, dist_class, explorer)
-        given = static
+        source_settings = static
         if policy_class._overrides("make_model"):
-            made = _MadeByClass(policy_class, spec.view())
-            model = {**static["model"], "custom_model": made, "custom_model_config": {}}
-            given = {**static, "model": without_memory(model)}  # `make_model` adds its own
-        with placed(CPU):  # models are only inspected here, and compared with their copies
-            source = policy_class._model_source(observation_space, dist_class, given)
-        return replace(spec, source=source, explorer=explorer.behind(source.noise_size))
+            factory = _MakeModelFactory(policy_class, spec.make_traced_self())
+            model = {**static["model"], "custom_model": factory, "custom_model_config": {}}
+            source_settings = {
+                **static,
+                "model": without_memory(model),
+            }  # `make_model` adds its own
+        with device_scope(CPU):  # models are only inspected here, and compared with their copies
+            source = policy_class._get_model_source(observation_space, dist_class, source_settings)
+        return replace(spec, source=source, explorer=explorer.with_network_noise(source.noise_size))
 
-    def view(self, hyper: tf.Tensor | None = None) -> Any:
+    def make_traced_self(self, hyper: tf.Tensor | None = None) -> Any:
         """Returns the `self` of traced code of the class; its `context` may be extended.
 
         Args:
@@ -112,12 +115,12 @@ class ProgramSpec:
         """
         owner = self.policy_class.__name__
         context = TracedContext(
-            config=ConfigView(self.hyperparameters, hyper, self.static, owner=owner),
+            config=TracedConfig(self.hyperparameters, hyper, self.static, owner=owner),
             observation_space=self.observation_space,
             action_space=self.action_space,
             dist_class=self.dist_class,
         )
-        return self.policy_class._traced_view(context)
+        return self.policy_class._make_traced_view(context)
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
@@ -127,8 +130,8 @@ class ProgramSpec:
             self.policy_class,
             space_key(self.observation_space),
             space_key(self.action_space),
-            fingerprint({**self.static, "model": model}),
-            self.dist_class.kinds,
+            compute_fingerprint({**self.static, "model": model}),
+            self.dist_class.leaf_classes,
             self.explorer.key,
             self.source.key,
             tuple(plan.key for plan in self.networks.values()),
@@ -138,18 +141,18 @@ class ProgramSpec:
     def networks(self) -> dict[str, NetworkPlan]:
         """The plan of each network, by name; the network that acts, "model", is the first."""
         cls, spaces = self.policy_class, (self.observation_space, self.dist_class)
-        found = cls.network_plans(*spaces, self.static)
-        require_plans(found, cls.__name__, self.hyperparameters)
-        return dict(found)
+        plans = cls.network_plans(*spaces, self.static)
+        check_plans(plans, cls.__name__, self.hyperparameters)
+        return dict(plans)
 
     @cached_property
-    def rates(self) -> tuple[str, ...]:
+    def learning_rates(self) -> tuple[str, ...]:
         """The hyper-parameters that are learning rates of networks, each once."""
         return tuple(dict.fromkeys(plan.lr for plan in self.networks.values()))
 
-    def rates_as_lr(self, config: Mapping[str, Any]) -> list[str]:
+    def get_unset_rates(self, config: Mapping[str, Any]) -> list[str]:
         """Returns the learning rates that are None in a config, so that `lr` is used for them."""
-        return [name for name in self.rates if config[name] is None]
+        return [name for name in self.learning_rates if config[name] is None]
 
     @property
     def noise_size(self) -> int:
@@ -159,13 +162,13 @@ class ProgramSpec:
     @property
     def update_noise_size(self) -> int:
         """The number of noise values per update."""
-        return int(self.policy_class._update_noise(self.source, self.static))
+        return int(self.policy_class._update_noise_size(self.source, self.static))
 
     @property
-    def learning_draws_apart(self) -> bool:
+    def has_learning_rng(self) -> bool:
         """Returns whether learning draws from another generator than acting."""
-        asks = self.policy_class._overrides("learning_noise_size")
-        return asks or self.update_noise_size > 0
+        uses_noise = self.policy_class._overrides("learning_noise_size")
+        return uses_noise or self.update_noise_size > 0
 
     @cached_property
     def obs_leaves(self) -> tuple[Leaf, ...]:
@@ -176,12 +179,12 @@ class ProgramSpec:
         return tuple(self.dist_class.leaves)
 
     @cached_property
-    def filtered(self) -> tuple[int, ...]:
+    def filtered_leaf_indices(self) -> tuple[int, ...]:
         """The indices of the observation leaves that are normalised by running statistics."""
         if self.static["observation_filter"] == "NoFilter":
             return ()
-        require_filter(self.static["observation_filter"])
-        return filtered_leaves(self.observation_space)
+        check_filter_name(self.static["observation_filter"])
+        return get_filtered_leaves(self.observation_space)
 
     @cached_property
     def action_mapping(self) -> ActionMapping:
@@ -190,11 +193,11 @@ class ProgramSpec:
         )
 
     @property
-    def with_value(self) -> bool:
+    def has_values(self) -> bool:
         return bool(self.policy_class.wants_value(self.static))
 
     @property
-    def time_steps(self) -> int:
+    def max_seq_len(self) -> int:
         """The length of training sequences, for recurrent models."""
         return int(self.static["model"]["max_seq_len"])
 
@@ -206,11 +209,11 @@ class ProgramSpec:
         """
         values = []
         for name in self.hyperparameters:
-            value = config["lr" if name in self.rates_as_lr(config) else name]
-            rate = changing_rate(value) if name in ("lr", *self.rates) else None
-            if rate is not None:
-                value = rate.of(0)
-            if not config.get(self.policy_class._switches.get(name), True):
+            value = config["lr" if name in self.get_unset_rates(config) else name]
+            schedule = resolve_schedule(value) if name in ("lr", *self.learning_rates) else None
+            if schedule is not None:
+                value = schedule.value(0)
+            if not config.get(self.policy_class._enabling_settings.get(name), True):
                 value = 0.0
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, int | float)
@@ -219,27 +222,27 @@ class ProgramSpec:
             values.append(float("inf") if value is None else float(value))
         return values
 
-    def clips(self, hyper: np.ndarray) -> bool:
+    def clips_gradients(self, hyper: np.ndarray) -> bool:
         """Returns whether hyper-parameters `[H]` limit gradients."""
         names = self.hyperparameters
-        return _CLIP in names and bool(hyper[names.index(_CLIP)] != math.inf)
+        return _GRAD_CLIP in names and bool(hyper[names.index(_GRAD_CLIP)] != math.inf)
 
-    def unclipped(self, hyper: tf.Tensor) -> list[tf.Tensor]:
+    def disable_clipping(self, hyper: tf.Tensor) -> list[tf.Tensor]:
         """Returns hyper-parameters `[H]` as scalars, with infinity as the limit of gradients."""
         names = self.hyperparameters
-        return [tf.constant(math.inf) if x == _CLIP else hyper[i] for i, x in enumerate(names)]
+        return [tf.constant(math.inf) if x == _GRAD_CLIP else hyper[i] for i, x in enumerate(names)]
 
 
 @dataclass(frozen=True)
-class _MadeByClass:
+class _MakeModelFactory:
     """The model factory of a class that overrides `make_model`; equal for equal classes."""
 
     policy_class: Any
-    view: Any = field(compare=False)
+    traced_self: Any = field(compare=False)
 
     def __call__(self, observation_space: gym.Space[Any], num_outputs: int) -> Any:
-        made, view = self.view.make_model(), self.view
-        return EXTENSIONS.wrap_model(made, view.observation_space, view.action_space)
+        model, traced_self = self.traced_self.make_model(), self.traced_self
+        return EXTENSIONS.wrap_model(model, traced_self.observation_space, traced_self.action_space)
 
 
 def _check_overrides(policy_class: Any) -> None:
@@ -252,10 +255,10 @@ def _check_overrides(policy_class: Any) -> None:
             )
 
 
-def static_settings(policy_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def get_static_settings(policy_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that change code or shapes, with all settings of the model."""
     static = {key: config[key] for key in policy_class.static_keys}
-    return static | {"model": model_settings(config["model"])}
+    return static | {"model": complete_model_config(config["model"])}
 
 
 def _check_mask(space: gym.Space[Any], dist_class: ActionDistribution) -> None:
@@ -282,4 +285,4 @@ def program_fingerprint(
     """
     names = [name for name in spec.hyperparameters if saved is None or name in saved]
     shapes = [(slot.key, list(slot.shape), slot.dtype) for slot in slots]
-    return fingerprint([spec.policy_class.__qualname__, names, shapes])
+    return compute_fingerprint([spec.policy_class.__qualname__, names, shapes])

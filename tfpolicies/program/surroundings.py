@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import is_eager_process
-from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.forks import check_tensorflow_survived_fork
 
 
-def require_usual_tensorflow() -> None:
+def check_tf_environment() -> None:
     """Checks that TensorFlow's global modes are the defaults, as in a fresh process.
 
     Raises:
@@ -17,10 +17,10 @@ def require_usual_tensorflow() -> None:
             message names it and says how to undo it.
         ForkError: if this process was forked after TensorFlow had started.
     """
-    require_tensorflow()
+    check_tensorflow_survived_fork()
     if not tf.executing_eagerly():
-        raise ConfigError(_NOT_HERE if is_eager_process() else _NOT_EAGER)
-    for name, is_on in _MODES.items():
+        raise ConfigError(_INSIDE_TF_FUNCTION if is_eager_process() else _EAGER_DISABLED)
+    for name, is_on in _REQUIRED_MODES.items():
         if not is_on():
             raise ConfigError(
                 f"tf.compat.v1.disable_{name}() was called, but policies need this mode. "
@@ -35,16 +35,16 @@ def require_usual_tensorflow() -> None:
         )
 
 
-_NOT_EAGER = (
+_EAGER_DISABLED = (
     "Eager execution is disabled in this process, but policies need it, also in graph mode. Remove "
     "tf.compat.v1.disable_eager_execution() or tf.compat.v1.disable_v2_behavior(); choose graph "
     'mode with config.framework("tf") or a TF1 class.'
 )
-_NOT_HERE = (
+_INSIDE_TF_FUNCTION = (
     "A policy cannot be made inside a tf.function. Make it outside of the function; in graph mode "
     "it has a graph of its own (policy.get_session().graph)."
 )
-_MODES = {
+_REQUIRED_MODES = {
     "resource_variables": tf.compat.v1.resource_variables_enabled,
     "v2_tensorshape": lambda: isinstance(tf.TensorShape([1])[0], int),
     "control_flow_v2": tf.compat.v1.control_flow_v2_enabled,

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.program.networks import NetworkView
-from tfpolicies.program.view import ConfigView, ModelView
+from tfpolicies.program.networks import NetworkHandle
+from tfpolicies.program.view import TracedConfig, TracedModel
 
 
 @dataclass(kw_only=True)
@@ -36,22 +36,22 @@ class TracedContext:
         values: after acting: float32 `[N]`, or None.
     """
 
-    config: ConfigView
+    config: TracedConfig
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     dist_class: ActionDistribution
     recorded: dict[str, tf.Tensor] = field(default_factory=dict)
-    model: ModelView | ActedModel = field(init=False)
-    target_model: ModelView = field(init=False)
-    networks: dict[str, NetworkView] = field(init=False)
-    target_networks: dict[str, NetworkView] = field(init=False)
+    model: TracedModel | CalledModel = field(init=False)
+    target_model: TracedModel = field(init=False)
+    networks: dict[str, NetworkHandle] = field(init=False)
+    target_networks: dict[str, NetworkHandle] = field(init=False)
     learning_noise: tf.Tensor = field(init=False)
     update_noise: tf.Tensor = field(init=False)
     dist_inputs: tf.Tensor = field(init=False)
     values: tf.Tensor | None = field(init=False)
 
 
-class ActedModel:
+class CalledModel:
     """The `self.model` of `extra_action_out_fn`: a model that has been called."""
 
     def __init__(self, owner: str, dist_inputs: tf.Tensor, values: tf.Tensor | None) -> None:

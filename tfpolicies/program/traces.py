@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfpolicies.errors import RetraceError
 
 
-class Traces(Counter[str]):
+class TraceCounts(Counter[str]):
     """The number of runs of each function body, by the name of the function.
 
     Args:
@@ -19,36 +19,36 @@ class Traces(Counter[str]):
     def __init__(self, limit: int | None = None) -> None:
         super().__init__()
         self._limit = limit
-        self._last: dict[str, list[str]] = {}
+        self._last_inputs: dict[str, list[str]] = {}
 
-    def note(self, name: str, *inputs: object) -> None:
+    def record(self, name: str, *inputs: object) -> None:
         """Counts one run of a function's body; raises a `RetraceError` beyond the limit."""
         self[name] += 1
         if self._limit is None:
             return
-        forms = [_form(x) for x in tf.nest.flatten(inputs)]
-        before, self._last[name] = self._last.get(name, forms), forms
+        descriptions = [_describe_input(x) for x in tf.nest.flatten(inputs)]
+        before, self._last_inputs[name] = self._last_inputs.get(name, descriptions), descriptions
         if self[name] - 1 > self._limit:
             raise RetraceError(
                 f"The function {name!r} was traced {self[name]} times; eager_max_retraces="
-                f"{self._limit} allows {self._limit + 1}. {_difference(before, forms)} Each trace "
+                f"{self._limit} allows {self._limit + 1}. {_describe_change(before, descriptions)} Each trace "
                 "costs as much as thousands of calls: find the cause of the traces, or raise the "
                 "limit; None disables it."
             )
 
 
-def _form(value: tf.Tensor) -> str:
+def _describe_input(value: tf.Tensor) -> str:
     if not hasattr(value, "dtype"):
         return repr(value)
     return f"{tf.as_dtype(value.dtype).name}{list(value.shape)}"
 
 
-def _difference(before: list[str], now: list[str]) -> str:
-    if len(before) != len(now):
-        return f"It got {len(now)} inputs, and {len(before)} the last time."
+def _describe_change(before: list[str], after: list[str]) -> str:
+    if len(before) != len(after):
+        return f"It got {len(after)} inputs, and {len(before)} the last time."
     changed = [
         f"input {i} was {old} and is {new}"
-        for i, (old, new) in enumerate(zip(before, now, strict=True))
+        for i, (old, new) in enumerate(zip(before, after, strict=True))
         if old != new
     ]
     if changed:

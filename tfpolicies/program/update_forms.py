@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class Form(enum.Enum):
+class CompileMode(enum.Enum):
     """Ways to run the minibatches of an update; the value is shown to users."""
 
     PLAIN = "tf.function"
@@ -23,19 +23,19 @@ class Form(enum.Enum):
     LOOP = "XLA"
 
     @property
-    def next(self) -> Form:
+    def fallback(self) -> CompileMode:
         """The replacement if XLA cannot compile it, or takes too long."""
-        return Form.STEP if self is Form.LOOP else Form.PLAIN
+        return CompileMode.STEP if self is CompileMode.LOOP else CompileMode.PLAIN
 
 
-class Work(NamedTuple):
+class GraphStats(NamedTuple):
     """The operations of a traced step."""
 
-    convolves: bool
-    remembers: bool  # recurrence or attention
-    branches: bool  # loops or branches, which have to be traced differently for XLA
-    operations: int
-    weights: int  # trainable numbers
+    has_convolutions: bool
+    is_recurrent: bool  # recurrence or attention
+    has_control_flow: bool  # loops or branches, which have to be traced differently for XLA
+    num_operations: int
+    num_weights: int  # trainable numbers
 
 
 _CONVOLUTION = re.compile(r"Conv(?!ert)|Conv2d|Dilation2D")
@@ -44,39 +44,39 @@ _BRANCH = re.compile(r"^(Stateless)?(If|Case)$")
 _RECURRENCE = re.compile(r"^CudnnRNN|LSTMBlock|^BlockLSTM|^GRUBlock")
 _PRODUCT = re.compile(r"^BatchMatMul|^Einsum$")
 
-_WEIGHTS_OF_LOOP = 100_000  # of a recurrent network; with more, only its step is compiled
-_WEIGHTS_OF_STEP = 1_000_000  # of a recurrent network; with more, nothing is compiled
-_MOST_OPERATIONS = 10_000  # with more, as in unrolled recurrences, XLA takes too long to compile
-"""The thresholds; `docs/decisions/012-how-updates-are-compiled.md` has the measurements."""
+_MAX_LOOP_WEIGHTS = 100_000  # of a recurrent network; with more, only its step is compiled
+_MAX_STEP_WEIGHTS = 1_000_000  # of a recurrent network; with more, nothing is compiled
+_MAX_OPERATIONS = 10_000  # with more, as in unrolled recurrences, XLA takes too long to compile
+"""The thresholds; `docs/decisions/012-how-updates-are-compile_update.md` has the measurements."""
 
 
-def work_of(graph: tf.Graph) -> Work:
+def analyze_graph(graph: tf.Graph) -> GraphStats:
     """Analyses the `FuncGraph` of a function, including the functions that it calls."""
-    kinds = list(_operations(graph))
+    op_types = list(_iter_op_types(graph))
 
-    def has(*patterns: re.Pattern[str]) -> bool:
-        return any(pattern.search(kind) for kind in set(kinds) for pattern in patterns)
+    def has_op(*patterns: re.Pattern[str]) -> bool:
+        return any(pattern.search(op_type) for op_type in set(op_types) for pattern in patterns)
 
-    return Work(
-        convolves=has(_CONVOLUTION),
-        remembers=has(_LOOP, _RECURRENCE) or ("Softmax" in kinds and has(_PRODUCT)),
-        branches=has(_LOOP, _BRANCH),
-        operations=len(kinds),
-        weights=sum(variable.shape.num_elements() for variable in graph.trainable_variables),
+    return GraphStats(
+        has_convolutions=has_op(_CONVOLUTION),
+        is_recurrent=has_op(_LOOP, _RECURRENCE) or ("Softmax" in op_types and has_op(_PRODUCT)),
+        has_control_flow=has_op(_LOOP, _BRANCH),
+        num_operations=len(op_types),
+        num_weights=sum(variable.shape.num_elements() for variable in graph.trainable_variables),
     )
 
 
-def form_of(work: Work, *, may_be_plain: bool, on_cpu: bool) -> Form:
+def choose_compile_mode(stats: GraphStats, *, allow_plain: bool, on_cpu: bool) -> CompileMode:
     """Returns the best way to compile an update, from the operations of its step."""
-    remembers_much = on_cpu and work.remembers and work.weights > _WEIGHTS_OF_STEP
-    if work.convolves or remembers_much or work.operations > _MOST_OPERATIONS:
-        return Form.PLAIN if may_be_plain else Form.STEP
-    if on_cpu and work.remembers and work.weights > _WEIGHTS_OF_LOOP:
-        return Form.STEP
-    return Form.LOOP
+    is_large_recurrent = on_cpu and stats.is_recurrent and stats.num_weights > _MAX_STEP_WEIGHTS
+    if stats.has_convolutions or is_large_recurrent or stats.num_operations > _MAX_OPERATIONS:
+        return CompileMode.PLAIN if allow_plain else CompileMode.STEP
+    if on_cpu and stats.is_recurrent and stats.num_weights > _MAX_LOOP_WEIGHTS:
+        return CompileMode.STEP
+    return CompileMode.LOOP
 
 
-def _operations(graph: tf.Graph) -> Iterator[str]:
+def _iter_op_types(graph: tf.Graph) -> Iterator[str]:
     definition = graph.as_graph_def()
     yield from (node.op for node in definition.node)
     for function in definition.library.function:

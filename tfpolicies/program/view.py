@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
+from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, suggest_similar_names
 from tfpolicies.extensions import EXTENSIONS, describe_import, describe_missing
-from tfpolicies.models.actor_critic import users_model
-from tfpolicies.models.adapted import AdaptedModel
+from tfpolicies.models.actor_critic import get_user_model
+from tfpolicies.models.adapted import WrappedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import NOISE, SEQ_LENS
-from tfpolicies.models.spaces import Leaf, batch_leaves, pick
+from tfpolicies.models.spaces import Leaf, batch_leaves, get_at_path
 from tfpolicies.type_aliases import Structure
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ LOSS_MASK = "loss_mask"
 """Column of 0/1 row weights: a loss that reads it may run on padded minibatches."""
 
 
-class ConfigView(Mapping[str, Any]):
+class TracedConfig(Mapping[str, Any]):
     """The config inside a traced function: hyper-parameters are tensors, static keys are values.
 
     Any other key raises an error, since its value would be a constant in code that other policies
@@ -44,12 +44,12 @@ class ConfigView(Mapping[str, Any]):
             return self._tensors[key]
         if key in self._static:
             return self._static[key]
-        known, owner = [*self._tensors, *self._static], self._owner
+        keys, owner = [*self._tensors, *self._static], self._owner
         numbers, constants = ", ".join(self._tensors), ", ".join(self._static)
         raise ConfigError(
             f"config[{key!r}] cannot be read in traced code of {owner}: only hyper-parameters "
             f"({numbers}) and static keys ({constants}) are shared by its policies."
-            f"{near_matches(key, known)} Add the key to {owner}.hyperparameters if it is a number "
+            f"{suggest_similar_names(key, keys)} Add the key to {owner}.hyperparameters if it is a number "
             f"that may differ between policies, or to {owner}.static_keys if it changes code or "
             "shapes."
         )
@@ -87,7 +87,7 @@ class TrainBatch(dict[str, Any]):
         except KeyError:
             raise MissingColumnError(
                 f"The train batch has no column {key!r}; it has {sorted(self)}."
-                f"{near_matches(key, self)} Columns are added by `postprocess_trajectory`."
+                f"{suggest_similar_names(key, self)} Columns are added by `postprocess_trajectory`."
             ) from None
         self.accessed_keys.add(key)
         self.reads_lengths |= key == SEQ_LENS
@@ -98,7 +98,7 @@ class TrainBatch(dict[str, Any]):
         return self[key] if key in self else default  # noqa: SIM401
 
 
-class ModelView:
+class TracedModel:
     """The `model` argument of `loss`: call it on a batch, then read the values.
 
     `model(train_batch)` gives `(dist_inputs [N, n], state)`; `model.value_function()` then gives
@@ -133,15 +133,15 @@ class ModelView:
         """
         ports = self._network.ports
         obs = batch["obs"]
-        seen = [x for view in ports.views for x in view.picked(batch[view.name])]
+        view_arrays = [x for view in ports.views for x in view.flatten(batch[view.name])]
         steps: Any = 1
         if ports.is_recurrent:
             state = state or [batch[port.name] for port in ports.states]
-            seq_lens = self._lengths(batch) if seq_lens is None else seq_lens
+            seq_lens = self._read_lengths(batch) if seq_lens is None else seq_lens
             steps = self._time_steps
         inputs = NetworkInputs(
-            [pick(obs, leaf.path) for leaf in ports.obs_leaves],
-            seen,
+            [get_at_path(obs, leaf.path) for leaf in ports.obs_leaves],
+            view_arrays,
             state or [],
             seq_lens,
             steps,
@@ -149,20 +149,20 @@ class ModelView:
         )
         self._outputs = self._network(inputs, training=self._training)
         if not (isinstance(steps, int) and steps == 1):  # one step has no rows of padding
-            self._outputs = _with_last_row(self._outputs, seq_lens, steps)
+            self._outputs = _repeat_last_row(self._outputs, seq_lens, steps)
         return self._outputs.dist_inputs, self._outputs.states
 
     @staticmethod
-    def _lengths(batch: Mapping[str, Any]) -> tf.Tensor:
-        known = getattr(batch, "reads_lengths", False)
+    def _read_lengths(batch: Mapping[str, Any]) -> tf.Tensor:
+        was_read = getattr(batch, "reads_lengths", False)
         lengths = batch[SEQ_LENS]
         if isinstance(batch, TrainBatch):
-            batch.reads_lengths = known  # since the loss itself did not read them
+            batch.reads_lengths = was_read  # since the loss itself did not read them
         return lengths
 
     def value_function(self) -> tf.Tensor:
         """Returns the values `[B]` of the last call."""
-        values = self._last("value_function").values
+        values = self._require_outputs("value_function").values
         if values is None:
             raise ConfigError(
                 "model.value_function(): the model has no value output. Make `wants_value` of the "
@@ -175,12 +175,12 @@ class ModelView:
 
         The inputs of distributions are computed from them (`ActionDistribution.inputs_of`).
         """
-        return self._last("raw_outputs").outputs
+        return self._require_outputs("raw_outputs").outputs
 
-    def _last(self, asked: str) -> NetworkOutputs:
+    def _require_outputs(self, method: str) -> NetworkOutputs:
         if self._outputs is None:
             raise ConfigError(
-                f"model.{asked}(): the model was not called yet. Call `model(train_batch)` first."
+                f"model.{method}(): the model was not called yet. Call `model(train_batch)` first."
             )
         return self._outputs
 
@@ -195,9 +195,9 @@ class ModelView:
             raise AttributeError(describe_missing(self, name))
         with contextlib.suppress(LookupError):
             return EXTENSIONS.get_attribute(self, name)
-        model = users_model(self._network.model)
+        model = get_user_model(self._network.model)
         try:
-            return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
+            return getattr(model.inner if isinstance(model, WrappedModel) else model, name)
         except AttributeError:
             hint = describe_import(self, name)
             if not hint:
@@ -206,7 +206,7 @@ class ModelView:
             raise AttributeError(message) from None
 
 
-def _with_last_row(
+def _repeat_last_row(
     outputs: NetworkOutputs, seq_lens: tf.Tensor, time_steps: tf.Tensor | int
 ) -> NetworkOutputs:
     """Replaces the outputs for padded rows of `[S, T]` sequences by those for the last valid row.
@@ -217,16 +217,16 @@ def _with_last_row(
     last = tf.maximum(tf.cast(seq_lens, tf.int32) - 1, 0)[:, None]  # [S, 1]
     first = time_steps * tf.range(tf.shape(last)[0])[:, None]
     rows = tf.reshape(first + tf.minimum(steps, last), [-1])
-    counts = tf.reshape(steps <= last, [-1])
+    is_valid = tf.reshape(steps <= last, [-1])
 
-    def filled(x: tf.Tensor) -> tf.Tensor:
-        mask = counts if x.shape.rank == 1 else counts[:, None]
+    def fill(x: tf.Tensor) -> tf.Tensor:
+        mask = is_valid if x.shape.rank == 1 else is_valid[:, None]
         return tf.where(mask, x, tf.stop_gradient(tf.gather(x, rows)))
 
-    raw = filled(outputs.outputs)
+    raw = fill(outputs.outputs)
     same = outputs.dist_inputs is outputs.outputs
-    dist_inputs = raw if same else filled(outputs.dist_inputs)
-    values = None if outputs.values is None else filled(outputs.values)
+    dist_inputs = raw if same else fill(outputs.dist_inputs)
+    values = None if outputs.values is None else fill(outputs.values)
     return outputs._replace(dist_inputs=dist_inputs, outputs=raw, values=values)
 
 
@@ -244,7 +244,7 @@ class TapeOptimizer:
     tape: tf.GradientTape | None
     optimizer: Any
     variables: list[Any]
-    takes: tf.Tensor | None = None
+    is_active: tf.Tensor | None = None
 
     def compute_gradients(
         self, loss: tf.Tensor, variables: Sequence[Any] | None = None
@@ -264,62 +264,64 @@ class TapeOptimizer:
                 "given them."
             )
         tape, variables = self.tape, self.variables if variables is None else list(variables)
-        if self.takes is None:
-            return list(zip(_gradients(tape, loss, variables), variables, strict=True))
+        if self.is_active is None:
+            return list(zip(_compute_gradients(tape, loss, variables), variables, strict=True))
 
-        def computed() -> list[tf.Tensor]:
-            pairs = zip(_gradients(tape, loss, variables), variables, strict=True)
+        def compute() -> list[tf.Tensor]:
+            pairs = zip(_compute_gradients(tape, loss, variables), variables, strict=True)
             return [tf.zeros_like(x) if gradient is None else gradient for gradient, x in pairs]
 
-        def zeros() -> list[tf.Tensor]:
+        def make_zeros() -> list[tf.Tensor]:
             return [tf.zeros_like(variable) for variable in variables]
 
-        return list(zip(tf.cond(self.takes > 0.0, computed, zeros), variables, strict=True))
+        return list(zip(tf.cond(self.is_active > 0.0, compute, make_zeros), variables, strict=True))
 
     def require_gradient(self, loss: tf.Tensor) -> None:
         """Raises a `ConfigError` if a loss depends on none of the variables."""
         if self.tape is not None:
-            _gradients(self.tape, loss, self.variables)
+            _compute_gradients(self.tape, loss, self.variables)
 
     def apply_gradients(self, pairs: Sequence[tuple[tf.Tensor | None, Any]]) -> None:
         """Updates the variables, unless the optimizer skips this update."""
-        gradients = by_variable(pairs, self.variables)
+        gradients = order_gradients(pairs, self.variables)
 
-        def updated() -> tf.Tensor:
-            update(self.optimizer, gradients, self.variables)
+        def apply() -> tf.Tensor:
+            apply_optimizer(self.optimizer, gradients, self.variables)
             return tf.constant(0)
 
-        if self.takes is None:
-            updated()
+        if self.is_active is None:
+            apply()
         else:
-            tf.cond(self.takes > 0.0, updated, lambda: tf.constant(0))
+            tf.cond(self.is_active > 0.0, apply, lambda: tf.constant(0))
 
 
-def _gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any]) -> list[Any]:
+def _compute_gradients(
+    tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any]
+) -> list[Any]:
     """Returns the gradients of a loss, None where it is constant; raises if all are None."""
-    found: list[Any] = tape.gradient(loss, variables)
-    if variables and all(gradient is None for gradient in found):
+    gradients: list[Any] = tape.gradient(loss, variables)
+    if variables and all(gradient is None for gradient in gradients):
         first = getattr(variables[0], "path", variables[0].name)
-        more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
+        suffix = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
         raise ConfigError(
             "A loss depends on none of the variables that it is differentiated with respect to "
-            f"({first!r}{more}), so they would never be updated. Compute it with TensorFlow "
+            f"({first!r}{suffix}), so they would never be updated. Compute it with TensorFlow "
             "from the outputs of their network in `loss`: NumPy, `tf.stop_gradient` and integers "
             "have no gradient. To freeze a network, return 0.0 times a loss that depends on it."
         )
-    return found
+    return gradients
 
 
-def by_variable(pairs: Sequence[tuple[Any, Any]], variables: Sequence[Any]) -> list[Any]:
+def order_gradients(pairs: Sequence[tuple[Any, Any]], variables: Sequence[Any]) -> list[Any]:
     """Returns the gradients of `(gradient, variable)` pairs, in the order of `variables`.
 
     Missing ones become zeros.
     """
-    known = {id(variable): gradient for gradient, variable in pairs}
-    return [tf.zeros_like(v) if known.get(id(v)) is None else known[id(v)] for v in variables]
+    by_id = {id(variable): gradient for gradient, variable in pairs}
+    return [tf.zeros_like(v) if by_id.get(id(v)) is None else by_id[id(v)] for v in variables]
 
 
-def update(
+def apply_optimizer(
     optimizer: keras.optimizers.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[Any]
 ) -> None:
     """Updates variables by a Keras optimizer; all optimizers are called here.
@@ -332,13 +334,13 @@ def update(
     replica.merge_call(lambda strategy: optimizer.apply(gradients, variables))
 
 
-def nested_rows(space_leaves: Sequence[Leaf], batch: Structure, argument: str) -> Any:
+def nest_rows(space_leaves: Sequence[Leaf], batch: Structure, argument: str) -> Any:
     """Checks a possibly nested column and converts its leaves to the dtypes of Programs."""
     arrays = iter(batch_leaves(space_leaves, batch, argument))
-    return _refill(batch, space_leaves, arrays)
+    return _build_tree(batch, space_leaves, arrays)
 
 
-def _refill(batch: Structure, space_leaves: Sequence[Leaf], arrays: Iterator[Any]) -> Any:
+def _build_tree(batch: Structure, space_leaves: Sequence[Leaf], arrays: Iterator[Any]) -> Any:
     if len(space_leaves) == 1 and not space_leaves[0].path:
         return next(arrays)
     tree: dict[str, Any] = {}

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import CheckpointError
-from tfpolicies.replay.room import Room
+from tfpolicies.replay.room import BufferAllocator
 from tfpolicies.replay.segments import Arrays
 
-_REMEMBERED = 1024  # minimum number of stored frames that new ones are compared with
-_NAME = "frames"  # of the array in segments
+_MIN_COMPARED = 1024  # minimum number of stored frames that new ones are compared with
+_ARRAY_NAME = "frames"  # of the array in segments
 _SEGMENT_BYTES = 8 * 2**20
-_SEGMENTS_PER_CHUNK = 8  # maximum; memory is allocated and freed by chunks
-_CHUNKS = 8  # minimum, if there are enough frames
+_MAX_SEGMENTS_PER_CHUNK = 8  # maximum; memory is allocated and freed by chunks
+_MIN_CHUNKS = 8  # minimum, if there are enough frames
 
 
-class Frames:
+class FrameStore:
     """Arrays of one shape and dtype, by number.
 
     Args:
@@ -40,52 +40,61 @@ class Frames:
         next: the number of the next new frame.
         per_segment: the number of frames in one file.
 
-    >>> frames = Frames((2,), np.uint8, Room())
+    >>> frames = FrameStore((2,), np.uint8, Room())
     >>> numbers = frames.add(np.array([[1, 2], [3, 4], [1, 2]], np.uint8))
     >>> numbers.tolist(), frames.next, frames[1].tolist()
     ([0, 1, 0], 2, [3, 4])
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: np.dtype | type, room: Room, expected: int = 1024
+        self,
+        shape: Sequence[int],
+        dtype: np.dtype | type,
+        allocator: BufferAllocator,
+        expected_frames: int = 1024,
     ) -> None:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         self.first = self.next = 0
         size = max(1, math.prod(self.shape) * self.dtype.itemsize)
-        self.per_segment = max(1, min(_SEGMENT_BYTES // size, expected))
-        segments = min(max(1, expected // (_CHUNKS * self.per_segment)), _SEGMENTS_PER_CHUNK)
+        self.per_segment = max(1, min(_SEGMENT_BYTES // size, expected_frames))
+        segments = min(
+            max(1, expected_frames // (_MIN_CHUNKS * self.per_segment)), _MAX_SEGMENTS_PER_CHUNK
+        )
         self._per_chunk = self.per_segment * segments
-        self._room = room
+        self._allocator = allocator
         self._chunks: dict[int, np.ndarray] = {}
-        self._known: list[dict[int, int]] = [{}, {}]  # numbers by hash; older ones, newer ones
-        self._oldest_known = [0, 0]  # lower bounds of the numbers in the dicts
-        self._floors: list[tuple[int, int]] = []  # (row, lowest frame number from that row on)
+        self._numbers_by_hash: list[dict[int, int]] = [
+            {},
+            {},
+        ]  # numbers by hash; older ones, newer ones
+        self._oldest_compared = [0, 0]  # lower bounds of the numbers in the dicts
+        self._row_floors: list[tuple[int, int]] = []  # (row, lowest frame number from that row on)
 
     def __getitem__(self, number: int) -> np.ndarray:
         """Returns one frame, read-only."""
-        chunk, place = divmod(number, self._per_chunk)
-        return self._chunks[chunk][place]
+        chunk, offset = divmod(number, self._per_chunk)
+        return self._chunks[chunk][offset]
 
     @property
     def nbytes(self) -> int:
         return sum(chunk.nbytes for chunk in self._chunks.values())
 
     @functools.cached_property
-    def _factors(self) -> np.ndarray:
+    def _hash_factors(self) -> np.ndarray:
         words = -(-math.prod(self.shape) * self.dtype.itemsize // 8)
         return np.random.default_rng(0).integers(2**63, size=words, dtype=np.uint64) | np.uint64(1)
 
     def begin_row(self, row: int) -> None:
         """Sets the number of the row to which the next frames belong."""
-        floor = self._oldest_known[0]
-        if not self._floors or self._floors[-1][1] != floor:
-            self._floors.append((row, floor))
+        floor = self._oldest_compared[0]
+        if not self._row_floors or self._row_floors[-1][1] != floor:
+            self._row_floors.append((row, floor))
 
-    def forget_rows(self, before: int) -> None:
+    def drop_rows(self, before: int) -> None:
         """Drops frames that only rows before a number may refer to."""
-        while len(self._floors) > 1 and self._floors[1][0] <= before:
-            del self._floors[0]
-        self.first = self._floors[0][1]
+        while len(self._row_floors) > 1 and self._row_floors[1][0] <= before:
+            del self._row_floors[0]
+        self.first = self._row_floors[0][1]
         for chunk in [k for k in self._chunks if (k + 1) * self._per_chunk <= self.first]:
             del self._chunks[chunk]
 
@@ -96,60 +105,64 @@ class Frames:
         """
         frames = np.ascontiguousarray(frames)
         numbers = np.empty(len(frames), np.int64)
-        for i, mark in enumerate(self._sums(frames)):
-            known = self._known[1].get(mark, self._known[0].get(mark))
-            if known is None or self[known].tobytes() != frames[i].tobytes():
-                known = self._append(frames[i])
-                self._known[1][mark] = known
-            numbers[i] = known
-        if len(self._known[1]) > max(_REMEMBERED, len(frames)):
-            self._known = [self._known[1], {}]
-            self._oldest_known = [self._oldest_known[1], self.next]
+        for i, hash_value in enumerate(self._hash_frames(frames)):
+            number = self._numbers_by_hash[1].get(
+                hash_value, self._numbers_by_hash[0].get(hash_value)
+            )
+            if number is None or self[number].tobytes() != frames[i].tobytes():
+                number = self._append(frames[i])
+                self._numbers_by_hash[1][hash_value] = number
+            numbers[i] = number
+        if len(self._numbers_by_hash[1]) > max(_MIN_COMPARED, len(frames)):
+            self._numbers_by_hash = [self._numbers_by_hash[1], {}]
+            self._oldest_compared = [self._oldest_compared[1], self.next]
         return numbers
 
-    def piece(self, start: int, stop: int) -> dict[str, np.ndarray]:
+    def get_segment(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Returns the frames of some numbers, `[F, *shape]`, by name; they do not change.
 
         They must be between two multiples of `per_segment`.
         """
-        chunk, place = divmod(start, self._per_chunk)
-        return {_NAME: self._chunks[chunk][place : place + stop - start]}
+        chunk, offset = divmod(start, self._per_chunk)
+        return {_ARRAY_NAME: self._chunks[chunk][offset : offset + stop - start]}
 
-    def empty(self) -> dict[str, np.ndarray]:
+    def make_empty_segment(self) -> dict[str, np.ndarray]:
         """Returns a segment without frames."""
-        return {_NAME: np.empty((0, *self.shape), self.dtype)}
+        return {_ARRAY_NAME: np.empty((0, *self.shape), self.dtype)}
 
     def get_state(self) -> dict[str, Any]:
         """Returns all fields but the frames, as integers."""
-        return {"first": self.first, "next": self.next, "floors": [*map(list, self._floors)]}
+        return {"first": self.first, "next": self.next, "floors": [*map(list, self._row_floors)]}
 
-    def set_state(self, state: Mapping[str, Any], pieces: Iterable[Arrays]) -> None:
+    def set_state(self, state: Mapping[str, Any], segments: Iterable[Arrays]) -> None:
         """Restores the result of `get_state`, with its frames in order, into an empty store."""
         self.first = self.next = int(state["first"])
-        self._floors = [(int(row), int(number)) for row, number in state["floors"]]
-        numbers = [self.first, *(number for _, number in self._floors), int(state["next"])]
-        if numbers != sorted(numbers) or not self._floors:
+        self._row_floors = [(int(row), int(number)) for row, number in state["floors"]]
+        numbers = [self.first, *(number for _, number in self._row_floors), int(state["next"])]
+        if numbers != sorted(numbers) or not self._row_floors:
             raise CheckpointError(
                 f"Frames from {numbers[0]} to {numbers[-1]} cannot have the floors "
-                f"{self._floors!s:.200}. The state is damaged."
+                f"{self._row_floors!s:.200}. The state is damaged."
             )
-        for piece in pieces:
-            for frame in piece[_NAME]:
+        for segment in segments:
+            for frame in segment[_ARRAY_NAME]:
                 self._append(frame)
-        self._oldest_known = [self.next, self.next]
+        self._oldest_compared = [self.next, self.next]
 
     def _append(self, frame: np.ndarray) -> int:
-        chunk, place = divmod(self.next, self._per_chunk)
+        chunk, offset = divmod(self.next, self._per_chunk)
         if chunk not in self._chunks:
-            self._chunks[chunk] = self._room.array((self._per_chunk, *self.shape), self.dtype)
-        self._chunks[chunk][place] = frame
+            self._chunks[chunk] = self._allocator.allocate(
+                (self._per_chunk, *self.shape), self.dtype
+            )
+        self._chunks[chunk][offset] = frame
         self.next += 1
         return self.next - 1
 
-    def _sums(self, frames: np.ndarray) -> list[int]:
+    def _hash_frames(self, frames: np.ndarray) -> list[int]:
         """Returns a 64-bit hash of each frame."""
         flat = frames.reshape(len(frames), -1).view(np.uint8)
-        words = len(self._factors)
+        words = len(self._hash_factors)
         if flat.shape[1] < 8 * words:
             flat = np.pad(flat, ((0, 0), (0, 8 * words - flat.shape[1])))
-        return (flat.view(np.uint64) @ self._factors).tolist()
+        return (flat.view(np.uint64) @ self._hash_factors).tolist()

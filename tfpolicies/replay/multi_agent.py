@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
-from tfpolicies.errors import BatchError, UnknownPolicyError, near_matches
+from tfpolicies.errors import BatchError, UnknownPolicyError, suggest_similar_names
 from tfpolicies.replay.ring_buffer import ReplayBuffer
-from tfpolicies.replay.room import Room
+from tfpolicies.replay.room import BufferAllocator
 
 
 class MultiAgentReplayBuffer:
@@ -47,7 +47,7 @@ class MultiAgentReplayBuffer:
         storage_path: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        self.room = Room(memory_limit_bytes, storage_path)
+        self.allocator = BufferAllocator(memory_limit_bytes, storage_path)
         self.buffer_class(capacity, **settings)  # checks the arguments, and allocates no rows
         self._settings = settings
         self.capacity = capacity
@@ -69,16 +69,16 @@ class MultiAgentReplayBuffer:
             BatchError: as in `ReplayBuffer.add`, naming the policy. Nothing is changed then.
         """
         parts = batch.as_multi_agent().policy_batches
-        new = {pid: self._new_buffer(pid) for pid in parts if pid not in self.buffers}
-        buffers = {**self.buffers, **new}
+        new_buffers = {pid: self._make_buffer(pid) for pid in parts if pid not in self.buffers}
+        buffers = {**self.buffers, **new_buffers}
         for policy_id, part in parts.items():
             try:
-                buffers[policy_id].checked(part)
+                buffers[policy_id].check_batch(part)
             except BatchError as error:
                 raise BatchError(f"Policy {policy_id!r}: {error}") from error
         for policy_id, part in parts.items():
             buffers[policy_id].add(part)
-        self.buffers.update(new)
+        self.buffers.update(new_buffers)
 
     def sample(self, num_items: int, policy_id: str) -> SampleBatch:
         """Returns `num_items` rows of one policy; see `ReplayBuffer.sample`.
@@ -90,7 +90,7 @@ class MultiAgentReplayBuffer:
         if policy_id not in self.buffers:
             raise UnknownPolicyError(
                 f"No rows of a policy {policy_id!r} were added; there are rows of "
-                f"{list(self.buffers)}.{near_matches(policy_id, self.buffers)} Call `add` first, "
+                f"{list(self.buffers)}.{suggest_similar_names(policy_id, self.buffers)} Call `add` first, "
                 "or use `replay`, which returns None until there are enough rows."
             )
         return self.buffers[policy_id].sample(num_items)
@@ -117,11 +117,11 @@ class MultiAgentReplayBuffer:
         """
         buffers = {}
         for policy_id, buffer_state in state["buffers"].items():
-            buffers[policy_id] = self._new_buffer(policy_id)
+            buffers[policy_id] = self._make_buffer(policy_id)
             buffers[policy_id].set_state(buffer_state)
         self._entropy = state["entropy"]
         self.buffers = buffers
 
-    def _new_buffer(self, policy_id: str) -> ReplayBuffer:
+    def _make_buffer(self, policy_id: str) -> ReplayBuffer:
         seed = np.random.SeedSequence([self._entropy, *policy_id.encode()])
-        return self.buffer_class(self.capacity, seed, room=self.room, **self._settings)
+        return self.buffer_class(self.capacity, seed, allocator=self.allocator, **self._settings)

@@ -22,10 +22,10 @@ from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, 
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.ring_buffer import ReplayBuffer
 from tfpolicies.replay.sum_tree import SumTree
-from tfpolicies.rules import Rule, is_finite
+from tfpolicies.rules import Validator, is_finite
 from tfpolicies.type_aliases import Scalar
 
-AMOUNT = Rule(lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
+NON_NEGATIVE = Validator(lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
 WEIGHTS, INDEXES = "weights", "batch_indexes"
 """Columns of drawn rows: the weights of their loss, float32; their indices, int64."""
 
@@ -44,17 +44,17 @@ class Priorities:
 
     def __init__(self, capacity: int, alpha: float, beta: float) -> None:
         for name, value in (("alpha", alpha), ("beta", beta)):
-            require_amount(name, value)
+            check_non_negative(name, value)
         self.alpha, self.beta = float(alpha), float(beta)
-        self.greatest = 1.0
+        self.max_priority = 1.0
         self._tree = SumTree(capacity)
 
-    def enter(self, places: np.ndarray, priority: float | None = None) -> None:
+    def initialize(self, indices: np.ndarray, priority: float | None = None) -> None:
         """Sets the priority of new rows at `indices` `[B]`; None is the greatest so far."""
-        priority = self.greatest if priority is None else priority
-        self._tree.set(places, self._masses(np.float64(priority)))
+        priority = self.max_priority if priority is None else priority
+        self._tree.set(indices, self._compute_masses(np.float64(priority)))
 
-    def update(self, places: np.ndarray, priorities: np.ndarray) -> None:
+    def update(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities; for an index that occurs twice, the last one counts.
 
         Args:
@@ -65,14 +65,14 @@ class Priorities:
             UsageError: if a priority is not. Nothing is changed then.
         """
         priorities = np.asarray(priorities, np.float64)
-        self._tree.set(places, self._masses(priorities))
-        self.greatest = float(max(self.greatest, priorities.max(initial=0.0)))
+        self._tree.set(indices, self._compute_masses(priorities))
+        self.max_priority = float(max(self.max_priority, priorities.max(initial=0.0)))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Returns `count` indices, int64, drawn independently and with replacement."""
         return self._tree.find(rng.random(count) * self._tree.total)
 
-    def weights(self, places: np.ndarray, beta: float | None = None) -> np.ndarray:
+    def compute_weights(self, indices: np.ndarray, beta: float | None = None) -> np.ndarray:
         """Returns importance weights float32 `[B]`: the row with the lowest probability has 1.
 
         Args:
@@ -80,41 +80,45 @@ class Priorities:
             beta: an exponent to use instead of the default.
         """
         beta = self.beta if beta is None else beta
-        return ((self._tree.least / self._tree[places]) ** beta).astype(np.float32)
+        return ((self._tree.minimum / self._tree[indices]) ** beta).astype(np.float32)
 
     def get_state(self, filled: int) -> dict[str, Any]:
         """Returns the argument of `set_state`, with the powers of the first `filled` priorities."""
         masses = self._tree[:filled].copy()
-        return {"alpha": self.alpha, "greatest": self.greatest, "masses": masses}
+        return {"alpha": self.alpha, "greatest": self.max_priority, "masses": masses}
 
-    def checked(self, state: Mapping[str, Any] | None, filled: int) -> tuple[float, np.ndarray]:
+    def check_state(self, state: Mapping[str, Any] | None, filled: int) -> tuple[float, np.ndarray]:
         """Returns the greatest priority and the powers of a state.
 
         Raises:
             CheckpointError: unless it has `filled` priorities with this `alpha`.
         """
-        found = state if isinstance(state, Mapping) else {}
-        masses, greatest = np.asarray(found.get("masses", ())), found.get("greatest")
-        is_whole = masses.shape == (filled,) and masses.dtype.kind == "f"
-        if not is_whole or not _are_priorities(masses) or not AMOUNT.holds(greatest):
+        fields = state if isinstance(state, Mapping) else {}
+        masses, max_priority = np.asarray(fields.get("masses", ())), fields.get("greatest")
+        has_all_rows = masses.shape == (filled,) and masses.dtype.kind == "f"
+        if (
+            not has_all_rows
+            or not _are_priorities(masses)
+            or not NON_NEGATIVE.is_valid(max_priority)
+        ):
             raise CheckpointError(
                 f"The state has no priorities of {filled} rows: it is of a buffer without "
                 "priorities, or damaged. Load it into a buffer of the same class, or start with "
                 "an empty one."
             )
-        if found["alpha"] != self.alpha:
+        if fields["alpha"] != self.alpha:
             raise CheckpointError(
-                f"The state has priorities to the power of alpha={found['alpha']!r}, but this "
+                f"The state has priorities to the power of alpha={fields['alpha']!r}, but this "
                 f"buffer has alpha={self.alpha}. Create one with the same alpha."
             )
-        return float(found["greatest"]), masses
+        return float(fields["greatest"]), masses
 
     def set_state(self, state: Mapping[str, Any], filled: int) -> None:
-        self.greatest, masses = self.checked(state, filled)
+        self.max_priority, masses = self.check_state(state, filled)
         self._tree = SumTree(self._tree.capacity)
         self._tree.set(np.arange(filled), masses)
 
-    def _masses(self, priorities: np.ndarray | np.float64) -> np.ndarray:
+    def _compute_masses(self, priorities: np.ndarray | np.float64) -> np.ndarray:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             masses = np.asarray(priorities**self.alpha)
         if not (_are_priorities(np.asarray(priorities)) and _are_priorities(masses)):
@@ -158,7 +162,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         **settings: Any,
     ) -> None:
         super().__init__(capacity, seed, **settings)
-        require_amount("eps", eps)
+        check_non_negative("eps", eps)
         self.eps = eps
         self._priorities = Priorities(capacity, alpha, beta)
 
@@ -171,7 +175,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         before = self.num_added
         super().add(batch)
         first = max(before, self.num_added - self.capacity)
-        self._priorities.enter(np.arange(first, self.num_added) % self.capacity)
+        self._priorities.initialize(np.arange(first, self.num_added) % self.capacity)
 
     def update_priorities(self, indexes: np.ndarray, errors: np.ndarray) -> None:
         """Sets the priorities of rows to their absolute errors plus `eps`.
@@ -185,7 +189,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             UsageError: if the lengths differ, there is no row with an index, or an error is not
                 finite (or 0 with an `eps` of 0). Nothing is changed then.
         """
-        indexes, errors = checked_indexes(indexes, errors, len(self))
+        indexes, errors = check_indexes(indexes, errors, len(self))
         self._priorities.update(indexes, np.abs(errors) + self.eps)
 
     def get_state(self) -> dict[str, Any]:
@@ -200,20 +204,22 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 priorities, or is damaged. Nothing is changed then.
         """
         filled = min(state.get("num_added", 0), self.capacity)
-        self._priorities.checked(state.get("priorities"), filled)
+        self._priorities.check_state(state.get("priorities"), filled)
         super().set_state(state)
         self._priorities.set_state(state["priorities"], filled)
 
-    def _drawn(self, num_items: int) -> SampleBatch:
+    def _draw_rows(self, num_items: int) -> SampleBatch:
         """Adds the columns `weights`, float32, and `batch_indexes`, int64, to drawn rows.
 
         If the rows were added with weights, the weights are multiplied.
         """
-        chosen = self._priorities.draw(num_items, self._rng)
-        batch, weights = self._at(chosen), self._priorities.weights(chosen)
-        own = batch.get(WEIGHTS)
-        batch[WEIGHTS] = weights if own is None else (weights * own).astype(np.float32)
-        batch[INDEXES] = chosen
+        indices = self._priorities.draw(num_items, self._rng)
+        batch, weights = self._take(indices), self._priorities.compute_weights(indices)
+        stored_weights = batch.get(WEIGHTS)
+        batch[WEIGHTS] = (
+            weights if stored_weights is None else (weights * stored_weights).astype(np.float32)
+        )
+        batch[INDEXES] = indices
         return batch
 
 
@@ -239,18 +245,18 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
             raise UnknownPolicyError(
                 f"No rows of policies {unknown} were added; there are rows of {[*self.buffers]}."
             )
-        for policy_id, (indexes, found) in errors.items():
+        for policy_id, (indexes, td_errors) in errors.items():
             buffer = cast(PrioritizedReplayBuffer, self.buffers[policy_id])
-            buffer.update_priorities(indexes, found)
+            buffer.update_priorities(indexes, td_errors)
 
 
-def require_amount(name: str, value: Scalar) -> None:
+def check_non_negative(name: str, value: Scalar) -> None:
     """Raises a `ConfigError` unless an argument is a finite number >= 0."""
-    if not AMOUNT.holds(value):
-        raise ConfigError(f"`{name}` must be {AMOUNT.words}, but got {value!r}.")
+    if not NON_NEGATIVE.is_valid(value):
+        raise ConfigError(f"`{name}` must be {NON_NEGATIVE.description}, but got {value!r}.")
 
 
-def checked_indexes(
+def check_indexes(
     indexes: ArrayLike, values: ArrayLike, rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns indexes of rows and a value for each, as arrays `[B]`, the values in float64.

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.layout import INFOS, SEQ_LENS
-from tfpolicies.batch.leaves import leaves_of
+from tfpolicies.batch.leaves import iterate_named_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import BatchError, CheckpointError, ConfigError, UsageError
-from tfpolicies.replay.room import Room
-from tfpolicies.replay.rows import Rows
+from tfpolicies.replay.room import BufferAllocator
+from tfpolicies.replay.rows import RingStorage
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 
 _STATE_KEYS = ("capacity", "num_added", "num_sampled", "rng", "columns")
@@ -30,11 +30,10 @@ class ReplayBuffer:
     `replay/frames.py`.
 
     Args:
-        capacity: the number of rows to keep.
-        seed: of the generator that chooses rows; None draws one.
-        train_batch_size: the number of rows that `replay` returns.
-        learning_starts: the number of rows that must have been added before `replay` returns any.
-        allocator: allocates memory for the rows; None creates a `Room` with default arguments.
+        capacity: the number of rows to keep. seed: of the generator that chooses rows; None draws
+        one. train_batch_size: the number of rows that `replay` returns. learning_starts: the number
+        of rows that must have been added before `replay` returns any. allocator: allocates memory
+        for the rows; None creates a `BufferAllocator` with default arguments.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -52,17 +51,17 @@ class ReplayBuffer:
         *,
         train_batch_size: int = 32,
         learning_starts: int = 0,
-        room: Room | None = None,
+        allocator: BufferAllocator | None = None,
     ) -> None:
-        _require_count("capacity", capacity, 1)
-        _require_count("train_batch_size", train_batch_size, 1)
-        _require_count("learning_starts", learning_starts, 0)
+        _check_count("capacity", capacity, 1)
+        _check_count("train_batch_size", train_batch_size, 1)
+        _check_count("learning_starts", learning_starts, 0)
         self.capacity = capacity
         self.train_batch_size = train_batch_size
         self.learning_starts = learning_starts
         self._rng = np.random.default_rng(seed)
-        self._room = room or Room()
-        self._rows: Rows | None = None
+        self._allocator = allocator or BufferAllocator()
+        self._rows: RingStorage | None = None
         self._num_sampled = 0
 
     def __len__(self) -> int:
@@ -71,7 +70,7 @@ class ReplayBuffer:
     @property
     def num_added(self) -> int:
         """The number of rows that were ever added."""
-        return 0 if self._rows is None else self._rows.added
+        return 0 if self._rows is None else self._rows.num_added
 
     @property
     def num_sampled(self) -> int:
@@ -86,14 +85,14 @@ class ReplayBuffer:
                 the buffer's in name, row shape or dtype. Nothing is changed then.
             ConfigError: if there is not enough memory for the rows. Nothing is changed then.
         """
-        leaves = self.checked(batch)
+        leaves = self.check_batch(batch)
         if not batch.count:
             return
-        rows = self._rows or Rows(self.capacity, _columns_of(batch), self._room)
+        rows = self._rows or RingStorage(self.capacity, _get_columns(batch), self._allocator)
         rows.add(leaves)
         self._rows = rows
 
-    def checked(self, batch: SampleBatch) -> list[np.ndarray]:
+    def check_batch(self, batch: SampleBatch) -> list[np.ndarray]:
         """Returns the arrays of `batch` in the buffer's order, if `add` would accept it.
 
         Raises:
@@ -104,7 +103,7 @@ class ReplayBuffer:
                 "A ReplayBuffer keeps single rows, but the batch has sequences "
                 f"({list(batch)}, {batch.layout}). Add rows before they are cut into sequences."
             )
-        leaves = dict(leaves_of(_columns_of(batch)))
+        leaves = dict(iterate_named_leaves(_get_columns(batch)))
         for path, leaf in leaves.items():
             if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject:
                 raise BatchError(
@@ -121,11 +120,11 @@ class ReplayBuffer:
                 f"{sorted(stored.keys() - leaves.keys())} and adds "
                 f"{sorted(leaves.keys() - stored.keys())}. Create a new buffer for other columns."
             )
-        for path, kept in stored.items():
+        for path, column in stored.items():
             leaf = leaves[path]
-            if leaf.dtype != kept.dtype or leaf.shape[1:] != kept.shape:
+            if leaf.dtype != column.dtype or leaf.shape[1:] != column.shape:
                 raise BatchError(
-                    f"Rows of the column {path!r} must be {kept.dtype} of shape {kept.shape}, "
+                    f"Rows of the column {path!r} must be {column.dtype} of shape {column.shape}, "
                     f"as in the first batch, but got {leaf.dtype} of shape {leaf.shape[1:]}. "
                     "Convert the column, or create a new buffer."
                 )
@@ -144,15 +143,15 @@ class ReplayBuffer:
                 "An empty ReplayBuffer has no rows to sample. Call `add(batch)` first, or use "
                 "`replay()`, which returns None until there are enough rows."
             )
-        batch = self._drawn(num_items)
+        batch = self._draw_rows(num_items)
         self._num_sampled += num_items
         return batch
 
-    def _drawn(self, num_items: int) -> SampleBatch:
-        return self._at(self._rng.integers(len(self), size=num_items))
+    def _draw_rows(self, num_items: int) -> SampleBatch:
+        return self._take(self._rng.integers(len(self), size=num_items))
 
-    def _at(self, places: np.ndarray) -> SampleBatch:
-        return SampleBatch() if self._rows is None else self._rows.take(places)
+    def _take(self, indices: np.ndarray) -> SampleBatch:
+        return SampleBatch() if self._rows is None else self._rows.take(indices)
 
     def replay(self, policy_id: str | None = None) -> SampleBatch | None:
         """Returns `train_batch_size` rows, or None if there are not enough rows yet.
@@ -217,16 +216,22 @@ class ReplayBuffer:
             )
         rng, added = decode_generator(state["rng"]), max(0, int(state["num_added"]))
         filled = min(added, self.capacity)
-        lengths = {path: np.shape(leaf)[:1] for path, leaf in leaves_of(state["columns"])}
-        held = 0 if "rows" in state else filled  # older states have the rows in "columns"
-        whole = all(length == (held,) for length in lengths.values())
-        if not whole or bool(lengths) != bool(filled):
+        lengths = {
+            path: np.shape(leaf)[:1] for path, leaf in iterate_named_leaves(state["columns"])
+        }
+        expected = 0 if "rows" in state else filled  # older states have the rows in "columns"
+        is_complete = all(length == (expected,) for length in lengths.values())
+        if not is_complete or bool(lengths) != bool(filled):
             raise CheckpointError(
                 f"A ReplayBuffer to which {added} rows were added has {filled} rows, but the "
                 f"columns of the state have {lengths}. The state is damaged."
             )
         try:
-            rows = Rows.of_state(state, self.capacity, added, self._room) if filled else None
+            rows = (
+                RingStorage.from_state(state, self.capacity, added, self._allocator)
+                if filled
+                else None
+            )
         except (CheckpointError, ConfigError):
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -234,10 +239,10 @@ class ReplayBuffer:
         self._rows, self._rng, self._num_sampled = rows, rng, int(state["num_sampled"])
 
 
-def _columns_of(batch: SampleBatch) -> dict[str, Any]:
+def _get_columns(batch: SampleBatch) -> dict[str, Any]:
     return {name: column for name, column in batch.items() if name != INFOS}
 
 
-def _require_count(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"`{name}` must be a whole number from {least}, but got {value!r}.")
+def _check_count(name: str, value: int, minimum: int) -> None:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < minimum:
+        raise ConfigError(f"`{name}` must be a whole number from {minimum}, but got {value!r}.")

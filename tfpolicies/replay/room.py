@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.system.memory import available_memory, readable_size
+from tfpolicies.system.memory import format_size, get_available_memory
 from tfpolicies.system.paths import resolve_path
 
-_LARGE_FILES = Path("/var/tmp")  # /tmp is often in memory
-_OWN_PAGES = 2**20  # bytes; arrays of this size or more have separate memory pages
+_DEFAULT_FOLDER = Path("/var/tmp")  # /tmp is often in memory
+_MIN_MAPPED_BYTES = 2**20  # bytes; arrays of this size or more have separate memory pages
 
 
-class Room:
+class BufferAllocator:
     """Allocates the arrays of one or several buffers.
 
     Args:
@@ -39,7 +39,7 @@ class Room:
     Raises:
         ConfigError: if the limit is not a non-negative integer, or the path not a folder.
 
-    >>> room = Room(memory_limit_bytes=100)
+    >>> room = BufferAllocator(memory_limit_bytes=100)
     >>> arrays = [room.array((8,), np.float64), room.array((8,), np.float64)]
     >>> room.bytes_in_memory, room.bytes_in_files
     (64, 64)
@@ -48,13 +48,13 @@ class Room:
     def __init__(
         self, memory_limit_bytes: int | None = None, storage_path: str | Path | None = None
     ) -> None:
-        check_room(memory_limit_bytes, storage_path)
+        check_allocator_arguments(memory_limit_bytes, storage_path)
         self._limit = memory_limit_bytes
         self._folder = None if storage_path is None else resolve_path(storage_path)
         self.bytes_in_memory = 0
         self.bytes_in_files = 0
 
-    def array(self, shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
+    def allocate(self, shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
         """Returns an uninitialised array.
 
         Raises:
@@ -62,19 +62,21 @@ class Room:
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._limit is None:
-            self._limit = available_memory() // 2
+            self._limit = get_available_memory() // 2
         in_memory = self.bytes_in_memory + size <= self._limit
         try:
-            made = (_in_memory if in_memory else self._in_file)(shape, dtype, size)
+            array = (_allocate_in_memory if in_memory else self._allocate_in_file)(
+                shape, dtype, size
+            )
         except (MemoryError, ValueError, OverflowError, OSError) as error:
             raise ConfigError(
-                f"A replay buffer needs {readable_size(size)} more, but there is not enough space "
-                f"for it{'' if in_memory else f' in {self._place()!r}'}: {error}. Reduce its "
+                f"A replay buffer needs {format_size(size)} more, but there is not enough space "
+                f"for it{'' if in_memory else f' in {self._get_folder()!r}'}: {error}. Reduce its "
                 "capacity, or set its storage_path to a folder with more space."
             ) from error
         self._count(size, in_memory)
-        weakref.finalize(made, self._count, -size, in_memory)
-        return made
+        weakref.finalize(array, self._count, -size, in_memory)
+        return array
 
     def _count(self, size: int, in_memory: bool) -> None:
         if in_memory:
@@ -82,25 +84,25 @@ class Room:
         else:
             self.bytes_in_files += size
 
-    def _in_file(self, shape: Sequence[int], dtype: DTypeLike, size: int) -> np.ndarray:
-        with tempfile.TemporaryFile(dir=self._place()) as file:
-            _take_space(file.fileno(), max(size, 1))
+    def _allocate_in_file(self, shape: Sequence[int], dtype: DTypeLike, size: int) -> np.ndarray:
+        with tempfile.TemporaryFile(dir=self._get_folder()) as file:
+            _reserve_space(file.fileno(), max(size, 1))
             mapped = mmap.mmap(file.fileno(), max(size, 1))
         return np.ndarray(shape, dtype, mapped)
 
-    def _place(self) -> str:
+    def _get_folder(self) -> str:
         if self._folder is not None:
             return str(self._folder)
-        given = "TMPDIR" in os.environ or not _LARGE_FILES.is_dir()
-        return tempfile.gettempdir() if given else str(_LARGE_FILES)
+        use_temporary_folder = "TMPDIR" in os.environ or not _DEFAULT_FOLDER.is_dir()
+        return tempfile.gettempdir() if use_temporary_folder else str(_DEFAULT_FOLDER)
 
 
-def _in_memory(shape: Sequence[int], dtype: DTypeLike, size: int) -> np.ndarray:
+def _allocate_in_memory(shape: Sequence[int], dtype: DTypeLike, size: int) -> np.ndarray:
     """Returns an array; the memory of large ones is returned to the system with the array.
 
     The C library would allocate arrays of up to 32 MB among small ones, and keep freed memory.
     """
-    if size < _OWN_PAGES:
+    if size < _MIN_MAPPED_BYTES:
         return np.empty(shape, dtype)
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
@@ -109,15 +111,17 @@ def _in_memory(shape: Sequence[int], dtype: DTypeLike, size: int) -> np.ndarray:
     return np.ndarray(shape, dtype, mapped)
 
 
-def _take_space(file: int, size: int) -> None:
+def _reserve_space(file: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:  # not on macOS
         os.truncate(file, size)
 
 
-def check_room(memory_limit_bytes: int | None, storage_path: str | Path | None) -> None:
-    """Checks the arguments of a `Room`."""
+def check_allocator_arguments(
+    memory_limit_bytes: int | None, storage_path: str | Path | None
+) -> None:
+    """Checks the arguments of a `BufferAllocator`."""
     limit = memory_limit_bytes
     is_count = isinstance(limit, int | np.integer) and not isinstance(limit, bool) and limit >= 0
     if limit is not None and not is_count:

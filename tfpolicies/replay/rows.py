@@ -13,31 +13,31 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.leaves import leaves_of, map_leaves
+from tfpolicies.batch.leaves import iterate_named_leaves, map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import CheckpointError
-from tfpolicies.replay.frames import Frames
-from tfpolicies.replay.room import Room
-from tfpolicies.replay.segments import Arrays, Segments
+from tfpolicies.replay.frames import FrameStore
+from tfpolicies.replay.room import BufferAllocator
+from tfpolicies.replay.segments import Arrays, RowSegments
 
 IMAGE_BYTES = 4096
 """Observations of this size or more are stored as frames; smaller ones cost less as rows."""
 
-_MOST_CHANNELS = 16
+_MAX_CHANNELS = 16
 
 
 class RowColumn:
     """A column that is stored row by row; `example` `[..., *shape]` has its row shape and dtype."""
 
-    def __init__(self, capacity: int, like: np.ndarray, room: Room) -> None:
-        self.shape, self.dtype = like.shape[1:], like.dtype
-        self.kept = room.array((capacity, *self.shape), self.dtype)
+    def __init__(self, capacity: int, example: np.ndarray, allocator: BufferAllocator) -> None:
+        self.shape, self.dtype = example.shape[1:], example.dtype
+        self.stored = allocator.allocate((capacity, *self.shape), self.dtype)
 
-    def to_keep(self, rows: np.ndarray) -> np.ndarray:
+    def encode(self, rows: np.ndarray) -> np.ndarray:
         return rows
 
-    def take(self, places: np.ndarray) -> np.ndarray:
-        return self.kept.take(places, 0)
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        return self.stored.take(indices, 0)
 
 
 class ImageColumn:
@@ -46,25 +46,29 @@ class ImageColumn:
     `kept`, int64 `[capacity, C]`, has the numbers of each row's frames.
     """
 
-    def __init__(self, capacity: int, like: np.ndarray, room: Room, frames: Frames) -> None:
-        self.shape, self.dtype, self.frames = like.shape[1:], like.dtype, frames
-        self._axis = channel_axis(self.shape)
+    def __init__(
+        self, capacity: int, example: np.ndarray, allocator: BufferAllocator, frames: FrameStore
+    ) -> None:
+        self.shape, self.dtype, self.frames = example.shape[1:], example.dtype, frames
+        self._axis = find_channel_axis(self.shape)
         channels = 1 if self._axis is None else self.shape[self._axis]
-        self.kept = room.array((capacity, channels), np.int64)
+        self.stored = allocator.allocate((capacity, channels), np.int64)
 
-    def to_keep(self, rows: np.ndarray) -> np.ndarray:
-        by_frame = self._by_frame(rows).reshape(-1, *self.frames.shape)
-        return self.frames.add(by_frame).reshape(len(rows), self.kept.shape[1])
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        by_frame = self._split_frames(rows).reshape(-1, *self.frames.shape)
+        return self.frames.add(by_frame).reshape(len(rows), self.stored.shape[1])
 
-    def take(self, places: np.ndarray) -> np.ndarray:
-        found = np.empty((len(places), *self.shape), self.dtype)
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        images = np.empty((len(indices), *self.shape), self.dtype)
         frames = self.frames
-        for row, numbers in zip(self._by_frame(found), self.kept[places].tolist(), strict=True):
+        for row, numbers in zip(
+            self._split_frames(images), self.stored[indices].tolist(), strict=True
+        ):
             for channel, number in zip(row, numbers, strict=True):
                 channel[...] = frames[number]
-        return found
+        return images
 
-    def _by_frame(self, rows: np.ndarray) -> np.ndarray:
+    def _split_frames(self, rows: np.ndarray) -> np.ndarray:
         """Returns a view `[B, C, *frame]` of rows."""
         return rows[:, None] if self._axis is None else np.moveaxis(rows, self._axis + 1, 1)
 
@@ -72,11 +76,11 @@ class ImageColumn:
 Column = RowColumn | ImageColumn
 
 
-def frames_for(like: np.ndarray, room: Room, capacity: int) -> Frames:
+def make_frame_store(example: np.ndarray, allocator: BufferAllocator, capacity: int) -> FrameStore:
     """Returns a frame store for rows such as `example` `[..., *shape]`."""
-    shape, axis = like.shape[1:], channel_axis(like.shape[1:])
+    shape, axis = example.shape[1:], find_channel_axis(example.shape[1:])
     frame = shape if axis is None else shape[:axis] + shape[axis + 1 :]
-    return Frames(frame, like.dtype, room, capacity)
+    return FrameStore(frame, example.dtype, allocator, capacity)
 
 
 def is_image(leaf: np.ndarray) -> bool:
@@ -84,23 +88,23 @@ def is_image(leaf: np.ndarray) -> bool:
     return bool(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize >= IMAGE_BYTES)
 
 
-def channel_axis(shape: Sequence[int]) -> int | None:
+def find_channel_axis(shape: Sequence[int]) -> int | None:
     """Returns the axis along which an image is split into frames; None if it is one frame.
 
-    >>> channel_axis((84, 84, 4)), channel_axis((4, 84, 84)), channel_axis((84, 84))
+    >>> find_channel_axis((84, 84, 4)), find_channel_axis((4, 84, 84)), find_channel_axis((84, 84))
     (2, 0, None)
     """
     if len(shape) != 3:
         return None
-    return next((axis for axis in (2, 0) if 1 < shape[axis] <= _MOST_CHANNELS), None)
+    return next((axis for axis in (2, 0) if 1 < shape[axis] <= _MAX_CHANNELS), None)
 
 
 _SEGMENT_BYTES = 8 * 2**20
-_ANY_SIZE = 2**63
+_UNLIMITED = 2**63
 _OBSERVATIONS = (SampleBatch.OBS, SampleBatch.NEXT_OBS)
 
 
-class Rows:
+class RingStorage:
     """The newest `capacity` rows of some columns.
 
     Args:
@@ -117,32 +121,41 @@ class Rows:
         ConfigError: if there is not enough memory.
     """
 
-    def __init__(self, capacity: int, like: Mapping[str, Any], room: Room) -> None:
+    def __init__(
+        self, capacity: int, examples: Mapping[str, Any], allocator: BufferAllocator
+    ) -> None:
         self.capacity = capacity
-        self.added = 0
-        self._frames: dict[str, Frames] = {}  # by the path of the first column that uses them
+        self.num_added = 0
+        self._frame_stores: dict[
+            str, FrameStore
+        ] = {}  # by the path of the first column that uses them
         self.leaves: dict[str, Column] = {
-            path: self._column(path, leaf, room) for path, leaf in leaves_of(like)
+            path: self._make_column(path, leaf, allocator)
+            for path, leaf in iterate_named_leaves(examples)
         }
         columns = iter(self.leaves.values())
-        self._nested = {name: map_leaves(lambda _: next(columns), x) for name, x in like.items()}
+        self._nested = {
+            name: map_leaves(lambda _: next(columns), x) for name, x in examples.items()
+        }
         sizes = [math.prod(x.shape) * x.dtype.itemsize for x in self.leaves.values()]
         self.row_bytes = sum(sizes)
-        kept = sum(column.kept[:1].nbytes for column in self.leaves.values())
-        self._segments = Segments(max(1, min(_SEGMENT_BYTES // max(1, kept), capacity)))
-        self._frame_segments = {path: Segments(x.per_segment) for path, x in self._frames.items()}
+        bytes_per_row = sum(column.stored[:1].nbytes for column in self.leaves.values())
+        self._segments = RowSegments(max(1, min(_SEGMENT_BYTES // max(1, bytes_per_row), capacity)))
+        self._frame_segments = {
+            path: RowSegments(x.per_segment) for path, x in self._frame_stores.items()
+        }
 
     def __len__(self) -> int:
-        return min(self.added, self.capacity)
+        return min(self.num_added, self.capacity)
 
     @property
     def first(self) -> int:
-        return self.added - len(self)
+        return self.num_added - len(self)
 
     @property
     def nbytes(self) -> int:
-        columns = sum(column.kept.nbytes for column in self.leaves.values())
-        return columns + sum(frames.nbytes for frames in self._frames.values())
+        columns = sum(column.stored.nbytes for column in self.leaves.values())
+        return columns + sum(frames.nbytes for frames in self._frame_stores.values())
 
     def add(self, leaves: Sequence[np.ndarray]) -> None:
         """Copies rows into the storage, over the oldest ones once it is full.
@@ -155,42 +168,46 @@ class Rows:
         """
         rows = len(leaves[0])
         skipped = max(rows - self.capacity, 0)
-        for frames in self._frames.values():
-            frames.begin_row(self.added + skipped)
+        for frames in self._frame_stores.values():
+            frames.begin_row(self.num_added + skipped)
         columns = self.leaves.values()
         pairs = zip(columns, leaves, strict=True)
-        kept = [column.to_keep(leaf[skipped:]) for column, leaf in pairs]
-        start = (self.added + skipped) % self.capacity
+        encoded = [column.encode(leaf[skipped:]) for column, leaf in pairs]
+        start = (self.num_added + skipped) % self.capacity
         head = min(rows - skipped, self.capacity - start)
         wraps = skipped + head < rows
-        for column, new in zip(columns, kept, strict=True):
-            column.kept[start : start + head] = new[:head]
+        for column, new in zip(columns, encoded, strict=True):
+            column.stored[start : start + head] = new[:head]
             if wraps:
-                column.kept[: rows - skipped - head] = new[head:]
-        self.added += rows
-        for frames in self._frames.values():
-            frames.forget_rows(self.first)
+                column.stored[: rows - skipped - head] = new[head:]
+        self.num_added += rows
+        for frames in self._frame_stores.values():
+            frames.drop_rows(self.first)
 
-    def take(self, places: np.ndarray) -> SampleBatch:
-        return SampleBatch(map_leaves(lambda column: column.take(places), self._nested))
+    def take(self, indices: np.ndarray) -> SampleBatch:
+        return SampleBatch(map_leaves(lambda column: column.take(indices), self._nested))
 
     def get_state(self) -> dict[str, Any]:
         """Returns all rows, as copies: JSON values, arrays without rows, and segments."""
         frames = {
             path: {
-                **each.get_state(),
-                "segments": self._frame_segments[path].of(each.first, each.next, each.piece),
+                **store.get_state(),
+                "segments": self._frame_segments[path].make_segments(
+                    store.first, store.next, store.get_segment
+                ),
             }
-            for path, each in self._frames.items()
+            for path, store in self._frame_stores.items()
         }
         return {
             "columns": map_leaves(lambda x: np.empty((0, *x.shape), x.dtype), self._nested),
-            "rows": self._segments.of(self.first, self.added, self._copies),
+            "rows": self._segments.make_segments(self.first, self.num_added, self._copy_rows),
             "frames": frames,
         }
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], capacity: int, added: int, room: Room) -> Rows:
+    def from_state(
+        cls, state: Mapping[str, Any], capacity: int, num_added: int, allocator: BufferAllocator
+    ) -> RingStorage:
         """Returns the storage of a result of `get_state`.
 
         Older states have all rows in `columns`, in the order of the ring. Raises a
@@ -198,80 +215,85 @@ class Rows:
         """
         columns = dict(state["columns"])
         if "rows" in state:
-            cls(1, columns, Room(_ANY_SIZE))._require_alike(state)
-            rows = cls(capacity, columns, room)
-            rows._set_state(state, added)
+            cls(1, columns, BufferAllocator(_UNLIMITED))._check_first_segments(state)
+            rows = cls(capacity, columns, allocator)
+            rows._set_state(state, num_added)
             return rows
-        rows = cls(capacity, columns, room)
-        filled = min(added, capacity)
-        rows.added = added - filled
-        order = np.arange(rows.added, added) % capacity
-        rows.add([leaf[order] for _, leaf in leaves_of(columns)])
+        rows = cls(capacity, columns, allocator)
+        filled = min(num_added, capacity)
+        rows.num_added = num_added - filled
+        order = np.arange(rows.num_added, num_added) % capacity
+        rows.add([leaf[order] for _, leaf in iterate_named_leaves(columns)])
         return rows
 
-    def _require_alike(self, state: Mapping[str, Any]) -> None:
+    def _check_first_segments(self, state: Mapping[str, Any]) -> None:
         """Checks the first segments of a state, before the whole memory is allocated."""
-        if state["frames"].keys() != self._frames.keys():
+        if state["frames"].keys() != self._frame_stores.keys():
             raise CheckpointError(
                 f"The state has frames of {[*state['frames']]}, but the columns have images in "
-                f"{[*self._frames]}. The state is damaged."
+                f"{[*self._frame_stores]}. The state is damaged."
             )
         for _, segment in state["rows"][:1]:
-            _like(self._no_rows(), segment.arrays())
-        for path, frames in self._frames.items():
+            _check_arrays(self._make_empty(), segment.arrays())
+        for path, frames in self._frame_stores.items():
             for _, segment in state["frames"][path]["segments"][:1]:
-                _like(frames.empty(), segment.arrays())
+                _check_arrays(frames.make_empty_segment(), segment.arrays())
 
-    def _set_state(self, state: Mapping[str, Any], added: int) -> None:
-        for path, frames in self._frames.items():
+    def _set_state(self, state: Mapping[str, Any], num_added: int) -> None:
+        for path, frames in self._frame_stores.items():
             stored = state["frames"][path]
             first, stop = int(stored["first"]), int(stored["next"])
-            pieces = self._frame_segments[path].read(stored["segments"], first, stop)
-            frames.set_state(stored, (_like(frames.empty(), x) for _, x in pieces))
-        self.added = added
-        for start, arrays in self._segments.read(state["rows"], self.first, added):
-            found = _like(self._no_rows(), arrays)
-            places = np.arange(start, start + len(next(iter(found.values())))) % self.capacity
+            segments = self._frame_segments[path].read(stored["segments"], first, stop)
+            frames.set_state(
+                stored, (_check_arrays(frames.make_empty_segment(), x) for _, x in segments)
+            )
+        self.num_added = num_added
+        for start, arrays in self._segments.read(state["rows"], self.first, num_added):
+            checked = _check_arrays(self._make_empty(), arrays)
+            indices = np.arange(start, start + len(next(iter(checked.values())))) % self.capacity
             for path, column in self.leaves.items():
                 if isinstance(column, ImageColumn):
-                    _require_frames(column, found[path])
-                column.kept[places] = found[path]
+                    _check_frame_numbers(column, checked[path])
+                column.stored[indices] = checked[path]
 
-    def _no_rows(self) -> Arrays:
-        return {path: column.kept[:0] for path, column in self.leaves.items()}
+    def _make_empty(self) -> Arrays:
+        return {path: column.stored[:0] for path, column in self.leaves.items()}
 
-    def _copies(self, start: int, stop: int) -> Arrays:
-        places = np.arange(start, stop) % self.capacity
-        return {path: column.kept.take(places, 0) for path, column in self.leaves.items()}
+    def _copy_rows(self, start: int, stop: int) -> Arrays:
+        indices = np.arange(start, stop) % self.capacity
+        return {path: column.stored.take(indices, 0) for path, column in self.leaves.items()}
 
-    def _column(self, path: str, leaf: np.ndarray, room: Room) -> Column:
+    def _make_column(self, path: str, leaf: np.ndarray, allocator: BufferAllocator) -> Column:
         name, _, inner = path.partition("/")
         if name not in _OBSERVATIONS or not is_image(leaf):
-            return RowColumn(self.capacity, leaf, room)
-        new = frames_for(leaf, room, self.capacity)
+            return RowColumn(self.capacity, leaf, allocator)
+        store = make_frame_store(leaf, allocator, self.capacity)
         for other in _OBSERVATIONS:
-            known = self._frames.get(f"{other}/{inner}" if inner else other)
-            if known is not None and (known.shape, known.dtype) == (new.shape, new.dtype):
-                new = known
-        if new not in self._frames.values():
-            self._frames[path] = new
-        return ImageColumn(self.capacity, leaf, room, new)
+            existing = self._frame_stores.get(f"{other}/{inner}" if inner else other)
+            if existing is not None and (existing.shape, existing.dtype) == (
+                store.shape,
+                store.dtype,
+            ):
+                store = existing
+        if store not in self._frame_stores.values():
+            self._frame_stores[path] = store
+        return ImageColumn(self.capacity, leaf, allocator, store)
 
 
-def _like(like: Arrays, arrays: Arrays) -> Arrays:
+def _check_arrays(examples: Arrays, arrays: Arrays) -> Arrays:
     """Returns arrays if they have the names, row shapes and dtypes of `examples`, or raises."""
-    wanted, found = (
-        {name: (array.shape[1:], array.dtype) for name, array in each.items()}
-        for each in (like, arrays)
+    expected, actual = (
+        {name: (array.shape[1:], array.dtype) for name, array in named_arrays.items()}
+        for named_arrays in (examples, arrays)
     )
-    if found != wanted:
+    if actual != expected:
         raise CheckpointError(
-            f"A segment should have rows of {wanted!s:.300}, but has {found!s:.300}. It is damaged."
+            f"A segment should have rows of {expected!s:.300}, but has {actual!s:.300}. It is damaged."
         )
     return arrays
 
 
-def _require_frames(column: ImageColumn, numbers: np.ndarray) -> None:
+def _check_frame_numbers(column: ImageColumn, numbers: np.ndarray) -> None:
     first, stop = column.frames.first, column.frames.next
     if not first <= numbers.min() <= numbers.max() < stop:
         raise CheckpointError(

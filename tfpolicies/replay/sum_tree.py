@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 _WIDTH = 16  # children of a node
-_TOP = 4096  # nodes that are searched as a whole
+_MAX_TOP_NODES = 4096  # nodes that are searched as a whole
 
 
 class SumTree:
@@ -23,48 +23,48 @@ class SumTree:
 
     >>> tree = SumTree(4)
     >>> tree.set(np.array([2, 3]), np.array([1.0, 3.0]))
-    >>> tree.total, tree.least, tree.find(np.array([0.0, 0.99, 1.0, 3.9])).tolist()
+    >>> tree.total, tree.minimum, tree.find(np.array([0.0, 0.99, 1.0, 3.9])).tolist()
     (4.0, 1.0, [2, 2, 3, 3])
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         nodes = -(-capacity // _WIDTH)
-        self._sums, self._least = [np.zeros((nodes, _WIDTH))], []
-        while self._sums[-1].size > _TOP:
+        self._sums, self._minima = [np.zeros((nodes, _WIDTH))], []
+        while self._sums[-1].size > _MAX_TOP_NODES:
             nodes = -(-nodes // _WIDTH)
             self._sums.append(np.zeros((nodes, _WIDTH)))
-            self._least.append(np.full((nodes, _WIDTH), np.inf))
+            self._minima.append(np.full((nodes, _WIDTH), np.inf))
 
     @property
     def total(self) -> float:
         return float(self._sums[-1].cumsum()[-1])
 
     @property
-    def least(self) -> float:
+    def minimum(self) -> float:
         """The smallest leaf that is not 0; infinity if all are."""
         top = len(self._sums) - 1
-        return float(self._least_of(top, np.arange(len(self._sums[top]))).min())
+        return float(self._compute_minima(top, np.arange(len(self._sums[top]))).min())
 
-    def __getitem__(self, places: np.ndarray | slice) -> np.ndarray:
+    def __getitem__(self, indices: np.ndarray | slice) -> np.ndarray:
         """Returns the leaves at the indices `indices`, float64."""
-        return self._sums[0].reshape(-1)[: self.capacity][places]
+        return self._sums[0].reshape(-1)[: self.capacity][indices]
 
-    def set(self, places: np.ndarray, values: np.ndarray | float) -> None:
+    def set(self, indices: np.ndarray, values: np.ndarray | float) -> None:
         """Sets leaves; for an index that occurs twice, the last value counts.
 
         Args:
             indices: indices `[B]`, in `[0, capacity)`.
             values: `[B]`, or one for all; finite and not negative.
         """
-        self._sums[0].reshape(-1)[places] = values
+        self._sums[0].reshape(-1)[indices] = values
         for k, below in enumerate(self._sums[:-1]):
-            places = places // _WIDTH
-            if len(places) > len(below):
-                places = np.arange(len(below))
-            sums = below.take(places, axis=0).cumsum(axis=1)[:, -1]
-            self._sums[k + 1].reshape(-1)[places] = sums
-            self._least[k].reshape(-1)[places] = self._least_of(k, places)
+            indices = indices // _WIDTH
+            if len(indices) > len(below):
+                indices = np.arange(len(below))
+            sums = below.take(indices, axis=0).cumsum(axis=1)[:, -1]
+            self._sums[k + 1].reshape(-1)[indices] = sums
+            self._minima[k].reshape(-1)[indices] = self._compute_minima(k, indices)
 
     def find(self, masses: np.ndarray) -> np.ndarray:
         """Returns the first leaf up to which the sum is greater than each mass, int64 `[B]`.
@@ -89,9 +89,9 @@ class SumTree:
             nodes = nodes * _WIDTH + child
         return nodes
 
-    def _least_of(self, level: int, nodes: np.ndarray) -> np.ndarray:
+    def _compute_minima(self, level: int, nodes: np.ndarray) -> np.ndarray:
         """Returns the smallest leaf that is not 0 under each of some nodes of a level."""
         if level:
-            return self._least[level - 1].take(nodes, axis=0).min(axis=1)
+            return self._minima[level - 1].take(nodes, axis=0).min(axis=1)
         leaves = self._sums[0].take(nodes, axis=0)
         return np.where(leaves > 0, leaves, np.inf).min(axis=1)

@@ -64,24 +64,24 @@ class TrainingProgress:
         self._console = console or Console()
         self._clock = clock
         self._progress: Progress | None = None
-        self._unprinted: str | None = None
+        self._pending_line: str | None = None
         self._next_line_at = -math.inf
-        self._entered = False
-        self._lowest = math.inf  # mean return so far
+        self._is_active = False
+        self._min_return = math.inf  # mean return so far
 
     def __enter__(self) -> TrainingProgress:
-        self._entered = True
+        self._is_active = True
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._progress = _bar(self._console)
-            known = self._total_steps is not None or self._target is not None
+            self._progress = _make_progress_bar(self._console)
+            has_goal = self._total_steps is not None or self._target is not None
             self._task = self._progress.add_task(
-                "training", total=1.0 if known else None, status="in the first iteration"
+                "training", total=1.0 if has_goal else None, status="in the first iteration"
             )
             self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._entered = False
+        self._is_active = False
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -95,57 +95,59 @@ class TrainingProgress:
             mean_return: mean return of recent episodes; NaN before the first has ended.
             steps_per_s: current environment steps per second.
         """
-        if not self._entered:
+        if not self._is_active:
             return
         total = "" if self._total_steps is None else f"/{self._total_steps:,}"
         steps = f"{env_steps:,}{total} steps"
-        status = _status(env_steps, mean_return, steps_per_s, self._total_steps, self._target)
+        status = _format_status(
+            env_steps, mean_return, steps_per_s, self._total_steps, self._target
+        )
         if self._progress is not None:
-            done = self._share_done(env_steps, mean_return)
-            self._progress.update(self._task, completed=done, status=f"{steps} | {status}")
+            completed = self._compute_progress(env_steps, mean_return)
+            self._progress.update(self._task, completed=completed, status=f"{steps} | {status}")
             return
-        self._unprinted = f"{steps} | {status}"
+        self._pending_line = f"{steps} | {status}"
         if self._clock() >= self._next_line_at:
             self._print_line()
 
     @contextlib.contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def show_activity(self, activity: str) -> Iterator[None]:
         """While entered, the bar shows an activity other than training."""
         if self._progress is None:
             yield
             return
         (task,) = self._progress.tasks
         status = task.fields["status"]
-        self._progress.update(self._task, status=f"{status} | {what}", refresh=True)
+        self._progress.update(self._task, status=f"{status} | {activity}", refresh=True)
         try:
             yield
         finally:
             self._progress.update(self._task, status=status)
 
-    def _share_done(self, env_steps: int, mean_return: float) -> float:
+    def _compute_progress(self, env_steps: int, mean_return: float) -> float:
         """Returns the progress to the target, or else to the last step, in [0, 1]."""
         if self._target is None:
             return min(1.0, env_steps / self._total_steps if self._total_steps else 0.0)
         if not math.isfinite(mean_return):
             return 0.0
-        self._lowest = min(self._lowest, mean_return)
-        way = self._target - self._lowest
-        return min(1.0, (mean_return - self._lowest) / way if way > 0 else 1.0)
+        self._min_return = min(self._min_return, mean_return)
+        distance = self._target - self._min_return
+        return min(1.0, (mean_return - self._min_return) / distance if distance > 0 else 1.0)
 
     def _print_line(self) -> None:
-        if self._unprinted is not None:
-            self._console.print(self._unprinted, markup=False, highlight=False, soft_wrap=True)
+        if self._pending_line is not None:
+            self._console.print(self._pending_line, markup=False, highlight=False, soft_wrap=True)
             self._next_line_at = self._clock() + _SECONDS_BETWEEN_LINES
-            self._unprinted = None
+            self._pending_line = None
 
 
-def summary_table(title: str, entries: Mapping[str, object]) -> Group:
+def make_summary_table(title: str, entries: Mapping[str, object]) -> Group:
     """Returns a title above a table of names and values, for `Console.print`.
 
     Long values such as paths are folded, not truncated. Floats have up to six digits.
 
     >>> from rich.console import Console
-    >>> Console(width=40).print(summary_table("Done", {"steps": 61440, "mean return": 481.25}))
+    >>> Console(width=40).print(make_summary_table("Done", {"steps": 61440, "mean return": 481.25}))
     Done
     steps        61,440
     mean return  481.25
@@ -154,56 +156,58 @@ def summary_table(title: str, entries: Mapping[str, object]) -> Group:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in entries.items():
-        table.add_row(Text(name), Text(_shown(value)))
+        table.add_row(Text(name), Text(_format_value(value)))
     return Group(Text(title, style="bold"), table)
 
 
-def counted(number: int, what: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Formats a count with its noun.
 
-    >>> counted(1, "episode"), counted(2_000, "step")
+    >>> format_count(1, "episode"), format_count(2_000, "step")
     ('1 episode', '2,000 steps')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
-def _bar(console: Console) -> Progress:
+def _make_progress_bar(console: Console) -> Progress:
     columns = BarColumn(bar_width=None), TextColumn("{task.fields[status]}", markup=False)
     rate = _REFRESHES_PER_SECOND
     return Progress(*columns, console=console, expand=True, refresh_per_second=rate)
 
 
-def _status(
+def _format_status(
     env_steps: int, mean_return: float, steps_per_s: float, total: int | None, target: float | None
 ) -> str:
     """Formats speed, mean return and time left, as far as known.
 
-    >>> _status(2_000, 21.2, 1_000.0, 10_000, 475.0)
+    >>> _format_status(2_000, 21.2, 1_000.0, 10_000, 475.0)
     '1,000/s | return 21.2 of 475 | at most 0:08 left'
-    >>> _status(2_000, float("nan"), float("nan"), None, None)
+    >>> _format_status(2_000, float("nan"), float("nan"), None, None)
     'no episode has ended yet'
     """
-    moving = math.isfinite(steps_per_s) and steps_per_s > 0
-    parts = [f"{steps_per_s:,.0f}/s"] if moving else []
-    wanted = "" if target is None else f" of {target:,.6g}"
-    known = math.isfinite(mean_return)
-    parts += [f"return {mean_return:,.4g}{wanted}" if known else "no episode has ended yet"]
-    if moving and total is not None:
+    has_speed = math.isfinite(steps_per_s) and steps_per_s > 0
+    parts = [f"{steps_per_s:,.0f}/s"] if has_speed else []
+    target_text = "" if target is None else f" of {target:,.6g}"
+    has_return = math.isfinite(mean_return)
+    parts += [
+        f"return {mean_return:,.4g}{target_text}" if has_return else "no episode has ended yet"
+    ]
+    if has_speed and total is not None:
         limit = "" if target is None else "at most "
-        parts += [f"{limit}{_clock_time(max(0, total - env_steps) / steps_per_s)} left"]
+        parts += [f"{limit}{_format_clock_time(max(0, total - env_steps) / steps_per_s)} left"]
     return " | ".join(parts)
 
 
-def _clock_time(seconds: float) -> str:
+def _format_clock_time(seconds: float) -> str:
     """Formats seconds as `m:ss` or `h:mm:ss`.
 
-    >>> _clock_time(8), _clock_time(3725)
+    >>> _format_clock_time(8), _format_clock_time(3725)
     ('0:08', '1:02:05')
     """
     minutes, second = divmod(round(seconds), 60)

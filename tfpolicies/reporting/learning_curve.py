@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT, as_number
-from tfpolicies.system.atomic import place_file
+from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX, to_number
+from tfpolicies.system.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -25,7 +25,7 @@ _INK, _GRAY, _GRID = "#202124", "#5f6368", "#e8eaed"
 _BAND_ALPHA = 0.13
 _FEW_POINTS = 25  # up to here each point of the curve gets a dot
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
-_EDGED: _Style = {"markeredgecolor": "white", "clip_on": False}  # for markers on top
+_MARKER_STYLE: _Style = {"markeredgecolor": "white", "clip_on": False}  # for markers on top
 _HEADROOM = 0.06  # share of the height above the highest and below the lowest number
 
 
@@ -53,43 +53,43 @@ def draw_learning_curve(
     Raises:
         UsageError: if a row lacks `env_steps` or `target` is not a finite number.
     """
-    _check(progress_rows, target)
+    _check_arguments(progress_rows, target)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    below_head = ConstrainedLayoutEngine(rect=(0.02, 0.01, 0.96, 0.85))
-    figure = Figure(figsize=(10, 5.5), dpi=150, facecolor="white", layout=below_head)
+    layout = ConstrainedLayoutEngine(rect=(0.02, 0.01, 0.96, 0.85))
+    figure = Figure(figsize=(10, 5.5), dpi=150, facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _style(axes)
+    _style_axes(axes)
     axes.set_xlim(0, max([row["env_steps"] for row in progress_rows], default=0) * 1.02 or 1)
-    shown = _draw_returns(axes, progress_rows) + _draw_evaluations(axes, progress_rows)
+    artists = _draw_returns(axes, progress_rows) + _draw_evaluations(axes, progress_rows)
     if target is not None:
-        shown.append(_draw_target(axes, target))
-    _fit_height(axes, progress_rows, target)
+        artists.append(_draw_target(axes, target))
+    _set_y_limits(axes, progress_rows, target)
     if target is not None:
-        _mark_reached(axes, progress_rows, target)
-    _draw_head(figure, title, shown)
+        _mark_target_reached(axes, progress_rows, target)
+    _draw_title_and_legend(figure, title, artists)
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
-    place_file(Path(png_path), png.getvalue())
+    write_atomically(Path(png_path), png.getvalue())
 
 
-def _check(rows: Sequence[Mapping[str, float]], target: float | None) -> None:
+def _check_arguments(rows: Sequence[Mapping[str, float]], target: float | None) -> None:
     for index, row in enumerate(rows):
-        steps = as_number(row.get("env_steps"))
+        steps = to_number(row.get("env_steps"))
         if steps is None or not math.isfinite(steps):
             raise UsageError(
                 f"`progress_rows[{index}]` must have the number 'env_steps', got {steps!r}. "
                 "Pass the rows of `read_progress`."
             )
-    number = as_number(target)
+    number = to_number(target)
     if target is not None and (number is None or not math.isfinite(number)):
         raise UsageError(f"`target` must be a finite number or None, got {target!r}.")
 
 
-def _style(axes: Axes) -> None:
+def _style_axes(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     for side in ("top", "right", "left"):
@@ -101,14 +101,14 @@ def _style(axes: Axes) -> None:
     axes.tick_params(axis="x", length=4)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=_TICK_STEPS, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_TICK_STEPS))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _format_number(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _format_number(value)))
     axes.set_xlabel("training progress (environment steps)", color=_GRAY, size=11, labelpad=8)
     axes.set_ylabel("return (reward per episode)", color=_GRAY, size=11, labelpad=8)
 
 
 def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
-    steps, means = _points(rows, "mean")
+    steps, means = _get_points(rows, "mean")
     if not steps:
         style: _Style = {"ha": "center", "color": _GRAY, "size": 13}
         axes.text(0.5, 0.45, "no episode has ended yet", transform=axes.transAxes, **style)
@@ -121,7 +121,7 @@ def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artis
 
 
 def _draw_band(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
-    (steps, low), (_, high) = _points(rows, "min"), _points(rows, "max")
+    (steps, low), (_, high) = _get_points(rows, "min"), _get_points(rows, "max")
     if not steps or len(low) != len(high):
         return []
     style: _Style = {"color": _BLUE, "alpha": _BAND_ALPHA, "zorder": 1}
@@ -132,22 +132,24 @@ def _draw_band(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
 
 
 def _draw_evaluations(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
-    steps, means = _points(rows, EVALUATION_MEAN)
+    steps, means = _get_points(rows, EVALUATION_MEAN)
     if not steps:
         return []
     label: _Style = {"zorder": 4, "label": "evaluation"}
-    return list(axes.plot(steps, means, "D", markersize=6.5, color=_ORANGE, **_EDGED, **label))
+    return list(
+        axes.plot(steps, means, "D", markersize=6.5, color=_ORANGE, **_MARKER_STYLE, **label)
+    )
 
 
 def _draw_target(axes: Axes, target: float) -> Artist:
     style: _Style = {"linewidth": 1.6, "linestyle": (0, (5, 3)), "zorder": 2}
-    return axes.axhline(target, color=_GREEN, label=f"target {_number(target)}", **style)
+    return axes.axhline(target, color=_GREEN, label=f"target {_format_number(target)}", **style)
 
 
-def _fit_height(axes: Axes, rows: Sequence[Mapping[str, float]], target: float | None) -> None:
+def _set_y_limits(axes: Axes, rows: Sequence[Mapping[str, float]], target: float | None) -> None:
     """Fits the y axis to all values, and to zero if that is near or all values are equal."""
     columns = ("mean", "min", "max", EVALUATION_MEAN)
-    values = [value for name in columns for value in _points(rows, name)[1]]
+    values = [value for name in columns for value in _get_points(rows, name)[1]]
     values += [] if target is None else [target]
     if not values:
         axes.set_yticks([])
@@ -155,79 +157,95 @@ def _fit_height(axes: Axes, rows: Sequence[Mapping[str, float]], target: float |
     low, high = min(values), max(values)
     if 0 <= low < high / 2 or low == high:
         low, high = min(low, 0), max(high, 0)
-    room = _HEADROOM * (high - low) or 1
-    axes.set_ylim(low - (room if low else 0), high + (room if high else room / 2))
+    margin = _HEADROOM * (high - low) or 1
+    axes.set_ylim(low - (margin if low else 0), high + (margin if high else margin / 2))
 
 
-def _mark_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float) -> None:
+def _mark_target_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float) -> None:
     from matplotlib.patheffects import withStroke
 
-    steps, means = _points(rows, "mean")
-    at = next((index for index, mean in enumerate(means) if mean >= target), None)
-    if at is None:
+    steps, means = _get_points(rows, "mean")
+    index_reached = next((index for index, mean in enumerate(means) if mean >= target), None)
+    if index_reached is None:
         return
     style: _Style = {"markersize": 10, "markeredgewidth": 1.8, "zorder": 5}
-    axes.plot(steps[at], means[at], "o", color=_GREEN, **_EDGED, **style)
+    axes.plot(
+        steps[index_reached], means[index_reached], "o", color=_GREEN, **_MARKER_STYLE, **style
+    )
     low, high = axes.get_ylim()
-    axes.vlines(steps[at], low, means[at], color=_GREEN, linewidth=1.2, linestyle=":", zorder=2)
-    text = f"target reached\nat {_number(steps[at])} steps"
-    seconds = {row["env_steps"]: row.get("time_s") for row in rows}[steps[at]]
+    axes.vlines(
+        steps[index_reached],
+        low,
+        means[index_reached],
+        color=_GREEN,
+        linewidth=1.2,
+        linestyle=":",
+        zorder=2,
+    )
+    text = f"target reached\nat {_format_number(steps[index_reached])} steps"
+    seconds = {row["env_steps"]: row.get("time_s") for row in rows}[steps[index_reached]]
     if seconds is not None and math.isfinite(seconds):
-        text += f"\nafter {_duration(seconds)}"
-    left_half = steps[at] < axes.get_xlim()[1] / 2
+        text += f"\nafter {_format_duration(seconds)}"
+    left_half = steps[index_reached] < axes.get_xlim()[1] / 2
     side, shift = ("left", 10) if left_half else ("right", -10)
-    foot = steps[at], low + 0.05 * (high - low)
+    foot = steps[index_reached], low + 0.05 * (high - low)
     place: _Style = {"textcoords": "offset points", "ha": side, "va": "bottom"}
     halo = withStroke(linewidth=3.5, foreground="white", alpha=0.8)
     words: _Style = {"size": 11, "linespacing": 1.35, "zorder": 6, "path_effects": [halo]}
     axes.annotate(text, foot, (shift, 0), color=_GREEN, **place, **words)
 
 
-def _draw_head(figure: Figure, title: str, shown: list[Artist]) -> None:
+def _draw_title_and_legend(figure: Figure, title: str, artists: list[Artist]) -> None:
     style: _Style = {"size": 16, "weight": "bold", "color": _INK, "va": "center"}
     figure.text(0.03, 0.955, title, parse_math=False, **style)
-    if shown:
-        place: _Style = {"loc": "center left", "bbox_to_anchor": (0.022, 0.89), "ncols": len(shown)}
-        look: _Style = {"frameon": False, "fontsize": 11, "labelcolor": _GRAY}
+    if artists:
+        place: _Style = {
+            "loc": "center left",
+            "bbox_to_anchor": (0.022, 0.89),
+            "ncols": len(artists),
+        }
+        appearance: _Style = {"frameon": False, "fontsize": 11, "labelcolor": _GRAY}
         spacing: _Style = {"handlelength": 1.8, "columnspacing": 2, "borderpad": 0}
-        figure.legend(handles=shown, **place, **look, **spacing)
+        figure.legend(handles=artists, **place, **appearance, **spacing)
 
 
-def _points(rows: Sequence[Mapping[str, float]], column: str) -> tuple[list[float], list[float]]:
+def _get_points(
+    rows: Sequence[Mapping[str, float]], column: str
+) -> tuple[list[float], list[float]]:
     """Returns env steps and values of the rows with a finite number in `column`.
 
     "mean", "min" and "max" refer to the returns of training episodes.
     """
     values = [(row["env_steps"], _get_value(row, column)) for row in rows]
-    kept = [(steps, value) for steps, value in values if math.isfinite(value)]
-    return [steps for steps, _ in kept], [value for _, value in kept]
+    points = [(steps, value) for steps, value in values if math.isfinite(value)]
+    return [steps for steps, _ in points], [value for _, value in points]
 
 
 def _get_value(row: Mapping[str, float], column: str) -> float:
     if column not in ("mean", "min", "max"):
         return row.get(column, math.nan)
-    value = row.get(f"{RECENT}{column}", math.nan)
+    value = row.get(f"{RECENT_PREFIX}{column}", math.nan)
     return value if math.isfinite(value) else row.get(f"episode_reward_{column}", math.nan)
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Formats a number with thousands separators.
 
-    >>> _number(20000.0), _number(0.25), _number(-1200)
+    >>> _format_number(20000.0), _format_number(0.25), _format_number(-1200)
     ('20,000', '0.25', '−1,200')
     """
     return f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Formats seconds with their two largest units.
 
-    >>> _duration(7.4), _duration(75), _duration(3725)
+    >>> _format_duration(7.4), _format_duration(75), _format_duration(3725)
     ('7 s', '1 min 15 s', '1 h 2 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    total_seconds = round(seconds)
+    if total_seconds < 60:
+        return f"{total_seconds} s"
+    if total_seconds < 3600:
+        return f"{total_seconds // 60} min {total_seconds % 60} s"
+    return f"{total_seconds // 3600} h {total_seconds % 3600 // 60} min"

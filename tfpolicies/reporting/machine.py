@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 
-class MachineLoad:
+class SystemLoad:
     """Measures the CPU load between two readings in a thread, and the memory load at each."""
 
     def __init__(self) -> None:

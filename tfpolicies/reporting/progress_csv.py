@@ -10,8 +10,8 @@ from os import PathLike
 from pathlib import Path
 
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.progress_row import FIXED_COLUMNS, as_number
-from tfpolicies.system.atomic import place_file
+from tfpolicies.reporting.progress_row import FIXED_COLUMNS, to_number
+from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.regular_files import read_regular
 
 Row = dict[str, float]
@@ -42,24 +42,28 @@ class ProgressCsv:
         rows are empty there); a missing column is left empty.
 
         Args:
-            row: numbers by column, with all of `FIXED_COLUMNS`; see `progress_row`.
+            row: numbers by column, with all of `FIXED_COLUMNS`; see `make_progress_row`.
 
         Raises:
             UsageError: if a fixed column is missing, a value is not a single number or `iteration`
                 is not a count. The file is unchanged then.
             CheckpointError: if the existing file is not a progress file.
         """
-        row = _checked(row)
+        row = _validate_row(row)
         if self._columns is None:
-            self._rewrite(_read(self.path))
-        repeated = row["iteration"] <= self._last_iteration
-        widened = not set(row) <= set(self._columns or ())
-        if repeated or widened:
-            kept = [old for old in _read(self.path) if old["iteration"] < row["iteration"]]
-            self._rewrite([*kept, row])
+            self._rewrite(_read_rows(self.path))
+        is_repeated = row["iteration"] <= self._last_iteration
+        has_new_columns = not set(row) <= set(self._columns or ())
+        if is_repeated or has_new_columns:
+            earlier_rows = [
+                old_row
+                for old_row in _read_rows(self.path)
+                if old_row["iteration"] < row["iteration"]
+            ]
+            self._rewrite([*earlier_rows, row])
             return
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(_as_text([row], self._columns or []))
+            file.write(_format_rows([row], self._columns or []))
         self._last_iteration = row["iteration"]
 
     def drop_after(self, iteration: int) -> None:
@@ -68,13 +72,13 @@ class ProgressCsv:
         Raises:
             CheckpointError: if the existing file is not a progress file.
         """
-        self._rewrite([row for row in _read(self.path) if row["iteration"] <= iteration])
+        self._rewrite([row for row in _read_rows(self.path) if row["iteration"] <= iteration])
 
     def _rewrite(self, rows: list[Row]) -> None:
         extra = {name for row in rows for name in row} - set(FIXED_COLUMNS)
         columns = [*FIXED_COLUMNS, *sorted(extra)]
-        text = _as_text([dict(zip(columns, columns, strict=True)), *rows], columns)
-        place_file(self.path, text.encode())
+        text = _format_rows([dict(zip(columns, columns, strict=True)), *rows], columns)
+        write_atomically(self.path, text.encode())
         self._columns = columns
         self._last_iteration = rows[-1]["iteration"] if rows else -math.inf
 
@@ -94,39 +98,39 @@ def read_progress(path: str | PathLike[str]) -> list[Row]:
         raise FileNotFoundError(
             f"No progress file at {str(path)!r}. `path` must be the `progress.csv` of a run folder."
         )
-    rows = _read(path)
+    rows = _read_rows(path)
     columns = {name: math.nan for row in rows for name in row}
     return [{**columns, **row} for row in rows]
 
 
-def _checked(row: Mapping[str, float]) -> Row:
+def _validate_row(row: Mapping[str, float]) -> Row:
     missing = [name for name in FIXED_COLUMNS if name not in row]
     if missing:
         raise UsageError(
             f"`row` must have every fixed column, but lacks {missing}. Use `progress_row(result)`."
         )
-    numbers = {name: as_number(value) for name, value in row.items()}
-    wrong = {name: row[name] for name, number in numbers.items() if number is None}
-    if wrong:
-        raise UsageError(f"`row` must hold single numbers, got {wrong!r}. Leave these out.")
+    numbers = {name: to_number(value) for name, value in row.items()}
+    invalid = {name: row[name] for name, number in numbers.items() if number is None}
+    if invalid:
+        raise UsageError(f"`row` must hold single numbers, got {invalid!r}. Leave these out.")
     if not isinstance(numbers["iteration"], int) or numbers["iteration"] < 0:
         raise UsageError(f"`row['iteration']` must be a count, got {row['iteration']!r}.")
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def _as_text(rows: Iterable[Mapping[str, float | str]], columns: list[str]) -> str:
+def _format_rows(rows: Iterable[Mapping[str, float | str]], columns: list[str]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _read(path: Path) -> list[Row]:
+def _read_rows(path: Path) -> list[Row]:
     """Returns the complete rows of the file, without empty cells; [] if there is no file."""
     if not path.exists():
         return []
-    whole, newline, torn = _content(path).rpartition(b"\n")
-    text = (whole if newline else torn).decode("utf-8", errors="replace")
+    complete, newline, unfinished = _read_bytes(path).rpartition(b"\n")
+    text = (complete if newline else unfinished).decode("utf-8", errors="replace")
     lines = list(csv.reader(io.StringIO(text, newline="")))
     if not lines:
         return []
@@ -136,17 +140,17 @@ def _read(path: Path) -> list[Row]:
             f"{str(path)!r} is not a progress file: its first line must begin with "
             f"{','.join(FIXED_COLUMNS)!r}, got {','.join(columns)[:80]!r}. Move it away."
         )
-    return [_parsed(path, number, columns, line) for number, line in enumerate(lines, start=2)]
+    return [_parse_row(path, number, columns, line) for number, line in enumerate(lines, start=2)]
 
 
-def _content(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return read_regular(path)
     except OSError as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}. Move it away.") from error
 
 
-def _parsed(path: Path, number: int, columns: list[str], cells: list[str]) -> Row:
+def _parse_row(path: Path, number: int, columns: list[str], cells: list[str]) -> Row:
     try:
         row = {
             name: int(cell) if cell.isdecimal() else float(cell)

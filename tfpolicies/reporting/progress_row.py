@@ -22,13 +22,13 @@ _KEYS = {  # column -> key in the result of an iteration
     "episodes": "episodes_total",  # episodes ended so far
 }
 FIXED_COLUMNS = tuple(_KEYS)
-RECENT = (
+RECENT_PREFIX = (
     "recent_returns/"  # columns of the newest episodes: mean, std, min, max, episodes, env_steps
 )
 EVALUATION_MEAN = "evaluation/episode_reward_mean"  # in iterations with an evaluation
 
 
-def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
+def make_progress_row(result: Mapping[str, Any]) -> dict[str, float]:
     """Flattens the result of `Algorithm.train()` into one row of numbers.
 
     The row has every name of `FIXED_COLUMNS` in their order, then `episode/<name>` for each further
@@ -41,38 +41,44 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         UsageError: if `result` lacks `training_iteration` or `num_env_steps_sampled`.
 
-    >>> row = progress_row({"training_iteration": 1, "num_env_steps_sampled": 64,
+    >>> row = make_progress_row({"training_iteration": 1, "num_env_steps_sampled": 64,
     ...                     "info": {"learner": {"default_policy": {"learner_stats": {"kl": .5}}}}})
     >>> row["env_steps"], row["episode_reward_mean"], row["learner/default_policy/kl"]
     (64, nan, 0.5)
     """
     for key in ("training_iteration", "num_env_steps_sampled"):
-        if as_number(result.get(key)) is None:
+        if to_number(result.get(key)) is None:
             raise UsageError(
                 f"`result` must hold the number {key!r}, got {result.get(key)!r}. "
                 "Pass what `Algorithm.train()` returned."
             )
-    numbers = {name: as_number(result.get(key)) for name, key in _KEYS.items()}
+    numbers = {name: to_number(result.get(key)) for name, key in _KEYS.items()}
     row = {name: math.nan if number is None else number for name, number in numbers.items()}
     evaluation = result.get("evaluation") or {}
-    learned = result.get("info", {}).get("learner", {})
-    episodes = {key: x for key, x in _episode_numbers(result).items() if key not in row}
-    further = {
+    learner_results = result.get("info", {}).get("learner", {})
+    episodes = {key: x for key, x in _get_episode_numbers(result).items() if key not in row}
+    more_columns = {
         "custom": result.get("custom_metrics"),
         "episode": {key.removeprefix("episode_"): x for key, x in episodes.items()},
-        "evaluation": {**_episode_numbers(evaluation), "custom": evaluation.get("custom_metrics")},
-        "learner": {pid: each.get("learner_stats") for pid, each in learned.items()},
+        "evaluation": {
+            **_get_episode_numbers(evaluation),
+            "custom": evaluation.get("custom_metrics"),
+        },
+        "learner": {
+            pid: policy_result.get("learner_stats")
+            for pid, policy_result in learner_results.items()
+        },
         "recent_returns": result.get("recent_returns"),
     }
-    return row | dict(sorted(_flatten(further, "")))
+    return row | dict(sorted(_flatten(more_columns, "")))
 
 
-def as_number(value: object) -> float | None:
+def to_number(value: object) -> float | None:
     """Converts a single real number to int or float; returns None for other values.
 
     NumPy scalars and 0-dimensional arrays are numbers; booleans and strings are not.
 
-    >>> as_number(3), as_number("3"), as_number(True)
+    >>> to_number(3), to_number("3"), to_number(True)
     (3, None, None)
     """
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
@@ -82,19 +88,19 @@ def as_number(value: object) -> float | None:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _episode_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _get_episode_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the numbers of an episode summary, such as `episode_reward_mean`."""
     return {
         key: value
         for key, value in summary.items()
-        if key.startswith("episode_") and as_number(value) is not None
+        if key.startswith("episode_") and to_number(value) is not None
     }
 
 
 def _flatten(statistics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
     """Yields the single numbers in nested mappings, by path."""
     for name, value in statistics.items():
-        number = as_number(value)
+        number = to_number(value)
         if number is not None:
             yield f"{prefix}{name}", number
         elif isinstance(value, Mapping):

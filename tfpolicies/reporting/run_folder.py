@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
-from tfpolicies.system.atomic import place_file, remove_leftovers
+from tfpolicies.system.atomic import remove_leftovers, write_atomically
 from tfpolicies.system.folder_lock import FolderLock
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
@@ -24,15 +24,15 @@ from tfpolicies.type_aliases import Json
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
-_TEARDOWN = 2.0  # seconds that the kernel may take to end a killed process
-_LARGEST = 1 << 20  # bytes of a run.json
-_OWN = {"lock", "events", "checkpoints", "export"}  # created before run.json
+_TEARDOWN_SECONDS = 2.0  # seconds that the kernel may take to end a killed process
+_MAX_JSON_BYTES = 1 << 20  # bytes of a run.json
+_NAMES_BEFORE_RUN_JSON = {"lock", "events", "checkpoints", "export"}  # created before run.json
 
 
 class RunFolder:
     """The layout of a run folder, and the lock for writing to it.
 
-    A folder is a run as soon as it has its `run.json`, which is written last and atomically::
+    A folder is a run as soon as it has its `run.encode`, which is written last and atomically::
 
         ppo-CartPole-v1-2025-01-31-142501/ run.json            creation time of the run, and the
         settings of the command lock                the id of the process that writes to the run
@@ -102,8 +102,8 @@ class RunFolder:
             UsageError: if `name` has no letter or digit, or `settings` are not JSON values.
             OSError: if the folder cannot be created.
         """
-        text = _settings_text(settings or {}, now := now or datetime.now())
-        stem = f"{_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
+        text = _encode_run_json(settings or {}, now := now or datetime.now())
+        stem = f"{_to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
         folder = resolve_path(parent)
         folder.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
@@ -113,11 +113,11 @@ class RunFolder:
             except FileExistsError:
                 continue
             break
-        run._begin(text)
+        run._initialize(text)
         return run
 
     @classmethod
-    def make(
+    def create_at(
         cls, path: str | PathLike[str], settings: Mapping[str, Any] | None = None
     ) -> RunFolder:
         """Creates and holds a new run in exactly this folder, which is created if missing.
@@ -131,24 +131,24 @@ class RunFolder:
             FolderInUseError: if another process holds it.
             OSError: if the folder cannot be created.
         """
-        text = _settings_text(settings or {}, datetime.now())
+        text = _encode_run_json(settings or {}, datetime.now())
         run = cls(path)
         run.path.mkdir(parents=True, exist_ok=True)
-        strange = sorted({x.name for x in run.path.iterdir()} - _OWN)
-        if strange:
+        unexpected = sorted({x.name for x in run.path.iterdir()} - _NAMES_BEFORE_RUN_JSON)
+        if unexpected:
             raise UsageError(
-                f"{str(path)!r} is not a run folder, but holds {strange[:3]}. Give a run folder, "
+                f"{str(path)!r} is not a run folder, but holds {unexpected[:3]}. Give a run folder, "
                 "or one that is empty or does not exist yet."
             )
-        run._begin(text)
+        run._initialize(text)
         return run
 
-    def _begin(self, run_json: bytes) -> None:
-        """Holds the folder and creates its content; `run.json` comes last."""
+    def _initialize(self, run_json: bytes) -> None:
+        """Holds the folder and creates its content; `run.encode` comes last."""
         self._lock = FolderLock(self.path)
         for folder in (self.events, self.checkpoints, self.export):
             folder.mkdir(exist_ok=True)
-        place_file(self.run_json, run_json)
+        write_atomically(self.run_json, run_json)
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> RunFolder:
@@ -158,7 +158,7 @@ class RunFolder:
             CheckpointError: if `path` is not a run folder, or has an unknown version.
         """
         run = cls(path)
-        content = run._content()
+        content = run._read_run_json()
         if content.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(
                 f"{str(run.run_json)!r} has format version {content.get('format_version')!r}, but "
@@ -172,18 +172,18 @@ class RunFolder:
             )
         return run
 
-    def _locked(self) -> FolderLock:
+    def _acquire_lock(self) -> FolderLock:
         """Acquires the lock; waits briefly for a killed process that is being torn down."""
-        until = time.monotonic() + _TEARDOWN
+        deadline = time.monotonic() + _TEARDOWN_SECONDS
         while True:
             try:
                 return FolderLock(self.path)
             except FolderInUseError as error:
-                if error.owner == f"process {os.getpid()}" or time.monotonic() > until:
+                if error.owner == f"process {os.getpid()}" or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
 
-    def hold(self) -> RunFolder:
+    def acquire(self) -> RunFolder:
         """Acquires exclusive write access to the run, and removes partial files of killed writers.
 
         Returns:
@@ -195,7 +195,7 @@ class RunFolder:
         """
         if self._lock is None:
             try:
-                self._lock = self._locked()
+                self._lock = self._acquire_lock()
             except FolderInUseError as error:
                 raise FolderInUseError(
                     f"The run {str(self.path)!r} is in use by {error.owner}, which trains it. Wait "
@@ -218,7 +218,7 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def keep_latest(self, iteration: int, count: int, *, spared: str | None = None) -> None:
+    def archive_latest(self, iteration: int, count: int, *, protected: str | None = None) -> None:
         """Keeps the newest checkpoint as `iteration-000020` and removes older ones of that form.
 
         Files that checkpoints have in common are links, so they take space once.
@@ -234,9 +234,9 @@ class RunFolder:
         shutil.copytree(self.latest, staging, copy_function=_link_or_copy)
         shutil.rmtree(target, ignore_errors=True)
         staging.rename(target)
-        for older in sorted(self.checkpoints.glob("iteration-*"))[:-count]:
-            if str(older) != spared:
-                shutil.rmtree(older, ignore_errors=True)
+        for old_checkpoint in sorted(self.checkpoints.glob("iteration-*"))[:-count]:
+            if str(old_checkpoint) != protected:
+                shutil.rmtree(old_checkpoint, ignore_errors=True)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -245,27 +245,27 @@ class RunFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the command, read from `run.json`."""
-        return dict(self._content()["settings"])
+        """The settings of the command, read from `run.encode`."""
+        return dict(self._read_run_json()["settings"])
 
     @property
     def created(self) -> datetime:
         """The creation time of the run, in local time."""
-        return datetime.fromisoformat(self._content()["created"])
+        return datetime.fromisoformat(self._read_run_json()["created"])
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
-        """Replaces the settings in `run.json`, atomically.
+        """Replaces the settings in `run.encode`, atomically.
 
         Raises:
             UsageError: if `settings` are not JSON values; the file is unchanged then.
         """
-        place_file(self.run_json, _settings_text(settings, self.created))
+        write_atomically(self.run_json, _encode_run_json(settings, self.created))
 
-    def _content(self) -> dict[str, Any]:
+    def _read_run_json(self) -> dict[str, Any]:
         try:
-            content = json.loads(read_regular(self.run_json, _LARGEST))
+            content = json.loads(read_regular(self.run_json, _MAX_JSON_BYTES))
         except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(_no_run_folder(self.path)) from None
+            raise CheckpointError(_describe_not_a_run(self.path)) from None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{str(self.run_json)!r} is damaged: {error}. Restore the file or start a new run."
@@ -285,7 +285,7 @@ def _is_date(text: Json) -> bool:
         return False
 
 
-def newest_run(parent: str | PathLike[str]) -> RunFolder | None:
+def find_newest_run(parent: str | PathLike[str]) -> RunFolder | None:
     """Returns the newest run in the folder `parent` with a checkpoint, or None."""
     return next((run for run in find_runs(parent) if run.has_checkpoint), None)
 
@@ -300,22 +300,26 @@ def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:
     return [RunFolder(path) for _, path in sorted(runs, reverse=True)]
 
 
-def _no_run_folder(path: Path) -> str:
+def _describe_not_a_run(path: Path) -> str:
     if not path.exists():
         reason = "it does not exist"
     elif not path.is_dir():
         reason = "it is a file"
     else:
         reason = "it has no run.json"
-    inside = [str(run.path) for run in find_runs(path)[:3]]
-    hint = f"Its newest runs are {inside}." if inside else "Give one of `tfpolicies train`."
+    contained_runs = [str(run.path) for run in find_runs(path)[:3]]
+    hint = (
+        f"Its newest runs are {contained_runs}."
+        if contained_runs
+        else "Give one of `tfpolicies train`."
+    )
     return f"{str(path)!r} is not a run folder: {reason}. {hint}"
 
 
-def _file_name(name: str) -> str:
+def _to_file_name(name: str) -> str:
     """Converts `name` to a valid path component.
 
-    >>> _file_name("ppo-ALE/Pong-v5")
+    >>> _to_file_name("ppo-ALE/Pong-v5")
     'ppo-ALE-Pong-v5'
     """
     clean = re.sub(r"[^\w.-]+", "-", name).strip("-.")
@@ -324,7 +328,7 @@ def _file_name(name: str) -> str:
     return clean
 
 
-def _settings_text(settings: Mapping[str, Any], created: datetime) -> bytes:
+def _encode_run_json(settings: Mapping[str, Any], created: datetime) -> bytes:
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

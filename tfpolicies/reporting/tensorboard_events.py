@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.progress_row import as_number
+from tfpolicies.reporting.progress_row import to_number
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -29,23 +29,23 @@ _TAGS = {
 }
 
 
-def event_scalars(row: Mapping[str, float]) -> dict[str, float]:
+def get_event_scalars(row: Mapping[str, float]) -> dict[str, float]:
     """Returns the TensorBoard scalars of a progress row, by tag.
 
     Tags are grouped by their first part: `custom/`, `episodes/`, `evaluation/`,
     `learner/<policy id>/`, `speed/`. Means over no episode (NaN) are left out; a NaN of the
     learner is shown.
 
-    >>> event_scalars({"iteration": 1, "env_steps": 64, "episode_len_mean": 9.5})
+    >>> get_event_scalars({"iteration": 1, "env_steps": 64, "episode_len_mean": 9.5})
     {'episodes/len_mean': 9.5}
     """
-    known = {tag: row[name] for name, tag in _TAGS.items() if name in row}
-    grouped = {
+    fixed = {tag: row[name] for name, tag in _TAGS.items() if name in row}
+    grouped_columns = {
         name.replace("evaluation/episode_", "evaluation/"): value
         for name, value in row.items()
         if "/" in name
     }
-    scalars = {**known, **grouped}
+    scalars = {**fixed, **grouped_columns}
     return {
         tag: value
         for tag, value in scalars.items()
@@ -74,7 +74,7 @@ class EventWriter:
 
         _check_count("resume_step", resume_step)
         self._event = Event
-        self._file = _next_event_file(Path(folder))
+        self._file = _create_event_file(Path(folder))
         self.path = Path(self._file.name)
         self._records = RecordWriter(self._file)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -88,7 +88,7 @@ class EventWriter:
 
         Args:
             step: environment steps so far, the x axis.
-            scalars: values by tag, stored as float32; see `event_scalars`.
+            scalars: values by tag, stored as float32; see `get_event_scalars`.
             wall_time: seconds since 1970; now if None.
 
         Raises:
@@ -100,7 +100,7 @@ class EventWriter:
             raise UsageError("`write_scalars` was called after `close`. Open a new `EventWriter`.")
         event = self._event(wall_time=time.time() if wall_time is None else wall_time, step=step)
         for tag, value in scalars.items():
-            number = as_number(value)
+            number = to_number(value)
             if number is None:
                 raise UsageError(f"`scalars` must hold single numbers, got {tag!r}: {value!r}.")
             event.summary.value.add(tag=tag, simple_value=number)
@@ -116,15 +116,15 @@ class EventWriter:
 
 
 def _check_count(name: str, value: int) -> None:
-    number = as_number(value)
+    number = to_number(value)
     if not isinstance(number, int) or number < 0:
         raise UsageError(f"`{name}` must be a count of environment steps, >= 0, got {value!r}.")
 
 
-def _next_event_file(folder: Path) -> BinaryIO:
+def _create_event_file(folder: Path) -> BinaryIO:
     """Creates the next file of the folder; names contain the time and sort by creation."""
     folder.mkdir(parents=True, exist_ok=True)
     prefix = "events.out.tfevents."
-    taken = [path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")]
-    newest = max((int(name) for name in taken if name.isdecimal()), default=0)
+    suffixes = [path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")]
+    newest = max((int(name) for name in suffixes if name.isdecimal()), default=0)
     return (folder / f"{prefix}{max(int(time.time()), newest + 1):010d}").open("xb")

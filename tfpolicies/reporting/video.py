@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfpolicies.errors import MissingPackageError, UsageError
-from tfpolicies.system.atomic import make_folder, replacing
+from tfpolicies.system.atomic import make_folder, replace_on_success
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
 
-ENDINGS = (".mp4", ".gif")
+VIDEO_SUFFIXES = (".mp4", ".gif")
 
-_SMALL = 320  # pixels of the shorter side; smaller pictures are enlarged
-_GIF_RATE = 30  # maximum pictures per second of a GIF
-_BAR, _LABEL, _VALUE = "#202124", "#9aa0a6", "#ffffff"
+_MIN_SIDE = 320  # pixels of the shorter side; smaller pictures are enlarged
+_MAX_GIF_RATE = 30  # maximum pictures per second of a GIF
+_BAR_COLOR, _LABEL_COLOR, _VALUE_COLOR = "#202124", "#9aa0a6", "#ffffff"
 _FONT_SIZES = (13, 22)
 _WIDTH_PER_FONT_SIZE = 32
 _GAP = 0.45  # between a label and its value, and around both, in font sizes
 
 
 @contextlib.contextmanager
-def new_video(paths: Sequence[Path], fps: float) -> Iterator[Video]:
+def open_video(paths: Sequence[Path], fps: float) -> Iterator[VideoWriter]:
     """Opens a video for pictures; its files appear, complete, at the end without an error.
 
     Args:
@@ -40,22 +40,24 @@ def new_video(paths: Sequence[Path], fps: float) -> Iterator[Video]:
         MissingPackageError: if PyAV or Pillow is not installed.
         OSError: if a file cannot be written.
     """
-    strange = [path.name for path in paths if path.suffix.lower() not in ENDINGS]
-    if strange:
-        raise UsageError(f"A video file must end in {' or '.join(ENDINGS)}, got {strange[0]!r}.")
+    unsupported = [path.name for path in paths if path.suffix.lower() not in VIDEO_SUFFIXES]
+    if unsupported:
+        raise UsageError(
+            f"A video file must end in {' or '.join(VIDEO_SUFFIXES)}, got {unsupported[0]!r}."
+        )
     if not (math.isfinite(fps) and fps > 0):
         raise UsageError(f"fps must be a number of pictures per second, above 0, got {fps!r}.")
     require_video_packages()
     rate = Fraction(fps).limit_denominator(1000)
-    with contextlib.ExitStack() as closing:
-        files: list[_Mp4 | _Gif] = []
+    with contextlib.ExitStack() as stack:
+        files: list[_Mp4Writer | _GifWriter] = []
         for path in paths:
             make_folder(path.parent)
-            temporary = closing.enter_context(replacing(path))
-            form = _Gif if path.suffix.lower() == ".gif" else _Mp4
-            files.append(form(temporary, rate))
-            closing.callback(files[-1].close)
-        video = Video(files, rate)
+            temporary = stack.enter_context(replace_on_success(path))
+            file_class = _GifWriter if path.suffix.lower() == ".gif" else _Mp4Writer
+            files.append(file_class(temporary, rate))
+            stack.callback(files[-1].close)
+        video = VideoWriter(files, rate)
         yield video
         video.finish()
 
@@ -76,7 +78,7 @@ def require_video_packages() -> None:
         ) from error
 
 
-class Video:
+class VideoWriter:
     """Writes pictures to video files, without keeping them in memory.
 
     Args:
@@ -84,12 +86,12 @@ class Video:
         rate: frames per second.
     """
 
-    def __init__(self, files: Sequence[_Mp4 | _Gif], rate: Fraction) -> None:
+    def __init__(self, files: Sequence[_Mp4Writer | _GifWriter], rate: Fraction) -> None:
         self._files = files
         self._rate = rate
         self._canvas: _Canvas | None = None
 
-    def show(self, picture: np.ndarray, figures: Mapping[str, str]) -> None:
+    def add_picture(self, picture: np.ndarray, captions: Mapping[str, str]) -> None:
         """Adds a picture.
 
         Small ones are enlarged by an integer factor, so that their pixels stay sharp.
@@ -103,14 +105,14 @@ class Video:
         """
         if self._canvas is None:
             self._canvas = _Canvas(picture.shape)
-        self._last = self._canvas.drawn(picture, figures)
-        self.hold(float(1 / self._rate))
+        self._last_frame = self._canvas.draw_frame(picture, captions)
+        self.repeat_last(float(1 / self._rate))
 
-    def hold(self, seconds: float) -> None:
+    def repeat_last(self, seconds: float) -> None:
         """Repeats the last picture."""
         for _ in range(round(seconds * self._rate)):
             for file in self._files:
-                file.add(self._last)
+                file.add(self._last_frame)
 
     def finish(self) -> None:
         """Writes the remaining data."""
@@ -129,17 +131,17 @@ class _Canvas:
         from PIL import ImageFont
 
         self.shape = shape
-        self._scale = max(1, math.ceil(_SMALL / min(shape[:2])))
+        self._scale = max(1, math.ceil(_MIN_SIDE / min(shape[:2])))
         height, width = (side * self._scale for side in shape[:2])
-        least, most = _FONT_SIZES
-        self._font_size = min(max(round(width / _WIDTH_PER_FONT_SIZE), least), most)
+        min_size, max_size = _FONT_SIZES
+        self._font_size = min(max(round(width / _WIDTH_PER_FONT_SIZE), min_size), max_size)
         self._font = ImageFont.load_default(self._font_size)
         self._width, self._height = width, height
         bar = 2 * self._font_size
-        self.size = (_even(width), _even(height + bar))
+        self.size = (_round_up_to_even(width), _round_up_to_even(height + bar))
         self._middle = (height + self.size[1]) / 2
 
-    def drawn(self, picture: np.ndarray, figures: Mapping[str, str]) -> np.ndarray:
+    def draw_frame(self, picture: np.ndarray, captions: Mapping[str, str]) -> np.ndarray:
         """Returns a frame, uint8 `[height, width, 3]`, height and width even."""
         from PIL import Image, ImageDraw
 
@@ -148,29 +150,29 @@ class _Canvas:
                 f"The pictures of a video must have one size, but the first has {self.shape} and a "
                 f"later one {picture.shape}. Let the environment render in one size."
             )
-        image = Image.new("RGB", self.size, _BAR)
+        image = Image.new("RGB", self.size, _BAR_COLOR)
         large = Image.fromarray(np.ascontiguousarray(picture))
         image.paste(large.resize((self._width, self._height), Image.Resampling.NEAREST))
-        self._write(ImageDraw.Draw(image), figures)
+        self._draw_captions(ImageDraw.Draw(image), captions)
         return np.asarray(image)
 
-    def _write(self, draw: ImageDraw.ImageDraw, figures: Mapping[str, str]) -> None:
+    def _draw_captions(self, draw: ImageDraw.ImageDraw, captions: Mapping[str, str]) -> None:
         """Draws captions next to each other: the first one left, the last one right."""
         gap = _GAP * self._font_size
-        for i, (label, value) in enumerate(figures.items()):
+        for i, (label, value) in enumerate(captions.items()):
             width = self._font.getlength(label) + gap + self._font.getlength(value)
-            share = i / max(1, len(figures) - 1)
+            share = i / max(1, len(captions) - 1)
             x = 2 * gap + share * (self._width - 4 * gap - width)
-            draw.text((x, self._middle), label, _LABEL, self._font, "lm")
+            draw.text((x, self._middle), label, _LABEL_COLOR, self._font, "lm")
             x += self._font.getlength(label) + gap
-            draw.text((x, self._middle), value, _VALUE, self._font, "lm")
+            draw.text((x, self._middle), value, _VALUE_COLOR, self._font, "lm")
 
 
-def _even(side: int) -> int:
+def _round_up_to_even(side: int) -> int:
     return side + side % 2
 
 
-class _Mp4:
+class _Mp4Writer:
     """Writes an H.264 MP4 file, which all browsers play, frame by frame.
 
     Args:
@@ -205,7 +207,7 @@ class _Mp4:
         self._container.close()
 
 
-class _Gif:
+class _GifWriter:
     """Writes a looping GIF frame by frame; each frame stores its difference from the one before.
 
     Args:
@@ -214,8 +216,8 @@ class _Gif:
     """
 
     def __init__(self, path: Path, rate: Fraction) -> None:
-        self._each = math.ceil(rate / _GIF_RATE)
-        self._rate = rate / self._each
+        self._frames_per_picture = math.ceil(rate / _MAX_GIF_RATE)
+        self._rate = rate / self._frames_per_picture
         self._count = 0
         self._file = path.open("wb")
         self._last: Image.Image | None = None
@@ -224,19 +226,19 @@ class _Gif:
         """Adds a picture, uint8 `[height, width, 3]`."""
         from PIL import GifImagePlugin, Image, ImageChops
 
-        number, skipped = divmod(self._count, self._each)
+        number, skipped = divmod(self._count, self._frames_per_picture)
         self._count += 1
         if skipped:
             return
         image = Image.fromarray(picture)
         box = (0, 0, *image.size)
         if self._last is None:
-            header, _ = GifImagePlugin.getheader(_with_palette(image), info={"loop": 0})
+            header, _ = GifImagePlugin.getheader(_reduce_to_palette(image), info={"loop": 0})
             self._file.writelines(header)
         else:
             box = ImageChops.difference(image, self._last).getbbox() or (0, 0, 1, 1)
         start, end = (round(100 * (number + i) / self._rate) for i in (0, 1))  # in 1/100 s
-        part, duration = _with_palette(image.crop(box)), 10 * (end - start)
+        part, duration = _reduce_to_palette(image.crop(box)), 10 * (end - start)
         self._file.writelines(
             GifImagePlugin.getdata(part, box[:2], duration=duration, include_color_table=True)
         )
@@ -251,7 +253,7 @@ class _Gif:
         self._file.close()
 
 
-def _with_palette(image: Image.Image) -> Image.Image:
+def _reduce_to_palette(image: Image.Image) -> Image.Image:
     """Reduces an image to an adaptive palette of at most 256 colours."""
     from PIL import Image
 

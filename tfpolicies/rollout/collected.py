@@ -12,8 +12,8 @@ import numpy as np
 from tfpolicies.batch.leaves import concatenate_columns, map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import UsageError
-from tfpolicies.models.ports import Port, View, plain_leaves
-from tfpolicies.models.spaces import nest
+from tfpolicies.models.ports import PolicyPort, ViewInput, get_unmasked_leaf_indices
+from tfpolicies.models.spaces import unflatten
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.packing import PackedColumns, Packing
@@ -23,7 +23,7 @@ Trajectory = tuple[int, ...]
 
 
 @dataclass(eq=False)
-class Collected:
+class RolloutRows:
     """The rows of one policy, trajectory after trajectory.
 
     Attributes:
@@ -43,7 +43,7 @@ class Collected:
 
     policy_id: str
     policy: Any
-    actions: Sequence[Port]
+    actions: Sequence[PolicyPort]
     obs: list[np.ndarray]
     new_obs: list[np.ndarray]
     columns: dict[str, np.ndarray]
@@ -52,57 +52,57 @@ class Collected:
     views: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.earned = self.columns["rewards"]
+        self.env_rewards = self.columns["rewards"]
         self.learning = self.policy.driver.learning
 
-    def batch(self) -> SampleBatch:
+    def to_batch(self) -> SampleBatch:
         """Returns the current rows as a batch."""
         policy = self.policy
         space, action_space = policy.observation_space, policy.action_space
         views = policy.driver.acting.input_views
         batch = SampleBatch(
             {
-                "obs": policy._as_given(nest(space, self.obs)),
-                "new_obs": policy._as_given(nest(space, self.new_obs)),
-                **nested_columns(dict(self.columns), self.actions, action_space, views),
+                "obs": policy._convert_observations(unflatten(space, self.obs)),
+                "new_obs": policy._convert_observations(unflatten(space, self.new_obs)),
+                **nest_columns(dict(self.columns), self.actions, action_space, views),
                 **self.views,
             }
         )
         batch.num_grad_updates = policy.num_grad_updates
         return batch
 
-    def pieces(self) -> Iterator[tuple[int, slice]]:
+    def iter_unrolls(self) -> Iterator[tuple[int, slice]]:
         """Yields the unroll id and the rows of each trajectory."""
         stops = (np.flatnonzero(self.ends) + 1).tolist()
         for start, stop in zip([0, *stops], stops, strict=False):
             yield int(self.columns["unroll_id"][start]), slice(start, stop)
 
-    def without(self, barred: np.ndarray) -> list[Collected]:
+    def drop_excluded(self, excluded: np.ndarray) -> list[RolloutRows]:
         """Drops trajectories whose last row is excluded, bool `[R]`; returns one or no sample."""
-        pieces = [rows for _, rows in self.pieces() if not barred[rows.stop - 1]]
-        if not pieces:
+        remaining = [rows for _, rows in self.iter_unrolls() if not excluded[rows.stop - 1]]
+        if not remaining:
             return []
-        return [self.taking(np.concatenate([np.arange(x.start, x.stop) for x in pieces]))]
+        return [self.take(np.concatenate([np.arange(x.start, x.stop) for x in remaining]))]
 
-    def taking(self, rows: np.ndarray) -> Collected:
+    def take(self, rows: np.ndarray) -> RolloutRows:
         """Selects rows by their numbers; a trajectory ends with its last selected row."""
         columns = {name: column[rows] for name, column in self.columns.items()}
-        unrolls = columns["unroll_id"]
-        taken = replace(
+        unroll_ids = columns["unroll_id"]
+        result = replace(
             self,
             obs=[leaf[rows] for leaf in self.obs],
             new_obs=[leaf[rows] for leaf in self.new_obs],
             columns=columns,
-            ends=np.append(unrolls[1:] != unrolls[:-1], True)[: len(rows)],
+            ends=np.append(unroll_ids[1:] != unroll_ids[:-1], True)[: len(rows)],
             shape=None,
             views={name: map_leaves(lambda x: x[rows], view) for name, view in self.views.items()},
         )
-        taken.earned = self.earned[rows]
-        return taken
+        result.env_rewards = self.env_rewards[rows]
+        return result
 
-    def followed_by(self, other: Collected) -> Collected:
+    def concatenate(self, other: RolloutRows) -> RolloutRows:
         """Concatenates two sets of rows with the same columns."""
-        joined = replace(
+        result = replace(
             other,
             obs=[np.concatenate(pair) for pair in zip(self.obs, other.obs, strict=True)],
             new_obs=[np.concatenate(x) for x in zip(self.new_obs, other.new_obs, strict=True)],
@@ -111,13 +111,13 @@ class Collected:
             shape=None,
             views={k: concatenate_columns(k, [self.views[k], x]) for k, x in other.views.items()},
         )
-        joined.earned = np.concatenate([self.earned, other.earned])
-        return joined
+        result.env_rewards = np.concatenate([self.env_rewards, other.env_rewards])
+        return result
 
-    def trajectories(self) -> Iterator[tuple[Trajectory, slice]]:
+    def iter_trajectories(self) -> Iterator[tuple[Trajectory, slice]]:
         """Yields the episode id and agent index, and the rows, of each trajectory."""
         columns = self.columns
-        for _, rows in self.pieces():
+        for _, rows in self.iter_unrolls():
             yield tuple(int(columns[x][rows.start]) for x in ("eps_id", "agent_index")), rows
 
     def prepare(self, clip_rewards: bool | float | None, returns: np.ndarray | None) -> None:
@@ -128,62 +128,67 @@ class Collected:
             returns: running returns `[R]`, if rewards are scaled by them.
         """
         learning, columns = self.learning, self.columns
-        seen = columns if returns is None else {**columns, "rewards": returns}
+        observed_columns = columns if returns is None else {**columns, "rewards": returns}
         learning.observe(
-            [leaf[None] for leaf in self.obs], {name: x[None] for name, x in seen.items()}
+            [leaf[None] for leaf in self.obs],
+            {name: x[None] for name, x in observed_columns.items()},
         )
         self.obs, self.new_obs = (
             [*learning.normalize_observations(x)] for x in (self.obs, self.new_obs)
         )
-        columns["rewards"] = learning.scale_rewards(clipped_rewards(self.earned, clip_rewards))
+        columns["rewards"] = learning.scale_rewards(
+            apply_reward_clipping(self.env_rewards, clip_rewards)
+        )
 
     @property
     def packing(self) -> Packing:
         """The position of each row in an array `[N, T]`."""
-        return Packing.of(self.ends) if self.shape is None else Packing(self.shape)
+        return Packing.from_ends(self.ends) if self.shape is None else Packing(self.shape)
 
     def postprocess(self) -> None:
         """Adds the policy's columns for all trajectories at once."""
         policy, columns = self.policy, self.columns
         packing = self.packing
         open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
-        after = [leaf[open_rows] for leaf in self.new_obs]
+        next_inputs = [leaf[open_rows] for leaf in self.new_obs]
         if views := policy.driver.acting.views:
-            plain = plain_leaves(policy.observation_space)
-            after += seen_after(
+            unmasked_leaves = get_unmasked_leaf_indices(policy.observation_space)
+            next_inputs += get_next_views(
                 views,
                 columns,
                 open_rows,
-                obs=[self.obs[i] for i in plain],
-                new_obs=[self.new_obs[i] for i in plain],
+                obs=[self.obs[i] for i in unmasked_leaves],
+                new_obs=[self.new_obs[i] for i in unmasked_leaves],
                 actions=[columns[port.name] for port in self.actions],
-                rewards=[self.earned],
+                rewards=[self.env_rewards],
             )
-        after += [x[open_rows] for name, x in columns.items() if name.startswith("state_out_")]
-        ends = packing.pack(self.ends)
-        ends[:, -1] = True
+        next_inputs += [
+            x[open_rows] for name, x in columns.items() if name.startswith("state_out_")
+        ]
+        fragment_ends = packing.pack(self.ends)
+        fragment_ends[:, -1] = True
         fragments = Fragments(
             PackedColumns(columns, packing),
-            ends,
+            fragment_ends,
             policy,
-            packing.places(open_rows),
-            after,
+            packing.get_positions(open_rows),
+            next_inputs,
         )
         policy.postprocess_fragments(fragments)
-        columns.update({name: packing.unpack(x) for name, x in fragments.added.items()})
-        if fragments.reached is not None:
-            later = packing.rows_at(packing.unpack(fragments.reached))
-            self.new_obs = [leaf[later] for leaf in self.new_obs]
+        columns.update({name: packing.unpack(x) for name, x in fragments.new_columns.items()})
+        if fragments.next_obs_index is not None:
+            reached_rows = packing.get_rows_at(packing.unpack(fragments.next_obs_index))
+            self.new_obs = [leaf[reached_rows] for leaf in self.new_obs]
 
 
 # -- columns ------------------------------------------------------------------------------------
 
 
-def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarray:
+def apply_reward_clipping(rewards: np.ndarray, clip: bool | float | None) -> np.ndarray:
     """Returns rewards for learning: their signs (True), clipped (a number), or unchanged.
 
-    >>> clipped_rewards(np.array([-3.0, 0.5]), True), clipped_rewards(np.array([-3.0, 0.5]), 1.0)
-    (array([-1.,  1.]), array([-1. ,  0.5]))
+    >>> apply_reward_clipping(np.array([-3.0, 0.5]), True), apply_reward_clipping(np.array([-3.0,
+    0.5]), 1.0) (array([-1.,  1.]), array([-1. ,  0.5]))
     """
     if not clip:
         return rewards
@@ -191,7 +196,9 @@ def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarra
     return result
 
 
-def require_same_columns(policy: Policy, kept: Collection[str], given: Collection[str]) -> None:
+def require_same_columns(
+    policy: Policy, expected: Collection[str], columns: Collection[str]
+) -> None:
     """Checks that acting returns the same columns as before.
 
     Args:
@@ -202,28 +209,33 @@ def require_same_columns(policy: Policy, kept: Collection[str], given: Collectio
     Raises:
         UsageError: if they differ: rows of one batch have the same columns.
     """
-    if set(kept) != set(given):
+    if set(expected) != set(columns):
         raise UsageError(
-            f"{type(policy).__name__} returned the columns {sorted(given)} when it acted, but "
-            f"{sorted(kept)} before. Return the same extras in every call."
+            f"{type(policy).__name__} returned the columns {sorted(columns)} when it acted, but "
+            f"{sorted(expected)} before. Return the same extras in every call."
         )
 
 
-def nested_columns(
-    columns: dict[str, Any], ports: Sequence[Port], space: gym.Space[Any], views: Sequence[View]
+def nest_columns(
+    columns: dict[str, Any],
+    ports: Sequence[PolicyPort],
+    space: gym.Space[Any],
+    views: Sequence[ViewInput],
 ) -> dict[str, Any]:
     """Joins the columns of leaves, for actions and for views, into nested columns, in place."""
     if len(ports) > 1 or ports[0].path:
-        columns["actions"] = nest(space, [columns.pop(port.name) for port in ports])
+        columns["actions"] = unflatten(space, [columns.pop(port.name) for port in ports])
     for view in views:
-        for each in (view, view.following):
-            if each is not None and (len(each.ports) > 1 or each.ports[0].path):
-                columns[each.name] = each.nested([columns.pop(port.name) for port in each.ports])
+        for current in (view, view.next_step_view):
+            if current is not None and (len(current.ports) > 1 or current.ports[0].path):
+                columns[current.name] = current.unflatten(
+                    [columns.pop(port.name) for port in current.ports]
+                )
     return columns
 
 
-def seen_after(
-    views: Sequence[View],
+def get_next_views(
+    views: Sequence[ViewInput],
     columns: Mapping[str, np.ndarray],
     rows: np.ndarray,
     **sources: Sequence[np.ndarray],
@@ -236,9 +248,9 @@ def seen_after(
         rows: int `[K]`.
         **sources: the leaves of `obs`, `actions`, `rewards`, and of `new_obs`, `[R, ...]` each.
     """
-    taken = {name: [leaf[rows] for leaf in leaves] for name, leaves in sources.items()}
-    found = []
+    selected = {name: [leaf[rows] for leaf in leaves] for name, leaves in sources.items()}
+    result = []
     for view in views:
-        seen = [columns[port.name][rows] for port in (view.following or view).ports]
-        found += view.reached(seen, taken[view.source], taken["new_obs"])
-    return found
+        current_leaves = [columns[port.name][rows] for port in (view.next_step_view or view).ports]
+        result += view.advance(current_leaves, selected[view.source], selected["new_obs"])
+    return result

@@ -10,36 +10,38 @@ import numpy as np
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.connectors.connector import ActionStep, AgentStep
 from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
-from tfpolicies.envs.repairs import Repairs
-from tfpolicies.envs.vector import Environments, Step
+from tfpolicies.envs.repairs import EnvSupervisor
+from tfpolicies.envs.vector import StepResult, VectorEnvAdapter
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.policy_connection import NO_PIPELINES, pipelines_of
+from tfpolicies.rollout.policy_connection import NO_PIPELINES, get_pipelines
 from tfpolicies.rollout.timing import now
 from tfpolicies.type_aliases import Structure
 
 
-def connected(envs: Environments, policy: Policy) -> Environments:
+def wrap_connectors(envs: VectorEnvAdapter, policy: Policy) -> VectorEnvAdapter:
     """Wraps environments with the connectors of the policy that acts in them, if it has any.
 
     Raises:
         SpaceError: if a connector does not fit the environments' spaces.
     """
-    pipelines = pipelines_of(policy)
+    pipelines = get_pipelines(policy)
     if pipelines is NO_PIPELINES:
         return envs
-    agent, action = pipelines
-    return ConnectedEnvironments(
-        envs, agent or AgentConnectorPipeline(), action or ActionConnectorPipeline()
+    agent_pipeline, action_pipeline = pipelines
+    return ConnectorEnv(
+        envs,
+        agent_pipeline or AgentConnectorPipeline(),
+        action_pipeline or ActionConnectorPipeline(),
     )
 
 
-def connector_metrics_of(policy: Policy) -> dict[str, Any]:
+def get_connector_metrics(policy: Policy) -> dict[str, Any]:
     """Returns the connector times of the only policy, by its id, for metrics."""
-    found = policy.get_connector_metrics()
-    return {DEFAULT_POLICY_ID: found} if found else {}
+    metrics = policy.get_connector_metrics()
+    return {DEFAULT_POLICY_ID: metrics} if metrics else {}
 
 
-class ConnectedEnvironments(Environments):
+class ConnectorEnv(VectorEnvAdapter):
     """N environments whose observations, rewards and actions pass through pipelines.
 
     Connectors are reset when an episode ends. The state of running episodes is not available, so a
@@ -56,55 +58,55 @@ class ConnectedEnvironments(Environments):
 
     def __init__(
         self,
-        inner: Environments,
+        base_envs: VectorEnvAdapter,
         agent: AgentConnectorPipeline,
         action: ActionConnectorPipeline,
     ) -> None:
-        self.inner = inner
+        self.base_envs = base_envs
         self.agent = agent
         self.action = action
-        self.num_envs = inner.num_envs
-        self.observation_space = agent.connect(inner.observation_space)
-        self.action_space = action.connect(inner.action_space)
-        self.maker = inner.maker
-        self._ids = np.arange(self.num_envs)
+        self.num_envs = base_envs.num_envs
+        self.observation_space = agent.connect(base_envs.observation_space)
+        self.action_space = action.connect(base_envs.action_space)
+        self.env_factory = base_envs.env_factory
+        self._env_ids = np.arange(self.num_envs)
 
-    def guard(self, repairs: Repairs) -> None:
-        self.inner.guard(repairs)
+    def set_supervisor(self, repairs: EnvSupervisor) -> None:
+        self.base_envs.set_supervisor(repairs)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        self.agent.reset(self._ids)
-        self.action.reset(self._ids)
-        return self.agent(AgentStep(self.inner.reset(seeds), self._ids)).obs
+        self.agent.reset(self._env_ids)
+        self.action.reset(self._env_ids)
+        return self.agent(AgentStep(self.base_envs.reset(seeds), self._env_ids)).obs
 
-    def step(self, actions: Structure) -> Step:
-        started = now()
-        actions = self.action(ActionStep(actions, self._ids)).actions
-        sent = now()
-        step = self.inner.step(actions)
-        stepped = now()
-        final = step.final
+    def step(self, actions: Structure) -> StepResult:
+        start = now()
+        actions = self.action(ActionStep(actions, self._env_ids)).actions
+        step_start = now()
+        step = self.base_envs.step(actions)
+        step_end = now()
+        final = step.final_obs
         if final is not None:
-            indices, last = final
-            final = (indices, self.agent(AgentStep(last, indices)).obs)
-            self._forget(indices)
-        if step.dead is not None and step.dead.any():
-            self._forget(np.flatnonzero(step.dead))
-        seen = self.agent(AgentStep(step.obs, self._ids, step.rewards))
-        rewards = step.rewards if seen.rewards is None else seen.rewards
-        before, after = self.connecting
-        self.connecting = (before + sent - started, after + now() - stepped)
-        return step._replace(obs=seen.obs, rewards=rewards, final=final)
+            indices, final_obs = final
+            final = (indices, self.agent(AgentStep(final_obs, indices)).obs)
+            self._reset_connectors(indices)
+        if step.reset_only is not None and step.reset_only.any():
+            self._reset_connectors(np.flatnonzero(step.reset_only))
+        agent_step = self.agent(AgentStep(step.obs, self._env_ids, step.rewards))
+        rewards = step.rewards if agent_step.rewards is None else agent_step.rewards
+        action_ns, obs_ns = self.connector_ns
+        self.connector_ns = (action_ns + step_start - start, obs_ns + now() - step_end)
+        return step._replace(obs=agent_step.obs, rewards=rewards, final_obs=final)
 
-    def _forget(self, env_ids: np.ndarray) -> None:
+    def _reset_connectors(self, env_ids: np.ndarray) -> None:
         self.agent.reset(env_ids)
         self.action.reset(env_ids)
 
     def get_sub_environments(self) -> list[Any]:
-        return self.inner.get_sub_environments()
+        return self.base_envs.get_sub_environments()
 
     def close(self) -> None:
-        self.inner.close()
+        self.base_envs.close()
 
     def get_state(self) -> None:
         return None

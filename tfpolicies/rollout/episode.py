@@ -10,18 +10,18 @@ import numpy as np
 
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.envs.vector import Step
+from tfpolicies.envs.vector import StepResult
 from tfpolicies.errors import UsageError
 from tfpolicies.extensions import EXTENSIONS, Extensible
 from tfpolicies.type_aliases import Structure
 
 SINGLE_AGENT = "agent0"
 
-Tell = Callable[[str, Any, int], None]
+RunCallback = Callable[[str, Any, int], None]
 Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A list of infos, or a vector environment's dict of columns."""
 
-_NOTHING: Mapping[Any, Any] = {}
+_EMPTY: Mapping[Any, Any] = {}
 
 
 @dataclass
@@ -98,38 +98,40 @@ class Episode(Extensible):
         """Returns the last reward of an agent from the environment; 0 before the first."""
         return float(self._last_rewards.get(agent_id, 0.0))
 
-    def note(
+    def record_step(
         self,
         obs: Mapping[Any, Any],
-        actions: Mapping[Any, Any] = _NOTHING,
-        rewards: Mapping[Any, float] = _NOTHING,
-        terminateds: Mapping[Any, bool] = _NOTHING,
-        truncateds: Mapping[Any, bool] = _NOTHING,
+        actions: Mapping[Any, Any] = _EMPTY,
+        rewards: Mapping[Any, float] = _EMPTY,
+        terminateds: Mapping[Any, bool] = _EMPTY,
+        truncateds: Mapping[Any, bool] = _EMPTY,
     ) -> None:
         """Records the last observations, actions, rewards and end flags by agent id."""
         if EXTENSIONS.records_steps:
-            _keep(self._last_actions, self._prev_actions, actions)
-            _keep(self._last_rewards, self._prev_rewards, rewards)
+            _shift_to_previous(self._last_actions, self._prev_actions, actions)
+            _shift_to_previous(self._last_rewards, self._prev_rewards, rewards)
             self._terminateds.update(terminateds)
             self._truncateds.update(truncateds)
         self._last_obs.update(obs)
         self._last_actions.update(actions)
         self._last_rewards.update(rewards)
 
-    def note_acting(
+    def record_acting(
         self, agents: Sequence[Any], columns: Mapping[str, np.ndarray], first: int
     ) -> None:
         """Records the outputs of acting of agents: the rows of `columns` from `first`.
 
         Args:
             agents: their ids.
-            columns: the outputs of acting, from `own_columns`.
+            columns: the outputs of acting, from `copy_columns`.
             first: the row of the first agent.
         """
         self._acted.update({agent: (columns, row) for row, agent in enumerate(agents, first)})
 
 
-def _keep(last: dict[Any, Any], previous: dict[Any, Any], new: Mapping[Any, Any]) -> None:
+def _shift_to_previous(
+    last: dict[Any, Any], previous: dict[Any, Any], new: Mapping[Any, Any]
+) -> None:
     """Copies the last values to `previous` for the agents that get new ones."""
     previous.update({agent: last[agent] for agent in new if agent in last})
 
@@ -152,22 +154,25 @@ class RolloutMetrics(NamedTuple):
     connector_metrics: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
 
 
-class EpisodeFollower:
+class EpisodeTracker:
     """Maintains an `Episode` for each environment and calls the callbacks about episodes.
 
     It works row by row, so it is used only if a callback about single episodes is overridden, or a
     policy reads the episodes that it acts in.
 
     Args:
-        run_callback: `f(callback_name, episode_or_error, env_index)`, calls a callback about an episode or
+        run_callback: `f(callback_name, episode_or_error, env_index)`, calls a callback about an
+        episode or
             the error that ended it.
         worker: the worker that samples.
         num_envs: N.
         rng: draws episode ids.
     """
 
-    def __init__(self, tell: Tell, worker: object, num_envs: int, rng: np.random.Generator) -> None:
-        self._tell = tell
+    def __init__(
+        self, run_callback: RunCallback, worker: object, num_envs: int, rng: np.random.Generator
+    ) -> None:
+        self._run_callback = run_callback
         self._worker = worker
         self._rng = rng
         self._episodes: list[Episode] = []
@@ -176,57 +181,62 @@ class EpisodeFollower:
     def start_all(self, obs: Structure) -> None:
         """Starts a new episode in each environment; `obs` are their first observations."""
         self._finished = [[] for _ in self._finished]
-        self._episodes = [self._begin(i, obs) for i in range(len(self._finished))]
+        self._episodes = [self._start_episode(i, obs) for i in range(len(self._finished))]
 
-    def _begin(self, index: int, obs: Structure | None = None) -> Episode:
+    def _start_episode(self, index: int, obs: Structure | None = None) -> Episode:
         episode = Episode(int(self._rng.integers(10**18)), index, self._worker)
-        self._tell("on_episode_created", episode, index)
+        self._run_callback("on_episode_created", episode, index)
         if obs is not None:
-            episode.note({SINGLE_AGENT: _row(obs, index)})
-        self._tell("on_episode_start", episode, index)
+            episode.record_step({SINGLE_AGENT: _copy_row(obs, index)})
+        self._run_callback("on_episode_start", episode, index)
         return episode
 
-    def step(self, step: Step, actions: Structure, columns: Mapping[str, np.ndarray]) -> None:
+    def step(self, step: StepResult, actions: Structure, columns: Mapping[str, np.ndarray]) -> None:
         """Records one step of all environments, with actions and outputs of acting `[N, ...]`."""
-        acted = own_columns(columns)
-        indices, final_obs = step.final or ((), ())
-        last = {int(index): k for k, index in enumerate(indices)}
+        acting_columns = copy_columns(columns)
+        indices, final_obs = step.final_obs or ((), ())
+        final_rows = {int(index): k for k, index in enumerate(indices)}
         for i, episode in enumerate(self._episodes):
-            if step.dead is not None and step.dead[i]:
-                episode.note({SINGLE_AGENT: _row(step.obs, i)})
+            if step.reset_only is not None and step.reset_only[i]:
+                episode.record_step({SINGLE_AGENT: _copy_row(step.obs, i)})
                 continue
-            reached = _row(final_obs, last[i]) if i in last else _row(step.obs, i)
+            next_obs = (
+                _copy_row(final_obs, final_rows[i]) if i in final_rows else _copy_row(step.obs, i)
+            )
             reward = float(step.rewards[i])
             ends = step.terminateds[i], step.truncateds[i]
-            told = [reached, _row(actions, i), reward]
-            if acted:
-                told += ends
-                episode.note_acting((SINGLE_AGENT,), acted, i)
-            episode.note(*[{SINGLE_AGENT: value} for value in told])
+            values = [next_obs, _copy_row(actions, i), reward]
+            if acting_columns:
+                values += ends
+                episode.record_acting((SINGLE_AGENT,), acting_columns, i)
+            episode.record_step(*[{SINGLE_AGENT: value} for value in values])
             episode.length += 1
             episode.total_reward += reward
-            episode.last_infos[SINGLE_AGENT] = last_info_of(step.infos, i)
-            self._tell("on_episode_step", episode, i)
+            episode.last_infos[SINGLE_AGENT] = get_last_info(step.infos, i)
+            self._run_callback("on_episode_step", episode, i)
             if any(ends):
-                self._tell("on_episode_end", episode, i)
+                self._run_callback("on_episode_end", episode, i)
                 self._finished[i].append(episode)
-                self._episodes[i] = self._begin(i, step.obs if i in last else None)
+                self._episodes[i] = self._start_episode(i, step.obs if i in final_rows else None)
 
-    def around(self, rows: Iterable[int] | None = None) -> dict[str, Any]:
+    def get_context(self, rows: Iterable[int] | None = None) -> dict[str, Any]:
         """Returns the running episodes and their last infos, as inputs of acting.
 
         Args:
             rows: indices of environments; None for all.
         """
-        chosen = self._episodes if rows is None else [self._episodes[i] for i in rows]
-        return {"infos": [each.last_info_for() for each in chosen], "episodes": list(chosen)}
+        episodes = self._episodes if rows is None else [self._episodes[i] for i in rows]
+        return {
+            "infos": [episode.last_info_for() for episode in episodes],
+            "episodes": list(episodes),
+        }
 
-    def broke(self, env_index: int, error: Exception) -> None:
+    def on_env_failure(self, env_index: int, error: Exception) -> None:
         """Ends the episode of an environment that failed: `on_episode_end` gets the error."""
-        self._tell("on_episode_end", error, env_index)
-        self._episodes[env_index] = self._begin(env_index)
+        self._run_callback("on_episode_end", error, env_index)
+        self._episodes[env_index] = self._start_episode(env_index)
 
-    def take_finished(self, env_index: int) -> Episode:
+    def pop_finished(self, env_index: int) -> Episode:
         """Returns and removes the oldest finished episode of an environment."""
         return self._finished[env_index].pop(0)
 
@@ -235,12 +245,12 @@ class EpisodeFollower:
         return (self._finished[env_index] or self._episodes[env_index : env_index + 1])[0]
 
 
-def own_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def copy_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Copies the outputs of acting; returns `{}` if no extension records them."""
     return {name: x.copy() for name, x in columns.items()} if EXTENSIONS.records_steps else {}
 
 
-def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
+def add_callback_metrics(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
     """Adds the custom metrics, `hist_data` and media of an episode to its metrics.
 
     Raises:
@@ -254,8 +264,8 @@ def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
                 "`episode.hist_data` for lists of numbers, and `episode.media` for other data."
             )
     for name, values in lists.items():
-        listed = isinstance(values, Iterable) and getattr(values, "ndim", 1) == 1
-        if not (listed and all(map(_is_real, values))):
+        is_list = isinstance(values, Iterable) and getattr(values, "ndim", 1) == 1
+        if not (is_list and all(map(_is_real, values))):
             raise UsageError(
                 f"episode.hist_data[{name!r}] must be a list of numbers, got {values!r:.60}."
             )
@@ -270,19 +280,19 @@ def _is_real(value: Any) -> bool:
     return not isinstance(value, str | bytes)
 
 
-def _row(batch: Structure, index: int) -> Any:
+def _copy_row(batch: Structure, index: int) -> Any:
     """Copies one row, nested like the batch."""
     return map_leaves(lambda leaf: np.asarray(leaf)[index].copy(), batch)
 
 
-def last_info_of(infos: Infos, index: int) -> Mapping[str, Any]:
+def get_last_info(infos: Infos, index: int) -> Mapping[str, Any]:
     """Returns the info of an environment's step, not of the reset that may have followed it."""
-    info = _info_of(infos, index)
+    info = _get_info(infos, index)
     last: Mapping[str, Any] = info.get("final_info", info)
     return last
 
 
-def barred_in(infos: Infos, count: int) -> list[int]:
+def find_excluded(infos: Infos, count: int) -> list[int]:
     """Returns the indices of environments whose info excludes the trajectory from learning.
 
     Such an info has a false `training_enabled`.
@@ -290,23 +300,23 @@ def barred_in(infos: Infos, count: int) -> list[int]:
     if isinstance(infos, Mapping):
         if not infos.keys() & {"training_enabled", "final_info"}:
             return []
-        infos = [_info_of(infos, i) for i in range(count)]
-    told = (info.get("final_info", info) for info in infos)
-    return [i for i, info in enumerate(told) if not info.get("training_enabled", True)]
+        infos = [_get_info(infos, i) for i in range(count)]
+    last_infos = (info.get("final_info", info) for info in infos)
+    return [i for i, info in enumerate(last_infos) if not info.get("training_enabled", True)]
 
 
-def _info_of(infos: Infos, index: int) -> Mapping[str, Any]:
+def _get_info(infos: Infos, index: int) -> Mapping[str, Any]:
     """Returns the info of one environment, from a list or from a vector environment's dict."""
     if isinstance(infos, Sequence):
         return infos[index]
-    own: dict[str, Any] = {}
+    info: dict[str, Any] = {}
     for key, values in infos.items():
-        present = infos.get(f"_{key}")
+        mask = infos.get(f"_{key}")
         is_mask = key.startswith("_") and key[1:] in infos
-        if is_mask or (present is not None and not present[index]):
+        if is_mask or (mask is not None and not mask[index]):
             continue
         if isinstance(values, Mapping):
-            own[key] = _info_of(values, index)
+            info[key] = _get_info(values, index)
         elif isinstance(values, np.ndarray) and values.ndim and index < len(values):
-            own[key] = values[index]
-    return own
+            info[key] = values[index]
+    return info

@@ -21,7 +21,7 @@ class EpisodeSeeds:
     def __init__(self, config: AlgorithmConfig, worker_index: int) -> None:
         self._config = config
         self._worker_index = worker_index
-        self.used = 0
+        self.num_calls = 0
 
     @property
     def worker_seed(self) -> int | None:
@@ -31,7 +31,7 @@ class EpisodeSeeds:
             return None
         return int(seed + self._worker_index + _EVALUATION_SEED * self._config.in_evaluation)
 
-    def for_purpose(self, purpose: str) -> list[int] | None:
+    def get_generator_seed(self, purpose: str) -> list[int] | None:
         """Returns the seed of a generator of this worker, None if the config has no seed."""
         if self._config.seed is None:
             return None
@@ -43,7 +43,7 @@ class EpisodeSeeds:
         They depend on the seed, the worker's index, the environment's index, and the number of
         calls.
         """
-        calls, self.used = self.used, self.used + 1
+        calls, self.num_calls = self.num_calls, self.num_calls + 1
         seed = self._config.seed
         if seed is None or not num_envs:
             return None

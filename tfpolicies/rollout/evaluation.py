@@ -7,19 +7,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfpolicies.envs.vector import Environments
+from tfpolicies.envs.vector import VectorEnvAdapter
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
-from tfpolicies.rollout.connected import connector_metrics_of
-from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics, with_notes
-from tfpolicies.rollout.sampler import LONG, Goal, Played, warn_long_episode
+from tfpolicies.rollout.connected import get_connector_metrics
+from tfpolicies.rollout.episode import EpisodeTracker, RolloutMetrics, add_callback_metrics
+from tfpolicies.rollout.sampler import (
+    LONG_EPISODE_STEPS,
+    EvaluationDuration,
+    EvaluationResult,
+    warn_long_episode,
+)
 from tfpolicies.rollout.timing import StepTimes, now
-from tfpolicies.rollout.worker import Worker
+from tfpolicies.rollout.worker import BaseWorker
 
 
-def play(worker: Worker, amount: int, *, by_episodes: bool, seconds: float | None = None) -> Played:
+def play(
+    worker: BaseWorker, amount: int, *, by_episodes: bool, seconds: float | None = None
+) -> EvaluationResult:
     """Plays whole episodes in a worker's environments, without learning from them.
 
     Args:
@@ -33,21 +40,21 @@ def play(worker: Worker, amount: int, *, by_episodes: bool, seconds: float | Non
     """
     if worker.environments is None or worker.sampler is None:
         raise UsageError("The evaluation worker was stopped.")
-    limit = math.inf if seconds is None else now() + seconds * 1e9
-    goal = Goal(amount, by_episodes, limit)
+    deadline = math.inf if seconds is None else now() + seconds * 1e9
+    duration = EvaluationDuration(amount, by_episodes, deadline)
     return worker.sampler.play(
-        goal, worker.seeds.next(worker.environments.num_envs, evaluation=True)
+        duration, worker.seeds.next(worker.environments.num_envs, evaluation=True)
     )
 
 
 def play_episodes(
     policy: Policy,
-    envs: Environments,
-    goal: Goal,
+    envs: VectorEnvAdapter,
+    duration: EvaluationDuration,
     *,
     seeds: Sequence[int] | None = None,
     times: StepTimes | None = None,
-    follower: EpisodeFollower | None = None,
+    tracker: EpisodeTracker | None = None,
 ) -> list[RolloutMetrics]:
     """Plays whole episodes and returns their metrics.
 
@@ -67,58 +74,69 @@ def play_episodes(
     """
     times = StepTimes() if times is None else times
     space_leaves = leaves(envs.observation_space)
-    first = envs.reset(seeds)
-    obs = batch_leaves(space_leaves, first, "the environment's observation")
+    first_obs = envs.reset(seeds)
+    obs = batch_leaves(space_leaves, first_obs, "the environment's observation")
     count = envs.num_envs
-    first_ones_more = np.arange(count) * goal.by_episodes
-    shares = (goal.amount + count - 1 - first_ones_more) // count
+    rounding_offsets = np.arange(count) * duration.by_episodes
+    shares = (duration.amount + count - 1 - rounding_offsets) // count
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
-    played: list[RolloutMetrics] = []
-    memory = RecurrentState(policy, count)
-    if follower is None and memory.driver.acting.reads_episodes:
-        follower = EpisodeFollower(lambda *told: None, None, count, np.random.default_rng())
-    if follower is not None:
-        follower.start_all(first)
-        if memory.driver.acting.reads_episodes:
-            memory.around = follower.around
-    done = np.zeros(count, np.int64)  # episodes or steps, in the unit of the shares
-    steps, report_at = 0, LONG
-    while (done < shares).any() and now() < goal.limit:
-        connecting = envs.connecting
-        started = now()
-        env_actions, columns = memory.act(obs)
-        acted = now()
+    results: list[RolloutMetrics] = []
+    recurrent_state = RecurrentState(policy, count)
+    if tracker is None and recurrent_state.driver.acting.reads_episodes:
+        tracker = EpisodeTracker(lambda *told: None, None, count, np.random.default_rng())
+    if tracker is not None:
+        tracker.start_all(first_obs)
+        if recurrent_state.driver.acting.reads_episodes:
+            recurrent_state.extra_arguments_fn = tracker.get_context
+    completed = np.zeros(count, np.int64)  # episodes or steps, in the unit of the shares
+    steps, next_report = 0, LONG_EPISODE_STEPS
+    while (completed < shares).any() and now() < duration.deadline:
+        connector_ns = envs.connector_ns
+        act_start = now()
+        env_actions, columns = recurrent_state.act(obs)
+        act_end = now()
         step = envs.step(env_actions)
-        stepped = now()
-        if follower is not None:
-            follower.step(step, env_actions, columns)
-        if memory.is_needed:
-            memory.stepped(step.rewards, step.terminateds | step.truncateds, step.dead)
+        step_end = now()
+        if tracker is not None:
+            tracker.step(step, env_actions, columns)
+        if recurrent_state.is_needed:
+            recurrent_state.record_step(
+                step.rewards, step.terminateds | step.truncateds, step.reset_only
+            )
         obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
-        alive = True if step.dead is None else ~step.dead
-        returns += np.where(alive, step.rewards, 0.0)
-        lengths += alive
-        for index, error in (step.broken or {}).items():
-            played.append(RolloutMetrics(episode_faulty=True))
+        valid = True if step.reset_only is None else ~step.reset_only
+        returns += np.where(valid, step.rewards, 0.0)
+        lengths += valid
+        for index, error in (step.failed or {}).items():
+            results.append(RolloutMetrics(episode_faulty=True))
             returns[index] = lengths[index] = 0
-            if follower is not None:
-                follower.broke(index, error)
-        before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
-        waited = stepped - acted - before - after
-        times.add(1, now() - stepped + after, acted - started, before, waited)
+            if tracker is not None:
+                tracker.on_env_failure(index, error)
+        action_connector_ns, obs_connector_ns = (
+            envs.connector_ns[0] - connector_ns[0],
+            envs.connector_ns[1] - connector_ns[1],
+        )
+        env_wait_ns = step_end - act_end - action_connector_ns - obs_connector_ns
+        times.add(
+            1,
+            now() - step_end + obs_connector_ns,
+            act_end - act_start,
+            action_connector_ns,
+            env_wait_ns,
+        )
         steps += 1
-        if steps == report_at:
-            waiting = np.flatnonzero((lengths >= LONG) & (done < shares))
-            if len(waiting):
-                first_one = int(waiting[0])
-                warn_long_episode(first_one, int(lengths[first_one]), evaluates=True)
-            report_at *= 2
-        for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
-            ended = RolloutMetrics(int(lengths[i]), float(returns[i]), perf_stats=times.means())
-            if follower is not None:
-                ended = with_notes(ended, follower.take_finished(int(i)))
-            if done[i] < shares[i]:
-                played.append(ended._replace(connector_metrics=connector_metrics_of(policy)))
-            done[i] += 1 if goal.by_episodes else lengths[i]
+        if steps == next_report:
+            long_running = np.flatnonzero((lengths >= LONG_EPISODE_STEPS) & (completed < shares))
+            if len(long_running):
+                env_index = int(long_running[0])
+                warn_long_episode(env_index, int(lengths[env_index]), in_evaluation=True)
+            next_report *= 2
+        for i in np.flatnonzero((step.terminateds | step.truncateds) & valid):
+            metrics = RolloutMetrics(int(lengths[i]), float(returns[i]), perf_stats=times.means())
+            if tracker is not None:
+                metrics = add_callback_metrics(metrics, tracker.pop_finished(int(i)))
+            if completed[i] < shares[i]:
+                results.append(metrics._replace(connector_metrics=get_connector_metrics(policy)))
+            completed[i] += 1 if duration.by_episodes else lengths[i]
             returns[i] = lengths[i] = 0
-    return played
+    return results

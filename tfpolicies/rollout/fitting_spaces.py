@@ -23,15 +23,15 @@ Spaces = tuple[Any, Any]  # observation space and action space
 _NAMES = ("observation_space", "action_space")
 _DIFFERENCES = ("parts", "kind", "shape", "number of values", "dtype", "bounds")  # worst first
 _PLURALS = ("parts", "bounds")
-_OF_NUMBERS = ("dtype", "bounds")  # differences that leave weights usable
+_WEIGHT_INDEPENDENT = ("dtype", "bounds")  # differences that leave weights usable
 _NESTED = (spaces.Dict, spaces.Tuple)
-_MOST_AGENTS = 4096  # remembered per policy
+_MAX_AGENTS = 4096  # remembered per policy
 
 
-def require_fitting_spaces(
+def require_compatible_spaces(
     policy_id: str,
     policy: Policy,
-    whose: str,
+    source: str,
     observation_space: gym.Space[Any] | None,
     action_space: gym.Space[Any] | None,
 ) -> None:
@@ -51,16 +51,24 @@ def require_fitting_spaces(
     Raises:
         SpaceError: naming both spaces.
     """
-    given = (observation_space, action_space)
-    for name, own, mine in zip(_NAMES, given, policy.driver.spaces, strict=True):
-        if not isinstance(mine, gym.Space) or not isinstance(own, gym.Space) or mine is own:
+    env_spaces = (observation_space, action_space)
+    for name, env_space, policy_space in zip(_NAMES, env_spaces, policy.driver.spaces, strict=True):
+        if (
+            not isinstance(policy_space, gym.Space)
+            or not isinstance(env_space, gym.Space)
+            or policy_space is env_space
+        ):
             continue
-        acts = name == "action_space"
-        if holds(own, mine) if acts else holds(mine, own, in_part=True):
+        is_action = name == "action_space"
+        if (
+            contains_space(env_space, policy_space)
+            if is_action
+            else contains_space(policy_space, env_space, allow_extra_parts=True)
+        ):
             continue
-        why = "which cannot hold its actions" if acts else "which it cannot read"
+        reason = "which cannot hold its actions" if is_action else "which it cannot read"
         raise SpaceError(
-            f"Policy {policy_id!r} has the {name} {mine}, but {whose} has {own}, {why}. Omit "
+            f"Policy {policy_id!r} has the {name} {policy_space}, but {source} has {env_space}, {reason}. Omit "
             f"{name} in the PolicySpec to use the environment's, let another policy act "
             f"there, or correct the environment's {name} (a Dict by agent id if agents have "
             "different ones)."
@@ -68,7 +76,7 @@ def require_fitting_spaces(
 
 
 def require_trained_spaces(
-    policy_id: str, trained: Spaces, given: Spaces, *, allow_other: bool
+    policy_id: str, trained_spaces: Spaces, env_spaces: Spaces, *, allow_different: bool
 ) -> None:
     """Checks that an environment has the spaces that a policy was trained with.
 
@@ -84,59 +92,63 @@ def require_trained_spaces(
     Raises:
         SpaceError: naming both spaces, the difference, and what to do.
     """
-    for name, mine, own in zip(_NAMES, trained, given, strict=True):
-        if not isinstance(mine, gym.Space) or not isinstance(own, gym.Space):
+    for name, trained_space, env_space in zip(_NAMES, trained_spaces, env_spaces, strict=True):
+        if not isinstance(trained_space, gym.Space) or not isinstance(env_space, gym.Space):
             continue
-        what = difference(mine, own)
-        if what == "bounds" and name == "observation_space":
+        mismatch = find_difference(trained_space, env_space)
+        if mismatch == "bounds" and name == "observation_space":
             logger.warning(
                 "Policy %r was trained with the observation_space %s; the environment has other "
                 "bounds: %s.",
                 policy_id,
-                mine,
-                own,
+                trained_space,
+                env_space,
             )
-        elif what is not None and not (allow_other and what in _OF_NUMBERS):
+        elif mismatch is not None and not (allow_different and mismatch in _WEIGHT_INDEPENDENT):
             advice = (
                 "If that is intended, pass allow_other_spaces=True (`--allow-other-spaces`)"
-                if what in _OF_NUMBERS
+                if mismatch in _WEIGHT_INDEPENDENT
                 else "Its weights cannot be used there: give an environment with the spaces that "
                 "the policy was trained for, or train a new policy"
             )
             raise SpaceError(
-                f"Policy {policy_id!r} was trained with the {name} {mine}, but the environment has "
-                f"{own}, with {'other' if what in _PLURALS else 'another'} {what}. {advice}."
+                f"Policy {policy_id!r} was trained with the {name} {trained_space}, but the environment has "
+                f"{env_space}, with {'other' if mismatch in _PLURALS else 'another'} {mismatch}. {advice}."
             )
 
 
-def difference(one: gym.Space[Any], other: gym.Space[Any]) -> str | None:
+def find_difference(expected: gym.Space[Any], actual: gym.Space[Any]) -> str | None:
     """Returns the most important difference of two spaces; None if they are equal.
 
-    >>> difference(spaces.Discrete(2), spaces.Discrete(3))
+    >>> find_difference(spaces.Discrete(2), spaces.Discrete(3))
     'number of values'
-    >>> difference(spaces.Box(-1, 1, (2,)), spaces.Box(-2, 2, (2,)))
+    >>> find_difference(spaces.Box(-1, 1, (2,)), spaces.Box(-2, 2, (2,)))
     'bounds'
     """
-    if one == other and one.dtype == other.dtype:
+    if expected == actual and expected.dtype == actual.dtype:
         return None
-    if isinstance(one, _NESTED) and isinstance(other, _NESTED):
-        mine, own = _parts(one), _parts(other)
-        if type(one) is not type(other) or mine.keys() != own.keys():
+    if isinstance(expected, _NESTED) and isinstance(actual, _NESTED):
+        expected_parts, actual_parts = _get_parts(expected), _get_parts(actual)
+        if type(expected) is not type(actual) or expected_parts.keys() != actual_parts.keys():
             return "parts"
-        found = {difference(part, own[key]) for key, part in mine.items()}
-        return next((what for what in _DIFFERENCES if what in found), None)
-    if type(one) is not type(other) or not isinstance(one, LEAF_SPACES):
+        differences = {
+            find_difference(part, actual_parts[key]) for key, part in expected_parts.items()
+        }
+        return next((name for name in _DIFFERENCES if name in differences), None)
+    if type(expected) is not type(actual) or not isinstance(expected, LEAF_SPACES):
         return "kind"
-    if one.shape != other.shape:
+    if expected.shape != actual.shape:
         return "shape"
-    if not isinstance(one, spaces.Box):
-        (first, last), (low, high) = _range(one), _range(other)
+    if not isinstance(expected, spaces.Box):
+        (first, last), (low, high) = _get_range(expected), _get_range(actual)
         if not np.array_equal(last - first, high - low):
             return "number of values"
-    return "bounds" if one.dtype == other.dtype else "dtype"
+    return "bounds" if expected.dtype == actual.dtype else "dtype"
 
 
-def holds(wide: gym.Space[Any], narrow: gym.Space[Any], *, in_part: bool = False) -> bool:
+def contains_space(
+    wide: gym.Space[Any], narrow: gym.Space[Any], *, allow_extra_parts: bool = False
+) -> bool:
     """Returns whether each element of `narrow` is also valid for `wide`.
 
     Spaces other than Dict, Tuple, Box, Discrete, MultiDiscrete and MultiBinary are not compared.
@@ -146,32 +158,37 @@ def holds(wide: gym.Space[Any], narrow: gym.Space[Any], *, in_part: bool = False
         narrow: the space of the elements.
         allow_extra_parts: whether elements may have parts that `wide` lacks.
 
-    >>> holds(spaces.Discrete(5), spaces.Discrete(2)), holds(spaces.Discrete(2), spaces.Discrete(5))
-    (True, False)
+    >>> contains_space(spaces.Discrete(5), spaces.Discrete(2)), contains_space(spaces.Discrete(2),
+    spaces.Discrete(5)) (True, False)
     """
     both = (wide, narrow)
     if not all(isinstance(space, (*_NESTED, *LEAF_SPACES)) for space in both):
         return True
     if isinstance(wide, _NESTED) and isinstance(narrow, _NESTED):
-        outer, inner = _parts(wide), _parts(narrow)
-        if not (outer.keys() <= inner.keys() if in_part else outer.keys() == inner.keys()):
+        outer, inner = _get_parts(wide), _get_parts(narrow)
+        if not (
+            outer.keys() <= inner.keys() if allow_extra_parts else outer.keys() == inner.keys()
+        ):
             return False
-        return all(holds(part, inner[key], in_part=in_part) for key, part in outer.items())
+        return all(
+            contains_space(part, inner[key], allow_extra_parts=allow_extra_parts)
+            for key, part in outer.items()
+        )
     if any(isinstance(space, _NESTED) for space in both):
         return False
     if wide.shape != narrow.shape or (is_float_box(narrow) and not is_float_box(wide)):
         return False
     if any(isinstance(space, spaces.Box) for space in both):
         return True
-    (first, last), (low, high) = _range(wide), _range(narrow)
+    (first, last), (low, high) = _get_range(wide), _get_range(narrow)
     return bool(np.all(first <= low) and np.all(high <= last))
 
 
-def _parts(space: spaces.Dict | spaces.Tuple[Any]) -> dict[Any, gym.Space[Any]]:
+def _get_parts(space: spaces.Dict | spaces.Tuple[Any]) -> dict[Any, gym.Space[Any]]:
     return dict(space.items() if isinstance(space, spaces.Dict) else enumerate(space))
 
 
-def _range(space: Any) -> tuple[Any, Any]:
+def _get_range(space: Any) -> tuple[Any, Any]:
     """Returns the smallest and the largest number of a discrete space."""
     if isinstance(space, spaces.MultiBinary):
         return 0, 1
@@ -179,7 +196,7 @@ def _range(space: Any) -> tuple[Any, Any]:
     return space.start, space.start + count - 1
 
 
-class AgentSpaces:
+class AgentSpaceChecker:
     """Checks the spaces of policies and agents, once for each pair.
 
     Args:
@@ -187,12 +204,12 @@ class AgentSpaces:
             `observation_fn`.
     """
 
-    def __init__(self, *, observed: bool) -> None:
-        self._observed = observed
-        self._met: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
+    def __init__(self, *, policies_observe_env: bool) -> None:
+        self._policies_observe_env = policies_observe_env
+        self._checked_agents: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
     def check(self, env: object, agent: Hashable, policy_id: str, policy: Policy) -> None:
-        """Checks that a policy can act for an agent; see `require_fitting_spaces`.
+        """Checks that a policy can act for an agent; see `require_compatible_spaces`.
 
         Spaces that the environment does not define are not checked, nor are spaces before or after
         connectors: these check their input themselves.
@@ -200,22 +217,22 @@ class AgentSpaces:
         Raises:
             SpaceError: if it cannot.
         """
-        met = self._met.setdefault(policy, set())
-        if agent in met or not isinstance(env, MultiAgentEnv):
+        checked = self._checked_agents.setdefault(policy, set())
+        if agent in checked or not isinstance(env, MultiAgentEnv):
             return
-        seen = done = None
-        if self._observed and policy.agent_connectors is None:
-            seen = space_of(env, "observation_space", agent)
+        observation_space = action_space = None
+        if self._policies_observe_env and policy.agent_connectors is None:
+            observation_space = get_agent_space(env, "observation_space", agent)
         if policy.action_connectors is None:
-            done = space_of(env, "action_space", agent)
-        whose = f"agent {agent!r} of {type(env).__name__}"
-        require_fitting_spaces(policy_id, policy, whose, seen, done)
-        if len(met) >= _MOST_AGENTS:
-            met.clear()
-        met.add(agent)
+            action_space = get_agent_space(env, "action_space", agent)
+        source = f"agent {agent!r} of {type(env).__name__}"
+        require_compatible_spaces(policy_id, policy, source, observation_space, action_space)
+        if len(checked) >= _MAX_AGENTS:
+            checked.clear()
+        checked.add(agent)
 
 
-def space_of(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space[Any] | None:
+def get_agent_space(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space[Any] | None:
     """Returns the `observation_space` or `action_space` of an agent; None if it is not defined."""
     try:
         space: gym.Space[Any] = getattr(env, f"{name}_of")(agent)

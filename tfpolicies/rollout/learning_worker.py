@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.postprocessing import standardized
+from tfpolicies.batch.postprocessing import standardize_columns
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import UsageError
 from tfpolicies.policy_map.policy_map import PolicyMap
-from tfpolicies.rollout.worker import Worker
+from tfpolicies.rollout.worker import BaseWorker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 
 Gradients = Sequence[Any] | Mapping[str, Any]
 """Gradients of the default policy, or of several policies by id."""
 
 
-class LearningWorker(Worker):
+class LearningWorker(BaseWorker):
     """Base class of `RolloutWorker` with the methods that update policies."""
 
     policies: WorkerPolicies
@@ -58,11 +58,11 @@ class LearningWorker(Worker):
                 f"sample_and_learn expected a batch of {expected_batch_size} steps, but this "
                 f"worker returned {batch.count}; see rollout_fragment_length."
             )
-        by_policy, results = self._select_rows(batch), {}
-        for rows in by_policy.values():
+        rows_by_policy, results = self._select_rows(batch), {}
+        for rows in rows_by_policy.values():
             for name in standardize_fields:
-                rows[name] = standardized(np.asarray(rows[name], np.float32))
-        for policy_id, rows in by_policy.items():
+                rows[name] = standardize_columns(np.asarray(rows[name], np.float32))
+        for policy_id, rows in rows_by_policy.items():
             driver, size = self.policy_map[policy_id].driver, sgd_minibatch_size or rows.count
             results[policy_id] = driver.learning.update(
                 rows, num_sgd_iter, size, rng=self._require_sampler().rng
@@ -103,8 +103,10 @@ class LearningWorker(Worker):
             for policy_id, rows in self._select_rows(samples).items()
         }
         infos: dict[str, Any] = {policy_id: info for policy_id, (_, info) in results.items()}
-        by_policy = {policy_id: gradients for policy_id, (gradients, _) in results.items()}
-        return by_policy, {**infos, "batch_count": samples.count}
+        gradients_by_policy = {
+            policy_id: gradients for policy_id, (gradients, _) in results.items()
+        }
+        return gradients_by_policy, {**infos, "batch_count": samples.count}
 
     def apply_gradients(self, grads: Gradients) -> None:
         """Applies gradients: a list to the default policy, a dict by policy id.
@@ -114,20 +116,22 @@ class LearningWorker(Worker):
         Raises:
             UnknownPolicyError: if a policy id does not exist; nothing is changed then.
         """
-        by_policy = grads if isinstance(grads, Mapping) else {DEFAULT_POLICY_ID: grads}
-        policies = {policy_id: self.policy_map[policy_id] for policy_id in by_policy}
+        gradients_by_policy = grads if isinstance(grads, Mapping) else {DEFAULT_POLICY_ID: grads}
+        policies = {policy_id: self.policy_map[policy_id] for policy_id in gradients_by_policy}
         for policy_id, policy in policies.items():
-            if self.policies.trains(policy_id):
-                policy.apply_gradients(by_policy[policy_id])
+            if self.policies.is_trained(policy_id):
+                policy.apply_gradients(gradients_by_policy[policy_id])
 
     def _select_rows(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
         """Returns the decompressed rows of each policy that is trained on a batch, by policy id."""
         batch = samples.as_multi_agent()
         for policy_id in batch.policy_batches:
-            self.policy_map.handle(policy_id)
-        trains = self.policies.trains
+            self.policy_map.get_handle(policy_id)
+        is_trained = self.policies.is_trained
         return {
-            pid: _unpack(rows) for pid, rows in batch.policy_batches.items() if trains(pid, batch)
+            pid: _unpack(rows)
+            for pid, rows in batch.policy_batches.items()
+            if is_trained(pid, batch)
         }
 
     def _require_default_rows(self, batch: MultiAgentBatch) -> SampleBatch:

@@ -13,7 +13,7 @@ from tfpolicies.rollout.episode import RolloutMetrics
 
 _NAN = float("nan")
 
-LEAST_RECENT_EPISODES = 5
+MIN_RECENT_EPISODES = 5
 """The number of newest episodes that always count as recent, however long they are."""
 
 
@@ -37,38 +37,38 @@ def summarize_episodes(
     >>> summary["episode_reward_mean"], summary["episode_len_mean"], summary["episodes_this_iter"]
     (3.0, 4.0, 2)
     """
-    sound = [episode for episode in episodes if not episode.episode_faulty]
-    rewards = [episode.episode_reward for episode in sound]
-    lengths = [episode.episode_length for episode in sound]
-    of_policies = _gathered(
+    valid = [episode for episode in episodes if not episode.episode_faulty]
+    rewards = [episode.episode_reward for episode in valid]
+    lengths = [episode.episode_length for episode in valid]
+    rewards_by_policy = _collect_by_name(
         {policy_id: reward}
-        for episode in sound
+        for episode in valid
         for (_, policy_id), reward in episode.agent_rewards.items()
         if policy_id != DEFAULT_POLICY_ID
     )
-    gathered = _gathered(episode.custom_metrics for episode in sound)
-    hist_data = _gathered(episode.hist_data for episode in sound)
-    custom = {name: list(map(float, values)) for name, values in gathered.items()}
+    custom_values = _collect_by_name(episode.custom_metrics for episode in valid)
+    hist_data = _collect_by_name(episode.hist_data for episode in valid)
+    custom = {name: list(map(float, values)) for name, values in custom_values.items()}
     return {
         "episode_reward_max": max(rewards, default=_NAN),
         "episode_reward_min": min(rewards, default=_NAN),
         "episode_reward_mean": float(np.mean(rewards)) if rewards else _NAN,
         "episode_len_mean": float(np.mean(lengths)) if lengths else _NAN,
         "episodes_this_iter": len(episodes) if new_episodes is None else new_episodes,
-        "num_faulty_episodes": len(episodes) - len(sound),
-        "policy_reward_min": {pid: min(values) for pid, values in of_policies.items()},
-        "policy_reward_max": {pid: max(values) for pid, values in of_policies.items()},
-        "policy_reward_mean": {pid: float(np.mean(x)) for pid, x in of_policies.items()},
+        "num_faulty_episodes": len(episodes) - len(valid),
+        "policy_reward_min": {pid: min(values) for pid, values in rewards_by_policy.items()},
+        "policy_reward_max": {pid: max(values) for pid, values in rewards_by_policy.items()},
+        "policy_reward_mean": {pid: float(np.mean(x)) for pid, x in rewards_by_policy.items()},
         "custom_metrics": custom if keep_custom_metrics else _summarize_custom(custom),
         "hist_stats": {
             "episode_reward": rewards,
             "episode_lengths": lengths,
-            **{f"policy_{pid}_reward": values for pid, values in of_policies.items()},
+            **{f"policy_{pid}_reward": values for pid, values in rewards_by_policy.items()},
             **{name: [*itertools.chain(*lists)] for name, lists in hist_data.items()},
         },
-        "sampler_perf": _means(episode.perf_stats for episode in sound),
-        "connector_metrics": _means(_connector_times(sound)),
-        "episode_media": _gathered(episode.media for episode in sound),
+        "sampler_perf": _means(episode.perf_stats for episode in valid),
+        "connector_metrics": _means(_connector_times(valid)),
+        "episode_media": _collect_by_name(episode.media for episode in valid),
     }
 
 
@@ -89,12 +89,12 @@ def summarize_recent_returns(episodes: Sequence[RolloutMetrics], steps: int) -> 
     (6, 1200, -6.5, -4.0)
     """
     recent: list[RolloutMetrics] = []
-    total = 0
+    env_steps = 0
     for episode in reversed([episode for episode in episodes if not episode.episode_faulty]):
-        if len(recent) >= LEAST_RECENT_EPISODES and total + episode.episode_length > steps:
+        if len(recent) >= MIN_RECENT_EPISODES and env_steps + episode.episode_length > steps:
             break
         recent.append(episode)
-        total += episode.episode_length
+        env_steps += episode.episode_length
     returns = [episode.episode_reward for episode in recent]
     return {
         "mean": float(np.mean(returns)) if returns else _NAN,
@@ -102,7 +102,7 @@ def summarize_recent_returns(episodes: Sequence[RolloutMetrics], steps: int) -> 
         "min": min(returns, default=_NAN),
         "max": max(returns, default=_NAN),
         "episodes": len(returns),
-        "env_steps": total,
+        "env_steps": env_steps,
     }
 
 
@@ -122,31 +122,30 @@ def _summarize_custom(custom: Mapping[str, Sequence[float]]) -> dict[str, float]
     return summary
 
 
-def _means(of_episodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    gathered = _gathered(of_episodes)
-    return {name: sum(values) / len(values) for name, values in gathered.items()}
+def _means(dicts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    values_by_name = _collect_by_name(dicts)
+    return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
-def _gathered(of_episodes: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for named in of_episodes:
-        for name, value in named.items():
-            found.setdefault(name, []).append(value)
-    return found
+def _collect_by_name(dicts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    result: dict[str, list[Any]] = {}
+    for mapping in dicts:
+        for name, value in mapping.items():
+            result.setdefault(name, []).append(value)
+    return result
 
 
 # -- as plain values, for checkpoints -----------------------------------------------------------
 
 
-def metrics_state(metrics: Sequence[RolloutMetrics]) -> list[list[Any]]:
+def get_metrics_state(metrics: Sequence[RolloutMetrics]) -> list[list[Any]]:
     """Returns the metrics of episodes as lists, numbers, strings and agent ids.
 
     Custom metrics and `hist_data` must be numbers, as in summaries. `media` may be anything, so it
     is not included, nor are times.
 
-    >>> state = metrics_state([RolloutMetrics(3, 2.0, {("a", "p"): 2.0}), RolloutMetrics(0)])
-    >>> restored_metrics(state)[0].agent_rewards
-    {('a', 'p'): 2.0}
+    >>> get_state = get_metrics_state([RolloutMetrics(3, 2.0, {("a", "p"): 2.0}),
+    RolloutMetrics(0)]) >>> restore_metrics(get_state)[0].agent_rewards {('a', 'p'): 2.0}
     """
     return [
         [
@@ -154,22 +153,22 @@ def metrics_state(metrics: Sequence[RolloutMetrics]) -> list[list[Any]]:
             float(metrics.episode_reward),
             [[agent, policy_id, x] for (agent, policy_id), x in metrics.agent_rewards.items()],
             {name: float(x) for name, x in metrics.custom_metrics.items()},
-            {name: [float(x) for x in found] for name, found in metrics.hist_data.items()},
+            {name: [float(x) for x in values] for name, values in metrics.hist_data.items()},
             metrics.episode_faulty,
         ]
         for metrics in metrics
     ]
 
 
-def restored_metrics(state: Sequence[Sequence[Any]]) -> list[RolloutMetrics]:
-    """Returns the metrics that `metrics_state` was called with.
+def restore_metrics(state: Sequence[Sequence[Any]]) -> list[RolloutMetrics]:
+    """Returns the metrics that `get_metrics_state` was called with.
 
     Lists of older checkpoints end after the reward; the other fields are empty then.
     """
-    return [_restored(*values) for values in state]
+    return [_restore_episode(*values) for values in state]
 
 
-def _restored(
+def _restore_episode(
     length: int,
     reward: float,
     by_agent: Sequence[Any] = (),

@@ -29,34 +29,34 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.envs.multi_agent_env import ALL
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
 from tfpolicies.envs.repairs import check_observation
-from tfpolicies.envs.vector import single_rows
+from tfpolicies.envs.vector import split_batch
 from tfpolicies.errors import EnvError
-from tfpolicies.models.spaces import nest
-from tfpolicies.rollout.fitting_spaces import space_of
-from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
-from tfpolicies.rollout.multi_agent_ledger import Ledger
+from tfpolicies.models.spaces import unflatten
+from tfpolicies.rollout.fitting_spaces import get_agent_space
+from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode, SubEnvState
+from tfpolicies.rollout.multi_agent_ledger import TransitionTable
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 from tfpolicies.rollout.policy_connection import (
     NO_PIPELINES,
-    Connection,
-    has_others,
-    pipelines_of,
+    PolicyConnectors,
+    get_pipelines,
+    has_new_pipelines,
 )
 
 
-class _Group(NamedTuple):
+class _ObservedAgents(NamedTuple):
     """Agents of one sub-environment and policy with an observation, or one that is done."""
 
-    copy: Copy
+    sub_env: SubEnvState
     agents: Sequence[Any]
-    seats: np.ndarray  # int64 [K]
-    observed: list[Any]  # K observations, which connectors replace in place; or none
-    ended: int | None = None  # the unroll id of an agent that is done
+    slots: np.ndarray  # int64 [K]
+    observations: list[Any]  # K observations, which connectors replace in place; or none
+    ended_unroll_id: int | None = None  # the unroll id of an agent that is done
 
 
-class Connections:
+class ConnectorGroup:
     """The connectors of all policies in a sampler.
 
     Args:
@@ -70,92 +70,110 @@ class Connections:
     """
 
     def __init__(
-        self, envs: MultiAgentEnvironments, ledger: Ledger, *, space_is_known: bool
+        self, envs: MultiAgentEnvAdapter, transitions: TransitionTable, *, has_env_spaces: bool
     ) -> None:
-        self.connected: list[PolicyRows] = []
+        self.connected_rows: list[PolicyRows] = []
         self._envs = envs
-        self._ledger = ledger
-        self._space_is_known = space_is_known
-        self._done: list[tuple[PolicyRows, _Group]] = []  # in the current step
+        self._transitions = transitions
+        self._has_env_spaces = has_env_spaces
+        self._done_agents: list[tuple[PolicyRows, _ObservedAgents]] = []  # in the current step
 
-    def connect(self, rows: PolicyRows) -> None:
+    def add_policy(self, rows: PolicyRows) -> None:
         """Adds the connectors of a policy, if it has any, to its rows."""
-        if pipelines_of(rows.policy) is NO_PIPELINES:
+        if get_pipelines(rows.policy) is NO_PIPELINES:
             return
-        rows.connection = Connection(rows, self._ledger.seats, self._space_of)
-        rows.connection.reset(np.arange(self._envs.num_envs))
-        self.connected.append(rows)
+        rows.connectors = PolicyConnectors(rows, self._transitions.slots, self._get_space)
+        rows.connectors.reset(np.arange(self._envs.num_envs))
+        self.connected_rows.append(rows)
 
     def is_outdated(self, rows: PolicyRows) -> bool:
         """Returns whether a policy has other connectors now than when it started to act."""
-        held = NO_PIPELINES if rows.connection is None else rows.connection.pipelines
-        return has_others(rows.policy, held)
+        previous = NO_PIPELINES if rows.connectors is None else rows.connectors.pipelines
+        return has_new_pipelines(rows.policy, previous)
 
-    def disconnect(self, rows: PolicyRows) -> None:
+    def remove_policy(self, rows: PolicyRows) -> None:
         """Removes the rows of a policy that no longer exists."""
-        self.connected = [each for each in self.connected if each is not rows]
+        self.connected_rows = [
+            connected for connected in self.connected_rows if connected is not rows
+        ]
 
-    def _space_of(self, env_id: int, agent: Hashable) -> spaces.Space[Any] | None:
+    def _get_space(self, env_id: int, agent: Hashable) -> spaces.Space[Any] | None:
         env = self._envs.envs[env_id]
-        return space_of(env, "observation_space", agent) if self._space_is_known else None
+        return get_agent_space(env, "observation_space", agent) if self._has_env_spaces else None
 
     # -- a step -------------------------------------------------------------------------------
 
-    def end(
-        self, copy: Copy, rows: PolicyRows, agent: Hashable, unroll: int, observed: tuple[Any, ...]
+    def add_done_agent(
+        self,
+        sub_env: SubEnvState,
+        rows: PolicyRows,
+        agent: Hashable,
+        unroll_id: int,
+        observations: tuple[Any, ...],
     ) -> None:
         """Records that an agent is done; `observations` has its last observation, if it has one."""
-        seats = np.array([copy.episode.seat_of[agent]])
-        self._done.append((rows, _Group(copy, (agent,), seats, list(observed), unroll)))
+        slots = np.array([sub_env.episode.slot_by_agent[agent]])
+        self._done_agents.append(
+            (rows, _ObservedAgents(sub_env, (agent,), slots, list(observations), unroll_id))
+        )
 
-    def begin(self, copies: Sequence[Copy]) -> None:
+    def process_first_observations(self, sub_envs: Sequence[SubEnvState]) -> None:
         """Resets connectors for new episodes and sends their first observations through.
 
         Raises:
             EnvError: if an observation is not of the space, or not finite; it names the agent.
             ObservationError: if connectors return values that their policy does not accept.
         """
-        if not (self.connected and copies):
+        if not (self.connected_rows and sub_envs):
             return
-        env_ids = np.array([copy.index for copy in copies])
-        for rows in self.connected:
-            rows.connection.reset(env_ids)
-        for rows, groups in self._groups(copies).items():
-            self._send(rows, groups)
+        env_ids = np.array([sub_env.index for sub_env in sub_envs])
+        for rows in self.connected_rows:
+            rows.connectors.reset(env_ids)
+        for rows, groups in self._collect_agents(sub_envs).items():
+            self._run_pipelines(rows, groups)
 
-    def see(self, copies: Sequence[Copy]) -> None:
+    def process_step(self, sub_envs: Sequence[SubEnvState]) -> None:
         """Sends the observations and rewards of a step through the connectors.
 
         Raises:
             EnvError, ObservationError: see `begin`.
         """
-        columns = self._ledger.seats.columns
-        for rows, groups in self._groups(copies).items():
-            seats, rewards = self._send(rows, groups, columns["earned"])
-            more = rewards - columns["earned"][seats]
-            if more.any():
-                columns["earned"][seats] = rewards
-                columns["total"][seats] += more
-                by_env = np.bincount(rows.connection.env_ids(seats), more, self._envs.num_envs)
-                for copy in copies:
-                    copy.episode.total_reward += float(by_env[copy.index])
+        columns = self._transitions.slots.columns
+        for rows, groups in self._collect_agents(sub_envs).items():
+            slots, rewards = self._run_pipelines(rows, groups, columns["earned"])
+            difference = rewards - columns["earned"][slots]
+            if difference.any():
+                columns["earned"][slots] = rewards
+                columns["total"][slots] += difference
+                by_env = np.bincount(
+                    rows.connectors.get_env_ids(slots), difference, self._envs.num_envs
+                )
+                for sub_env in sub_envs:
+                    sub_env.episode.total_reward += float(by_env[sub_env.index])
 
-    def _groups(self, copies: Sequence[Copy]) -> dict[PolicyRows, list[_Group]]:
+    def _collect_agents(
+        self, sub_envs: Sequence[SubEnvState]
+    ) -> dict[PolicyRows, list[_ObservedAgents]]:
         """Returns the agents with observations by policy, then those that are done without one."""
-        found: dict[PolicyRows, list[_Group]] = {}
-        for copy in copies:
-            for part, observed in copy.pending:
-                if part.rows.connection is not None:
-                    group = _Group(copy, part.agents, part.seats, observed)
-                    found.setdefault(part.rows, []).append(group)
-        done, self._done = self._done, []
-        for rows, group in sorted(done, key=lambda pair: not pair[1].observed):
-            if group.copy in copies:  # the others failed
-                found.setdefault(rows, []).append(group)
-        return found
+        result: dict[PolicyRows, list[_ObservedAgents]] = {}
+        for sub_env in sub_envs:
+            for policy_group, observations in sub_env.pending:
+                if policy_group.rows.connectors is not None:
+                    group = _ObservedAgents(
+                        sub_env, policy_group.agents, policy_group.slots, observations
+                    )
+                    result.setdefault(policy_group.rows, []).append(group)
+        done_agents, self._done_agents = self._done_agents, []
+        for rows, group in sorted(done_agents, key=lambda pair: not pair[1].observations):
+            if group.sub_env in sub_envs:  # the others failed
+                result.setdefault(rows, []).append(group)
+        return result
 
-    def _send(
-        self, rows: PolicyRows, groups: Sequence[_Group], earned: np.ndarray | None = None
+    def _run_pipelines(
+        self,
+        rows: PolicyRows,
+        groups: Sequence[_ObservedAgents],
+        rewards_by_slot: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Any]:
         """Sends observations through the connectors, and replaces them by the result.
 
@@ -167,37 +185,44 @@ class Connections:
         Returns:
             The slots of all agents, int64 `[K]`, and their rewards, float64 `[K]` or None.
         """
-        seats = np.concatenate([group.seats for group in groups])
-        connection: Connection = rows.connection
+        slots = np.concatenate([group.slots for group in groups])
+        connectors: PolicyConnectors = rows.connectors
         try:
-            obs = connection.take(seats, [x for group in groups for x in group.observed])
+            obs = connectors.prepare_observations(
+                slots, [x for group in groups for x in group.observations]
+            )
         except (ValueError, TypeError, KeyError, IndexError):
-            waiting = [(group.copy, group.agents, group.observed) for group in groups]
-            explain_observations(self._envs, waiting)
+            observed_agents = [
+                (group.sub_env, group.agents, group.observations) for group in groups
+            ]
+            raise_for_bad_observation(self._envs, observed_agents)
             raise
-        rewards = None if earned is None else earned[seats]
-        arrays, rewards = connection.see(obs, seats, rewards)
-        seen = single_rows(nest(rows.policy.observation_space, arrays))
+        rewards = None if rewards_by_slot is None else rewards_by_slot[slots]
+        arrays, rewards = connectors.transform_observations(obs, slots, rewards)
+        new_observations = split_batch(unflatten(rows.policy.observation_space, arrays))
         start = 0
         for group in groups:
-            stop = start + len(group.observed)
-            if group.ended is not None and group.observed:
-                rows.finals[group.ended] = [leaf[start:stop].copy() for leaf in arrays]
-            group.observed[:] = seen[start:stop]
+            stop = start + len(group.observations)
+            if group.ended_unroll_id is not None and group.observations:
+                rows.final_observations[group.ended_unroll_id] = [
+                    leaf[start:stop].copy() for leaf in arrays
+                ]
+            group.observations[:] = new_observations[start:stop]
             start = stop
-        return seats, rewards
+        return slots, rewards
 
-    def metrics(self, episode: MultiAgentEpisode) -> dict[str, Any]:
+    def get_metrics(self, episode: MultiAgentEpisode) -> dict[str, Any]:
         """Returns the connector times of the policies that act in an episode, by id."""
-        if not self.connected:
+        if not self.connected_rows:
             return {}
-        ids = {episode.policy_for(agent) for agent in episode.seat_of}
-        playing = [rows for rows in self.connected if rows.policy_id in ids]
-        return {rows.policy_id: rows.policy.get_connector_metrics() for rows in playing}
+        ids = {episode.policy_for(agent) for agent in episode.slot_by_agent}
+        active_rows = [rows for rows in self.connected_rows if rows.policy_id in ids]
+        return {rows.policy_id: rows.policy.get_connector_metrics() for rows in active_rows}
 
 
-def explain_observations(
-    envs: MultiAgentEnvironments, waiting: Iterable[tuple[Copy, Sequence[Any], Sequence[Any]]]
+def raise_for_bad_observation(
+    envs: MultiAgentEnvAdapter,
+    observed_agents: Iterable[tuple[SubEnvState, Sequence[Any], Sequence[Any]]],
 ) -> None:
     """Raises an `EnvError` about the first observation that is not of its space, if there is one.
 
@@ -205,12 +230,12 @@ def explain_observations(
         envs: the environments.
         observed_agents: sub-environments, with their agents and these agents' observations.
     """
-    for copy, agents, observed in waiting:
-        what = f"`reset` or `step` of {envs.repairs.name(copy.index).lower()}"
-        check_observations(dict(zip(agents, observed, strict=False)), copy.episode, what)
+    for sub_env, agents, observations in observed_agents:
+        source = f"`reset` or `step` of {envs.supervisor.describe_env(sub_env.index).lower()}"
+        check_observations(dict(zip(agents, observations, strict=False)), sub_env.episode, source)
 
 
-def check_observations(obs: Mapping[Any, Any], episode: MultiAgentEpisode, what: str) -> None:
+def check_observations(obs: Mapping[Any, Any], episode: MultiAgentEpisode, source: str) -> None:
     """Checks the observations of one sub-environment, as they are before connectors.
 
     Args:
@@ -221,13 +246,13 @@ def check_observations(obs: Mapping[Any, Any], episode: MultiAgentEpisode, what:
     Raises:
         EnvError: if one is of "__all__", not of the space of its policy's input, or not finite.
     """
-    for agent, each in obs.items():
+    for agent, agent_obs in obs.items():
         if agent == ALL:
-            raise EnvError(f"{what} gave an observation of agent {agent!r}, which does not act.")
+            raise EnvError(f"{source} gave an observation of agent {agent!r}, which does not act.")
         policy_id = episode.policy_for(agent)
         policy = episode.policies[policy_id]
         pipeline = policy.agent_connectors
         if pipeline is None or pipeline.is_connected:  # else the first agent sets its space
             space = policy.observation_space if pipeline is None else pipeline.space
-            whose = f"observation of agent {agent!r} that {what} gave policy {policy_id!r}"
-            check_observation(space, each, whose)
+            description = f"observation of agent {agent!r} that {source} gave policy {policy_id!r}"
+            check_observation(space, agent_obs, description)

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import EnvError
-from tfpolicies.rollout.collected import Collected
-from tfpolicies.rollout.multi_agent_episode import Copy
-from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Table
+from tfpolicies.rollout.collected import RolloutRows
+from tfpolicies.rollout.multi_agent_episode import SubEnvState
+from tfpolicies.rollout.multi_agent_rows import AgentSlots, ColumnTable, PolicyRows
 
-_NUMBERS = ("t", "seat", "unroll_id", "eps_id", "agent_index")
-_NONE: Mapping[Any, Any] = {}
-_TAKEN = ("rewards", "terminateds", "truncateds", "eps_id", "unroll_id", "agent_index", "t")
+_INT_COLUMNS = ("t", "seat", "unroll_id", "eps_id", "agent_index")
+_EMPTY: Mapping[Any, Any] = {}
+_BATCH_COLUMNS = ("rewards", "terminateds", "truncateds", "eps_id", "unroll_id", "agent_index", "t")
 
 
-class Ledger:
+class TransitionTable:
     """All transitions that were not returned yet: one table of records, and each policy's rows.
 
     Within a step, changes are collected per sub-environment first, then committed for all together.
@@ -35,13 +35,13 @@ class Ledger:
     keeps_infos = False
 
     def __init__(self, num_copies: int) -> None:
-        kinds: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(_NUMBERS, ((), np.int64))
+        specs: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(_INT_COLUMNS, ((), np.int64))
         flags = dict.fromkeys(("terminateds", "truncateds"), ((), np.bool_))
-        self.records = Table({**kinds, **flags, "rewards": ((), np.float32)})
-        self.seats = Seats()
+        self.records = ColumnTable({**specs, **flags, "rewards": ((), np.float32)})
+        self.slots = AgentSlots()
         self.rows: dict[str, PolicyRows] = {}
         self._num_copies = num_copies
-        self._begin_step()
+        self._clear_step()
 
     def keep_infos(self) -> None:
         """Keeps infos from now on; completed records get empty ones."""
@@ -56,33 +56,35 @@ class Ledger:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def open(self, seats: np.ndarray) -> int:
+    def open_transitions(self, slots: np.ndarray) -> int:
         """Opens a transition for each slot, int64 `[K]`; returns the number of the first record."""
-        where = self.records.append(len(seats))
-        columns, of_seats = self.records.columns, self.seats.columns
-        columns["t"][where] = -1
-        columns["seat"][where] = seats
-        columns["terminateds"][where] = columns["truncateds"][where] = False
+        new_records = self.records.append(len(slots))
+        columns, slot_columns = self.records.columns, self.slots.columns
+        columns["t"][new_records] = -1
+        columns["seat"][new_records] = slots
+        columns["terminateds"][new_records] = columns["truncateds"][new_records] = False
         if self.keeps_infos:
-            columns["infos"][where] = None
+            columns["infos"][new_records] = None
         for name in ("unroll_id", "eps_id", "agent_index"):
-            columns[name][where] = of_seats[name][seats]
-        of_seats["record"][seats] = np.arange(where.start, where.stop)
-        return int(where.start)
+            columns[name][new_records] = slot_columns[name][slots]
+        slot_columns["record"][slots] = np.arange(new_records.start, new_records.stop)
+        return int(new_records.start)
 
-    def _begin_step(self) -> None:
-        self._earning: list[np.ndarray] = []
-        self._earned: list[Any] = []
-        self._closing: list[tuple[np.ndarray, int, int]] = []
-        self._ending: list[tuple[int, bool, bool]] = []
-        self._informing: list[Any] = []
+    def _clear_step(self) -> None:
+        self._reward_slots: list[np.ndarray] = []
+        self._rewards: list[Any] = []
+        self._closed: list[tuple[np.ndarray, int, int]] = []
+        self._ends: list[tuple[int, bool, bool]] = []
+        self._infos: list[Any] = []
 
-    def earn(self, seats: np.ndarray, rewards: Sequence[Any]) -> None:
+    def add_rewards(self, slots: np.ndarray, rewards: Sequence[Any]) -> None:
         """Collects rewards of slots, int64 `[K]`."""
-        self._earning.append(seats)
-        self._earned += rewards
+        self._reward_slots.append(slots)
+        self._rewards += rewards
 
-    def close(self, copy: Copy, t: int, seats: np.ndarray, infos: Mapping[Any, Any]) -> None:
+    def add_closed(
+        self, sub_env: SubEnvState, t: int, slots: np.ndarray, infos: Mapping[Any, Any]
+    ) -> None:
         """Collects the slots of one sub-environment whose agents are observed, or done, at `t`.
 
         Args:
@@ -91,180 +93,194 @@ class Ledger:
             slots: int64 `[K]`.
             infos: by agent id.
         """
-        if len(seats):
+        if len(slots):
             if self.keeps_infos:
-                told = {copy.episode.seat_of.get(agent): info for agent, info in infos.items()}
-                self._informing += [dict(told.get(seat) or _NONE) for seat in seats.tolist()]
-            self._closing.append((seats, copy.index, t))
+                info_by_slot = {
+                    sub_env.episode.slot_by_agent.get(agent): info for agent, info in infos.items()
+                }
+                self._infos += [dict(info_by_slot.get(slot) or _EMPTY) for slot in slots.tolist()]
+            self._closed.append((slots, sub_env.index, t))
 
-    def end(self, seat: int, *, terminated: bool, truncated: bool) -> None:
+    def add_end(self, slot: int, *, terminated: bool, truncated: bool) -> None:
         """Collects how the trajectory of an agent that is done ends."""
-        self._ending.append((seat, terminated, truncated))
+        self._ends.append((slot, terminated, truncated))
 
-    def book_rewards(self) -> None:
+    def commit_rewards(self) -> None:
         """Commits the collected rewards to the slots."""
-        if self._earning:
-            of_seats = self.seats.columns
-            earning, earned = np.concatenate(self._earning), np.array(self._earned, np.float64)
-            of_seats["earned"][earning] += earned
-            of_seats["total"][earning] += earned
-            self._earning, self._earned = [], []
+        if self._reward_slots:
+            slot_columns = self.slots.columns
+            slots, rewards = np.concatenate(self._reward_slots), np.array(self._rewards, np.float64)
+            slot_columns["earned"][slots] += rewards
+            slot_columns["total"][slots] += rewards
+            self._reward_slots, self._rewards = [], []
 
-    def book(self) -> np.ndarray:
+    def commit(self) -> np.ndarray:
         """Commits the collected changes: rewards, then completed transitions, then ends.
 
         Returns:
             The number of completed transitions per sub-environment, int64 `[num_copies]`.
         """
-        self.book_rewards()
-        closed = self._close_all() if self._closing else np.zeros(0, np.int64)
-        self._begin_step()
-        return np.bincount(closed, minlength=self._num_copies)
+        self.commit_rewards()
+        env_indices = self._commit_closed() if self._closed else np.zeros(0, np.int64)
+        self._clear_step()
+        return np.bincount(env_indices, minlength=self._num_copies)
 
-    def _close_all(self) -> np.ndarray:
+    def _commit_closed(self) -> np.ndarray:
         """Completes the open transitions of the collected slots; returns their sub-environments."""
-        of_seats, columns = self.seats.columns, self.records.columns
-        of_copies, *numbers = zip(*self._closing, strict=True)
-        seats, counts = np.concatenate(of_copies), [*map(len, of_copies)]
-        copies, t = (np.repeat(x, counts) for x in numbers)
-        record = of_seats["record"][seats]
+        slot_columns, columns = self.slots.columns, self.records.columns
+        slot_arrays, *fields = zip(*self._closed, strict=True)
+        slots, counts = np.concatenate(slot_arrays), [*map(len, slot_arrays)]
+        env_indices, t = (np.repeat(x, counts) for x in fields)
+        record = slot_columns["record"][slots]
         is_open = record >= 0
         if self.keeps_infos:
-            told = columns["infos"]
-            for number, info in zip(record.tolist(), self._informing, strict=True):
+            record_infos = columns["infos"]
+            for number, info in zip(record.tolist(), self._infos, strict=True):
                 if number >= 0:
-                    told[number] = info
+                    record_infos[number] = info
         if not is_open.all():
-            of_seats["earned"][seats[~is_open]] = 0.0  # earned before the agent's first action
-            seats, copies, t, record = (x[is_open] for x in (seats, copies, t, record))
-        rewards = of_seats["earned"][seats]
+            slot_columns["earned"][slots[~is_open]] = 0.0  # earned before the agent's first action
+            slots, env_indices, t, record = (x[is_open] for x in (slots, env_indices, t, record))
+        rewards = slot_columns["earned"][slots]
         columns["rewards"][record] = rewards
         columns["t"][record] = t
-        for seat, terminated, truncated in self._ending:
-            number = of_seats["record"][seat]
+        for slot, terminated, truncated in self._ends:
+            number = slot_columns["record"][slot]
             if number >= 0:
                 columns["terminateds"][number] = terminated
                 columns["truncateds"][number] = truncated
-        of_seats["earned"][seats] = 0.0
-        of_seats["record"][seats] = -1
+        slot_columns["earned"][slots] = 0.0
+        slot_columns["record"][slots] = -1
         for rows in self.rows.values():
-            if rows.memory.is_needed:
-                own = seats < rows.memory.num_rows
-                rows.memory.rewarded(rewards[own], seats[own])
-        return copies
+            if rows.recurrent_state.is_needed:
+                is_known = slots < rows.recurrent_state.num_rows
+                rows.recurrent_state.record_rewards(rewards[is_known], slots[is_known])
+        return env_indices
 
     # -- batches ------------------------------------------------------------------------------
 
-    def take(self, taken: np.ndarray, copies: Sequence[Copy]) -> list[Collected]:
+    def take_rows(self, selected: np.ndarray, sub_envs: Sequence[SubEnvState]) -> list[RolloutRows]:
         """Removes and returns the rows of the selected records, bool `[K]`, by policy."""
-        samples = [self._sample_of(rows, taken, copies) for rows in self.rows.values()]
-        self.keep(~taken)
+        samples = [self._take_policy_rows(rows, selected, sub_envs) for rows in self.rows.values()]
+        self.keep_only(~selected)
         return [sample for sample in samples if sample is not None]
 
-    def _sample_of(
-        self, rows: PolicyRows, taken: np.ndarray, copies: Sequence[Copy]
-    ) -> Collected | None:
+    def _take_policy_rows(
+        self, rows: PolicyRows, selected: np.ndarray, sub_envs: Sequence[SubEnvState]
+    ) -> RolloutRows | None:
         table, records = rows.table, self.records
-        index = np.flatnonzero(taken[table["record:"]])
+        index = np.flatnonzero(selected[table["record:"]])
         if not len(index):
             return None
-        unrolls = records["unroll_id"][table["record:"][index]]
-        order = np.argsort(unrolls, kind="stable")
-        index, unrolls = index[order], unrolls[order]
-        ends = np.append(unrolls[1:] != unrolls[:-1], True)
+        unroll_ids = records["unroll_id"][table["record:"][index]]
+        order = np.argsort(unroll_ids, kind="stable")
+        index, unroll_ids = index[order], unroll_ids[order]
+        ends = np.append(unroll_ids[1:] != unroll_ids[:-1], True)
         numbers = table["record:"][index]
-        columns = {name: table[name].take(index, axis=0) for name in rows.acted}
-        taken_too = (*_TAKEN, "infos") if self.keeps_infos else _TAKEN
-        columns |= {name: records[name].take(numbers) for name in taken_too}
+        columns = {name: table[name].take(index, axis=0) for name in rows.action_columns}
+        record_columns = (*_BATCH_COLUMNS, "infos") if self.keeps_infos else _BATCH_COLUMNS
+        columns |= {name: records[name].take(numbers) for name in record_columns}
         obs = [table[name].take(index, axis=0) for name in rows.obs_names]
-        last = np.flatnonzero(ends)
-        new_obs = self._reached(rows, obs, last, unrolls[last], copies)
-        return Collected(rows.policy_id, rows.policy, rows.actions, obs, new_obs, columns, ends)
+        last_rows = np.flatnonzero(ends)
+        new_obs = self._get_next_obs(rows, obs, last_rows, unroll_ids[last_rows], sub_envs)
+        return RolloutRows(rows.policy_id, rows.policy, rows.actions, obs, new_obs, columns, ends)
 
-    def _reached(
+    def _get_next_obs(
         self,
         rows: PolicyRows,
         obs: Sequence[np.ndarray],
-        last: np.ndarray,
-        unrolls: np.ndarray,
-        copies: Sequence[Copy],
+        last_rows: np.ndarray,
+        unroll_ids: np.ndarray,
+        sub_envs: Sequence[SubEnvState],
     ) -> list[np.ndarray]:
         """Returns the next observation of each row, per leaf, in new arrays.
 
         It is the observation that the agent acted on next, or the last one of its trajectory; for
-        an agent that is done without a last observation, it is the one it acted on. `last_rows` has the
-        last row of each trajectory, `unroll_ids` their unroll ids in ascending order.
+        an agent that is done without a last observation, it is the one it acted on. `last_rows` has
+        the last row of each trajectory, `unroll_ids` their unroll ids in ascending order.
         """
-        reached = [np.concatenate([leaf[1:], leaf[-1:]]) for leaf in obs]
-        for leaf, target in zip(obs, reached, strict=True):
-            target[last] = leaf[last]
-        for place, unroll in zip(last.tolist(), unrolls.tolist(), strict=True):
-            for target, leaf in zip(reached, rows.finals.pop(unroll, ()), strict=False):
-                target[place] = leaf[0]
-        for of_unrolls, next_obs in self._next_observations(rows, copies):
-            found = np.minimum(np.searchsorted(unrolls, of_unrolls), len(unrolls) - 1)
-            goes_on = unrolls[found] == of_unrolls
-            for target, leaf in zip(reached, next_obs, strict=True):
-                target[last[found[goes_on]]] = leaf[goes_on]
-        return reached
+        next_obs_leaves = [np.concatenate([leaf[1:], leaf[-1:]]) for leaf in obs]
+        for leaf, target in zip(obs, next_obs_leaves, strict=True):
+            target[last_rows] = leaf[last_rows]
+        for row, unroll_id in zip(last_rows.tolist(), unroll_ids.tolist(), strict=True):
+            for target, leaf in zip(
+                next_obs_leaves, rows.final_observations.pop(unroll_id, ()), strict=False
+            ):
+                target[row] = leaf[0]
+        for running_unroll_ids, next_obs in self._get_running_obs(rows, sub_envs):
+            index = np.minimum(np.searchsorted(unroll_ids, running_unroll_ids), len(unroll_ids) - 1)
+            is_running = unroll_ids[index] == running_unroll_ids
+            for target, leaf in zip(next_obs_leaves, next_obs, strict=True):
+                target[last_rows[index[is_running]]] = leaf[is_running]
+        return next_obs_leaves
 
-    def _next_observations(
-        self, rows: PolicyRows, copies: Sequence[Copy]
+    def _get_running_obs(
+        self, rows: PolicyRows, sub_envs: Sequence[SubEnvState]
     ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """Returns the current observations of running trajectories: unroll ids, and leaves.
 
         They are those of open transitions, and those that agents act on next.
         """
         table, records = rows.table, self.records
-        unanswered = np.flatnonzero(records["t"][table["record:"]] < 0)
-        acted_on = [table[name][unanswered] for name in rows.obs_names]
-        found = [(records["unroll_id"][table["record:"][unanswered]], acted_on)]
-        pending = [pair for copy in copies for pair in copy.pending if pair[0].rows is rows]
+        open_rows = np.flatnonzero(records["t"][table["record:"]] < 0)
+        acted_on = [table[name][open_rows] for name in rows.obs_names]
+        result = [(records["unroll_id"][table["record:"][open_rows]], acted_on)]
+        pending = [pair for sub_env in sub_envs for pair in sub_env.pending if pair[0].rows is rows]
         if pending:
-            seats = np.concatenate([part.seats for part, _ in pending])
-            observed = [x for _, values in pending for x in values]
-            found.append((self.seats.columns["unroll_id"][seats], rows.stacked(observed)))
-        return found
+            slots = np.concatenate([group.slots for group, _ in pending])
+            observations = [x for _, values in pending for x in values]
+            result.append((self.slots.columns["unroll_id"][slots], rows.stack(observations)))
+        return result
 
-    def keep(self, kept: np.ndarray) -> None:
+    def keep_only(self, selected: np.ndarray) -> None:
         """Keeps only the selected records, bool `[K]`, and the policies' rows of these."""
-        number = np.cumsum(kept) - 1  # the new number of each record that stays
+        new_numbers = np.cumsum(selected) - 1  # the new number of each record that stays
         for rows in self.rows.values():
             table = rows.table
-            table.keep(np.flatnonzero(kept[table["record:"]]))
-            table["record:"][...] = number[table["record:"]]
-        record = self.seats["record"]
-        open_seats = np.flatnonzero(record >= 0)
-        old = record[open_seats]
-        record[open_seats] = np.where(kept[old], number[old], -1)
-        self.records.keep(np.flatnonzero(kept))
+            table.keep(np.flatnonzero(selected[table["record:"]]))
+            table["record:"][...] = new_numbers[table["record:"]]
+        record = self.slots["record"]
+        open_slots = np.flatnonzero(record >= 0)
+        old = record[open_slots]
+        record[open_slots] = np.where(selected[old], new_numbers[old], -1)
+        self.records.keep(np.flatnonzero(selected))
 
-    def turn_pages(self, copies: Sequence[Copy]) -> None:
+    def start_new_unrolls(self, sub_envs: Sequence[SubEnvState]) -> None:
         """Starts new unrolls of running trajectories; only open records may be left."""
-        for copy in copies:
-            for agent in copy.playing():
-                self.seats.turn_page(copy.episode.seat_of[agent], copy.episode, agent)
+        for sub_env in sub_envs:
+            for agent in sub_env.get_active_agents():
+                self.slots.start_new_unroll(
+                    sub_env.episode.slot_by_agent[agent], sub_env.episode, agent
+                )
         records = self.records
-        records["unroll_id"][...] = self.seats.columns["unroll_id"][records["seat"]]
+        records["unroll_id"][...] = self.slots.columns["unroll_id"][records["seat"]]
 
-    def forget_trajectories(self, copies: Sequence[Copy]) -> None:
+    def drop_finished_trajectories(self, sub_envs: Sequence[SubEnvState]) -> None:
         """Drops the owners of finished trajectories that have no rows left."""
-        seats = self.seats
-        unroll = seats.columns["unroll_id"]
-        kept = {unroll[c.episode.seat_of[agent]] for c in copies for agent in c.playing()}
-        kept.update(self.records["unroll_id"].tolist())
-        seats.who = {number: who for number, who in seats.who.items() if number in kept}
-        seats.barred &= kept
+        slots = self.slots
+        unroll_ids = slots.columns["unroll_id"]
+        remaining_ids = {
+            unroll_ids[sub_env.episode.slot_by_agent[agent]]
+            for sub_env in sub_envs
+            for agent in sub_env.get_active_agents()
+        }
+        remaining_ids.update(self.records["unroll_id"].tolist())
+        slots.owners = {
+            number: owner for number, owner in slots.owners.items() if number in remaining_ids
+        }
+        slots.excluded &= remaining_ids
         for rows in self.rows.values():
-            rows.finals = {n: leaves for n, leaves in rows.finals.items() if n in kept}
+            rows.final_observations = {
+                n: leaves for n, leaves in rows.final_observations.items() if n in remaining_ids
+            }
 
 
-def not_numbers(rewards: Mapping[Any, Any]) -> EnvError:
+def make_reward_error(rewards: Mapping[Any, Any]) -> EnvError:
     """Creates the error about the first reward, by agent, that is not a number."""
-    wrong = [(f"that of agent {agent!r}", x) for agent, x in rewards.items() if not _is_number(x)]
-    whose, reward = wrong[0] if wrong else ("one", None)
+    invalid = [(f"that of agent {agent!r}", x) for agent, x in rewards.items() if not _is_number(x)]
+    description, reward = invalid[0] if invalid else ("one", None)
     return EnvError(
-        f"Rewards must be one finite number for each agent, but {whose} is {reward!r}. "
+        f"Rewards must be one finite number for each agent, but {description} is {reward!r}. "
         "Return floats."
     )
 

@@ -13,23 +13,23 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.envs.repairs import check_observation, sound_check
-from tfpolicies.envs.vector import copier
-from tfpolicies.finite import real
-from tfpolicies.models.ports import leaf_ports
-from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
+from tfpolicies.envs.repairs import check_observation, make_obs_check
+from tfpolicies.envs.vector import make_action_copier
+from tfpolicies.finite import require_real
+from tfpolicies.models.ports import make_leaf_ports
+from tfpolicies.models.spaces import Leaf, action_leaves, get_at_path, leaves
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.collected import require_same_columns
-from tfpolicies.rollout.episode import Episode, own_columns
+from tfpolicies.rollout.episode import Episode, copy_columns
 
-NOBODY = 0
+NO_AGENT = 0
 """The slot that collects writes for agents without a slot."""
 
-Kinds = Mapping[str, tuple[tuple[int, ...], Any]]
+ColumnSpecs = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
-class Table:
+class ColumnTable:
     """Columns of equal length that grow together, in preallocated memory.
 
     Args:
@@ -39,25 +39,25 @@ class Table:
         columns: arrays `[capacity, ...]` by name; replaced when the table grows.
         used: rows in use.
 
-    >>> table = Table({"t": ((), np.int64)})
+    >>> table = ColumnTable({"t": ((), np.int64)})
     >>> table.columns["t"][table.append(3)] = [4, 5, 6]
     >>> table.keep(np.array([0, 2]))
     >>> table["t"]
     array([4, 6])
     """
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, specs: ColumnSpecs) -> None:
         self.used = 0
         self.capacity = 256
         self.columns: dict[str, np.ndarray] = {}
-        self.add_columns(kinds)
+        self.add_columns(specs)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name][: self.used]
 
-    def add_columns(self, kinds: Kinds) -> None:
+    def add_columns(self, specs: ColumnSpecs) -> None:
         """Adds columns; the values of existing rows are undefined."""
-        for name, (shape, dtype) in kinds.items():
+        for name, (shape, dtype) in specs.items():
             self.columns[name] = np.empty((self.capacity, *shape), dtype)
 
     def append(self, count: int) -> slice:
@@ -82,7 +82,7 @@ class Table:
         self.used = len(rows)
 
 
-class Seats(Table):
+class AgentSlots(ColumnTable):
     """The pending state of each agent of each running episode; a row is a slot.
 
     The columns are `earned` (reward since its last observation), `total` (reward in the episode),
@@ -97,56 +97,56 @@ class Seats(Table):
 
     def __init__(self) -> None:
         numbers = ("record", "unroll_id", "eps_id", "agent_index")
-        kinds = dict.fromkeys(numbers, ((), np.int64))
-        super().__init__({**kinds, **dict.fromkeys(("earned", "total"), ((), np.float64))})
-        self.who: dict[int, tuple[Any, Any]] = {}
-        self.barred: set[int] = set()
+        specs = dict.fromkeys(numbers, ((), np.int64))
+        super().__init__({**specs, **dict.fromkeys(("earned", "total"), ((), np.float64))})
+        self.owners: dict[int, tuple[Any, Any]] = {}
+        self.excluded: set[int] = set()
         self.next_unroll = 0
-        self.free: list[int] = []
+        self.free_slots: list[int] = []
         self.append(1)
         for name in self.columns:
-            self.columns[name][NOBODY] = -1 if name == "record" else 0
+            self.columns[name][NO_AGENT] = -1 if name == "record" else 0
 
-    def take(self, episode: Episode, agent: Hashable, agent_index: int) -> int:
+    def assign(self, episode: Episode, agent: Hashable, agent_index: int) -> int:
         """Assigns a slot to an agent at its first observation."""
-        seat = self.free.pop() if self.free else self.append(1).start
+        slot = self.free_slots.pop() if self.free_slots else self.append(1).start
         columns = self.columns
-        columns["earned"][seat] = columns["total"][seat] = 0.0
-        columns["record"][seat] = -1
-        columns["eps_id"][seat] = episode.episode_id
-        columns["agent_index"][seat] = agent_index
-        columns["unroll_id"][seat] = self._new_unroll(episode, agent)
-        return seat
+        columns["earned"][slot] = columns["total"][slot] = 0.0
+        columns["record"][slot] = -1
+        columns["eps_id"][slot] = episode.episode_id
+        columns["agent_index"][slot] = agent_index
+        columns["unroll_id"][slot] = self._make_unroll(episode, agent)
+        return slot
 
-    def unroll(self, seat: int) -> int:
+    def get_unroll_id(self, slot: int) -> int:
         """Returns the current unroll id of a slot."""
-        return int(self.columns["unroll_id"][seat])
+        return int(self.columns["unroll_id"][slot])
 
-    def recognise(self, seat: int, episode: Episode, agent: Hashable) -> None:
+    def set_owner(self, slot: int, episode: Episode, agent: Hashable) -> None:
         """Records the agent of a slot that is already in use."""
-        self.who[self.unroll(seat)] = (episode, agent)
+        self.owners[self.get_unroll_id(slot)] = (episode, agent)
 
-    def turn_page(self, seat: int, episode: Episode, agent: Hashable) -> None:
+    def start_new_unroll(self, slot: int, episode: Episode, agent: Hashable) -> None:
         """Starts a new unroll of an agent's trajectory."""
-        unroll = self.columns["unroll_id"]
-        self.who.pop(int(unroll[seat]), None)
-        unroll[seat] = self._new_unroll(episode, agent)
+        unroll_ids = self.columns["unroll_id"]
+        self.owners.pop(int(unroll_ids[slot]), None)
+        unroll_ids[slot] = self._make_unroll(episode, agent)
 
-    def _new_unroll(self, episode: Episode, agent: Hashable) -> int:
-        unroll, self.next_unroll = self.next_unroll, self.next_unroll + 1
-        self.who[unroll] = (episode, agent)
-        return unroll
+    def _make_unroll(self, episode: Episode, agent: Hashable) -> int:
+        unroll_id, self.next_unroll = self.next_unroll, self.next_unroll + 1
+        self.owners[unroll_id] = (episode, agent)
+        return unroll_id
 
 
-class Part(NamedTuple):
+class PolicyGroup(NamedTuple):
     """The agents of one policy among those that have an observation in a step."""
 
     rows: PolicyRows
     agents: tuple[Any, ...]
-    seats: np.ndarray  # int64 [K]
+    slots: np.ndarray  # int64 [K]
 
 
-class Stacker:
+class ObservationStacker:
     """Stacks single observations of one space.
 
     Args:
@@ -158,50 +158,50 @@ class Stacker:
 
     def __init__(self, space: gym.Space[Any]) -> None:
         self.leaves = leaves(space)
-        self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
+        self._checks = {leaf.path: make_obs_check(leaf.space) for leaf in self.leaves}
 
-    def stacked(self, observed: Sequence[Any]) -> list[np.ndarray]:
+    def stack(self, observations: Sequence[Any]) -> list[np.ndarray]:
         """Returns the leaves `[K, ...]` of K single observations, in new arrays.
 
         Raises:
             ValueError, TypeError, KeyError, IndexError: see `write`.
         """
-        return self.write(observed, self.empty(len(observed)))
+        return self.write(observations, self.empty(len(observations)))
 
     def empty(self, count: int) -> list[np.ndarray]:
         """Returns uninitialized leaves `[count, ...]`."""
         return [np.empty((count, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
-    def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
+    def write(self, observations: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
         """Writes single observations into leaves `[K, ...]`, and returns the leaves.
 
         Raises:
             ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
         """
         for leaf, target in zip(self.leaves, targets, strict=True):
-            self._write_leaf(leaf, observed, target)
+            self._write_leaf(leaf, observations, target)
         return targets
 
-    def _write_leaf(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
+    def _write_leaf(self, leaf: Leaf, observations: Sequence[Any], target: np.ndarray) -> None:
         if not len(target):
             return
-        values = [pick(x, leaf.path) for x in observed] if leaf.path else observed
+        values = [get_at_path(x, leaf.path) for x in observations] if leaf.path else observations
         if not leaf.shape:
-            target[...] = real(np.asarray(values))
-        elif _shapes(values) != {leaf.shape}:
+            target[...] = require_real(np.asarray(values))
+        elif _get_shapes(values) != {leaf.shape}:
             raise ValueError
         else:
             flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
             try:
                 np.concatenate(values, out=flat, casting="same_kind")
             except TypeError:  # floats for integers; or strings, which "unsafe" would convert
-                flat[...] = real(np.concatenate(values))
-        if not self.is_sound(leaf, target):
+                flat[...] = require_real(np.concatenate(values))
+        if not self.is_valid(leaf, target):
             raise ValueError
 
-    def is_sound(self, leaf: Leaf, values: np.ndarray) -> bool:
+    def is_valid(self, leaf: Leaf, values: np.ndarray) -> bool:
         """Returns whether values of a leaf, one or a batch, can be of its space."""
-        return self._is_sound[leaf.path](values)
+        return self._checks[leaf.path](values)
 
 
 class PolicyRows:
@@ -213,80 +213,82 @@ class PolicyRows:
 
     Attributes:
         table: the columns `record:`, `obs:<i>` per observation leaf, and the outputs of acting.
-        final_observations: the leaves of the last observation of each finished trajectory, by unroll id.
-        reads_episodes: whether the policy reads the episodes that it acts in.
-        connectors: the policy's connectors, a `Connection`; None without connectors.
-        pending: what acts next: sub-environments, their agents, and these agents' observations.
+        final_observations: the leaves of the last observation of each finished trajectory, by
+        unroll id. reads_episodes: whether the policy reads the episodes that it acts in.
+        connectors: the policy's connectors, a `Connection`; None without connectors. pending: what
+        acts next: sub-environments, their agents, and these agents' observations.
     """
 
     def __init__(self, policy_id: str, policy: Policy) -> None:
         self.policy_id = policy_id
         self.policy = policy
-        self._whose = f"observation for policy {policy_id!r}"
-        self.asks_for_episodes: bool = policy.driver.acting.reads_episodes
-        self.connection: Any = None  # a Connection
-        self.stacker = Stacker(policy.observation_space)
+        self._description = f"observation for policy {policy_id!r}"
+        self.reads_episodes: bool = policy.driver.acting.reads_episodes
+        self.connectors: Any = None  # a Connection
+        self.stacker = ObservationStacker(policy.observation_space)
         self.leaves = self.stacker.leaves
-        self.actions = leaf_ports("actions", action_leaves(policy.action_space))
-        self.own_copy = copier(policy.action_space)
+        self.actions = make_leaf_ports("actions", action_leaves(policy.action_space))
+        self.copy_actions = make_action_copier(policy.action_space)
         self.obs_names = [f"obs:{i}" for i in range(len(self.leaves))]
-        kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
-        self.table = Table({"record:": ((), np.int64), **kinds})
-        self.acted: tuple[str, ...] = ()  # names of the outputs of acting
-        self.memory = RecurrentState(policy, 1)
-        self.finals: dict[int, list[np.ndarray]] = {}
-        self.waiting: list[tuple[Any, Part, Sequence[Any]]] = []
+        specs = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
+        self.table = ColumnTable({"record:": ((), np.int64), **specs})
+        self.action_columns: tuple[str, ...] = ()  # names of the outputs of acting
+        self.recurrent_state = RecurrentState(policy, 1)
+        self.final_observations: dict[int, list[np.ndarray]] = {}
+        self.pending: list[tuple[Any, PolicyGroup, Sequence[Any]]] = []
 
-    def seats(self) -> np.ndarray:
+    def get_slots(self) -> np.ndarray:
         """Returns the slots of the agents that act next, int64 `[K]`."""
-        parts = [part.seats for _, part, _ in self.waiting]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        slots = [group.slots for _, group, _ in self.pending]
+        return slots[0] if len(slots) == 1 else np.concatenate(slots)
 
-    def write_observations(self, seats: np.ndarray) -> list[np.ndarray]:
+    def write_observations(self, slots: np.ndarray) -> list[np.ndarray]:
         """Appends a row for each agent that acts next; returns the observation leaves."""
-        where = self.table.append(len(seats))
-        observed = [x for _, _, values in self.waiting for x in values]
-        return self.write(observed, [self.table.columns[name][where] for name in self.obs_names])
+        new_rows = self.table.append(len(slots))
+        observations = [x for _, _, values in self.pending for x in values]
+        return self.write(
+            observations, [self.table.columns[name][new_rows] for name in self.obs_names]
+        )
 
     def write_columns(self, columns: Mapping[str, np.ndarray], first_record: int) -> None:
         """Writes the outputs of acting into the rows that were appended last."""
         table = self.table
-        if not self.acted:
-            self.acted = tuple(columns)
+        if not self.action_columns:
+            self.action_columns = tuple(columns)
             table.add_columns({name: (x.shape[1:], x.dtype) for name, x in columns.items()})
-        require_same_columns(self.policy, self.acted, columns)
+        require_same_columns(self.policy, self.action_columns, columns)
         count = len(next(iter(columns.values())))
-        where = slice(table.used - count, table.used)
+        new_rows = slice(table.used - count, table.used)
         for name, column in columns.items():
-            table.columns[name][where] = column
-        table.columns["record:"][where] = np.arange(first_record, first_record + count)
+            table.columns[name][new_rows] = column
+        table.columns["record:"][new_rows] = np.arange(first_record, first_record + count)
 
-    def note_acting(self, columns: Mapping[str, np.ndarray]) -> None:
+    def record_acting(self, columns: Mapping[str, np.ndarray]) -> None:
         """Records the outputs of acting `[K, ...]` in the episodes of the agents that acted."""
-        kept, first = own_columns(columns), 0
-        for copy, part, _ in self.waiting if kept else ():
-            copy.episode.note_acting(part.agents, kept, first)
-            first += len(part.agents)
+        copied_columns, first_row = copy_columns(columns), 0
+        for sub_env, group, _ in self.pending if copied_columns else ():
+            sub_env.episode.record_acting(group.agents, copied_columns, first_row)
+            first_row += len(group.agents)
 
-    def stacked(self, observed: Sequence[Any]) -> list[np.ndarray]:
+    def stack(self, observations: Sequence[Any]) -> list[np.ndarray]:
         """Returns the leaves `[K, ...]` of K single observations, in new arrays.
 
         Raises:
             EnvError: if one is not of the policy's space, or not finite.
         """
-        return self.write(observed, self.stacker.empty(len(observed)))
+        return self.write(observations, self.stacker.empty(len(observations)))
 
-    def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
+    def write(self, observations: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
         """Writes single observations into leaves `[K, ...]` and returns these; see `stacked`."""
         try:
-            return self.stacker.write(observed, targets)
+            return self.stacker.write(observations, targets)
         except (ValueError, TypeError, KeyError, IndexError):
-            for obs in observed:
-                check_observation(self.policy.observation_space, obs, self._whose)
+            for obs in observations:
+                check_observation(self.policy.observation_space, obs, self._description)
             raise
 
 
-def _shapes(values: Sequence[Any]) -> set[tuple[int, ...]]:
+def _get_shapes(values: Sequence[Any]) -> set[tuple[int, ...]]:
     try:
         return {x.shape for x in values}
     except AttributeError:  # lists or numbers

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.models.spaces import nest
-from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
-from tfpolicies.rollout.multi_agent_ledger import Ledger
-from tfpolicies.rollout.multi_agent_rows import PolicyRows, Table
+from tfpolicies.models.spaces import unflatten
+from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode, SubEnvState
+from tfpolicies.rollout.multi_agent_ledger import TransitionTable
+from tfpolicies.rollout.multi_agent_rows import ColumnTable, PolicyRows
 
 # -- episodes ---------------------------------------------------------------------------------
 
 
-def episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
+def get_episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
     """Returns the identity and the counters of an episode."""
     return {
         "id": episode.episode_id,
@@ -27,113 +27,121 @@ def episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
         "length": episode.length,
         "total_reward": float(episode.total_reward),
         "agents": [[agent, episode.policy_for(agent)] for agent in episode.get_agents()],
-        "seats": [[agent, seat] for agent, seat in episode.seat_of.items()],
+        "seats": [[agent, seat] for agent, seat in episode.slot_by_agent.items()],
         "rewards": [[agent, pid, total] for (agent, pid), total in episode.agent_rewards.items()],
-        "barred": [agent for agent in episode.last_infos if episode.is_barred(agent)],
+        "barred": [agent for agent in episode.last_infos if episode.is_excluded(agent)],
     }
 
 
 def restore_episode(episode: MultiAgentEpisode, state: Mapping[str, Any], *, ended: bool) -> None:
-    """Restores what `episode_state` returned into a new episode."""
+    """Restores what `get_episode_state` returned into a new episode."""
     episode.episode_id = state["id"]
     episode.length = state["length"]
     episode.total_reward = state["total_reward"]
     episode.set_policies(dict(state["agents"]))
     episode.last_infos.update({agent: {"training_enabled": False} for agent in state["barred"]})
     if ended:
-        episode.close({(agent, pid): total for agent, pid, total in state["rewards"]})
+        episode.fix_rewards({(agent, pid): total for agent, pid, total in state["rewards"]})
     else:
-        episode.seat_of.update(dict(state["seats"]))
+        episode.slot_by_agent.update(dict(state["seats"]))
 
 
-def copy_state(copy: Copy) -> dict[str, Any]:
+def get_sub_env_state(sub_env: SubEnvState) -> dict[str, Any]:
     """Returns the running episode of a sub-environment and the observations that await actions."""
-    pending = [[list(part.agents), part.rows.stacked(observed)] for part, observed in copy.pending]
-    return {"episode": episode_state(copy.episode), "done": list(copy.done), "pending": pending}
+    pending = [[list(part.agents), part.rows.stack(observed)] for part, observed in sub_env.pending]
+    return {
+        "episode": get_episode_state(sub_env.episode),
+        "done": list(sub_env.done),
+        "pending": pending,
+    }
 
 
-def restore_copy(copy: Copy, episode: MultiAgentEpisode, state: Mapping[str, Any]) -> None:
-    """Restores what `copy_state` returned."""
+def restore_sub_env(
+    sub_env: SubEnvState, episode: MultiAgentEpisode, state: Mapping[str, Any]
+) -> None:
+    """Restores what `get_sub_env_state` returned."""
     restore_episode(episode, state["episode"], ended=False)
-    copy.begin(episode)
+    sub_env.start_episode(episode)
     obs = {}
     for agents, leaves in state["pending"]:
         for i, agent in enumerate(agents):
-            space = copy.rows_of(episode.policy_for(agent)).policy.observation_space
-            obs[agent] = nest(space, [leaf[i] for leaf in leaves])
-    copy.wait(copy.cast(tuple(obs)), obs)
-    copy.leave(state["done"])
+            space = sub_env.get_rows(episode.policy_for(agent)).policy.observation_space
+            obs[agent] = unflatten(space, [leaf[i] for leaf in leaves])
+    sub_env.set_pending(sub_env.group_agents(tuple(obs)), obs)
+    sub_env.mark_done(state["done"])
 
 
 # -- tables -----------------------------------------------------------------------------------
 
 
-def ledger_state(ledger: Ledger) -> dict[str, Any]:
+def get_transition_state(transitions: TransitionTable) -> dict[str, Any]:
     """Returns all tables of the transitions."""
-    seats = ledger.seats
+    slots = transitions.slots
     return {
-        "records": _columns(ledger.records),
-        "seats": _columns(seats),
-        "free": list(seats.free),
-        "next_unroll": seats.next_unroll,
-        "barred": sorted(seats.barred),
-        "rows": [[pid, _rows_state(rows)] for pid, rows in ledger.rows.items()],
+        "records": _copy_columns(transitions.records),
+        "seats": _copy_columns(slots),
+        "free": list(slots.free_slots),
+        "next_unroll": slots.next_unroll,
+        "barred": sorted(slots.excluded),
+        "rows": [[pid, _get_rows_state(rows)] for pid, rows in transitions.rows.items()],
     }
 
 
-def restore_ledger(ledger: Ledger, state: Mapping[str, Any], policies: Mapping[str, Any]) -> None:
-    """Restores what `ledger_state` returned into a new, empty table."""
-    _fill(ledger.records, state["records"])
-    seats = ledger.seats
-    seats.used = 0
-    _fill(seats, state["seats"])
-    seats.free.extend(state["free"])
-    seats.next_unroll = state["next_unroll"]
-    seats.barred = set(state["barred"])
-    for policy_id, saved in state["rows"]:
-        rows = ledger.rows[policy_id] = PolicyRows(policy_id, policies[policy_id])
-        present = saved["columns"]
-        rows.acted = tuple(saved["acted"])
+def restore_transitions(
+    transitions: TransitionTable, state: Mapping[str, Any], policies: Mapping[str, Any]
+) -> None:
+    """Restores what `get_transition_state` returned into a new, empty table."""
+    _append_columns(transitions.records, state["records"])
+    slots = transitions.slots
+    slots.used = 0
+    _append_columns(slots, state["seats"])
+    slots.free_slots.extend(state["free"])
+    slots.next_unroll = state["next_unroll"]
+    slots.excluded = set(state["barred"])
+    for policy_id, rows_state in state["rows"]:
+        rows = transitions.rows[policy_id] = PolicyRows(policy_id, policies[policy_id])
+        columns = rows_state["columns"]
+        rows.action_columns = tuple(rows_state["acted"])
         rows.table.add_columns(
-            {name: (present[name].shape[1:], present[name].dtype) for name in rows.acted}
+            {name: (columns[name].shape[1:], columns[name].dtype) for name in rows.action_columns}
         )
-        _fill(rows.table, present)
-        rows.finals = {unroll: list(leaves) for unroll, leaves in saved["finals"]}
-        if len(saved["memory"]["rewards"]) > 1:
-            rows.memory.grow(len(saved["memory"]["rewards"]))
-        rows.memory.set_state(saved["memory"])
+        _append_columns(rows.table, columns)
+        rows.final_observations = {unroll: list(leaves) for unroll, leaves in rows_state["finals"]}
+        if len(rows_state["memory"]["rewards"]) > 1:
+            rows.recurrent_state.grow(len(rows_state["memory"]["rewards"]))
+        rows.recurrent_state.set_state(rows_state["memory"])
 
 
-def _rows_state(rows: PolicyRows) -> dict[str, Any]:
+def _get_rows_state(rows: PolicyRows) -> dict[str, Any]:
     return {
-        "columns": _columns(rows.table),
-        "acted": list(rows.acted),
-        "finals": [[unroll, leaves] for unroll, leaves in rows.finals.items()],
-        "memory": rows.memory.get_state(),
+        "columns": _copy_columns(rows.table),
+        "acted": list(rows.action_columns),
+        "finals": [[unroll, leaves] for unroll, leaves in rows.final_observations.items()],
+        "memory": rows.recurrent_state.get_state(),
     }
 
 
-def _columns(table: Table) -> dict[str, np.ndarray]:
+def _copy_columns(table: ColumnTable) -> dict[str, np.ndarray]:
     """Copies all columns except infos: these are empty whenever a state is taken."""
-    plain = (name for name, column in table.columns.items() if column.dtype != object)
-    return {name: table[name].copy() for name in plain}
+    names = (name for name, column in table.columns.items() if column.dtype != object)
+    return {name: table[name].copy() for name in names}
 
 
-def _fill(table: Table, columns: Mapping[str, np.ndarray]) -> None:
-    where = table.append(len(next(iter(columns.values()))))
+def _append_columns(table: ColumnTable, columns: Mapping[str, np.ndarray]) -> None:
+    new_rows = table.append(len(next(iter(columns.values()))))
     for name, column in columns.items():
-        table.columns[name][where] = column
+        table.columns[name][new_rows] = column
 
 
 # -- finished trajectories --------------------------------------------------------------------
 
 
-def ended_state(ledger: Ledger, copies: Sequence[Copy]) -> list[Any]:
+def get_ended_state(transitions: TransitionTable, sub_envs: Sequence[SubEnvState]) -> list[Any]:
     """Returns the finished episodes that still have rows, with their trajectories and agents."""
-    running = {id(copy.episode) for copy in copies}
-    found: dict[int, list[Any]] = {}
-    for unroll, (episode, agent) in ledger.seats.who.items():
-        if id(episode) not in running:
-            entry = found.setdefault(id(episode), [episode_state(episode), []])
+    running_ids = {id(sub_env.episode) for sub_env in sub_envs}
+    entries: dict[int, list[Any]] = {}
+    for unroll, (episode, agent) in transitions.slots.owners.items():
+        if id(episode) not in running_ids:
+            entry = entries.setdefault(id(episode), [get_episode_state(episode), []])
             entry[1].append([unroll, agent])
-    return list(found.values())
+    return list(entries.values())

@@ -23,27 +23,32 @@ class ObservationFilters:
     def by_policy(self) -> dict[str, Any]:
         """The filters themselves, by policy id."""
         filters = {pid: policy.driver.filters for pid, policy in self._policy_map.items()}
-        return {pid: own["filter"] for pid, own in filters.items() if "filter" in own}
+        return {pid: by_kind["filter"] for pid, by_kind in filters.items() if "filter" in by_kind}
 
     def copy(self) -> dict[str, Any]:
         """Returns copies by policy id, including their pending statistics."""
-        return {pid: each.snapshot() for pid, each in self.by_policy.items()}
+        return {
+            pid: observation_filter.snapshot() for pid, observation_filter in self.by_policy.items()
+        }
 
     def sync(self, new_filters: Mapping[str, Any]) -> None:
         """Replaces the statistics; see `RolloutWorker.sync_filters`."""
-        own = self.by_policy
-        missing, unknown = sorted(set(own) - set(new_filters)), sorted(set(new_filters) - set(own))
+        filters = self.by_policy
+        missing, unknown = (
+            sorted(set(filters) - set(new_filters)),
+            sorted(set(new_filters) - set(filters)),
+        )
         if missing or unknown:
             raise UsageError(
                 f"new_filters must have exactly the policies of this worker that have a filter, "
-                f"{sorted(own)}; missing: {missing}, unknown: {unknown}. Pass the result of "
+                f"{sorted(filters)}; missing: {missing}, unknown: {unknown}. Pass the result of "
                 "`get_filters()` of a worker with the same policies."
             )
-        for policy_id, each in own.items():
-            each.snapshot().sync(new_filters[policy_id])
-        for policy_id, each in own.items():
-            each.sync(new_filters[policy_id])
-            self._policy_map.handle(policy_id).driver.apply_filters()
+        for policy_id, observation_filter in filters.items():
+            observation_filter.snapshot().sync(new_filters[policy_id])
+        for policy_id, observation_filter in filters.items():
+            observation_filter.sync(new_filters[policy_id])
+            self._policy_map.get_handle(policy_id).driver.apply_filters()
 
     def flush(self) -> None:
         """Applies the statistics of the sampled observations.

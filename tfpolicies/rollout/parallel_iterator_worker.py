@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpolicies.errors import UsageError
-from tfpolicies.rollout.worker import Worker
+from tfpolicies.rollout.worker import BaseWorker
 
 
-class ParallelIteratorWorker(Worker):
+class ParallelIteratorWorker(BaseWorker):
     """Base class of workers that parallel iterators draw from."""
 
     _items: Iterator[Any] | None = None
-    _slices: dict[int, list[deque[Any]]]  # by step: the items drawn for each start
+    _queues: dict[int, list[deque[Any]]]  # by step: the items drawn for each start
 
     def par_iter_init(self, transform: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
         """Starts an endless iterator over `sample()`.
@@ -26,7 +26,7 @@ class ParallelIteratorWorker(Worker):
         """
         endless = (self.sample() for _ in itertools.count())
         self._items = transform(endless)
-        self._slices = {}
+        self._queues = {}
 
     def par_iter_next(self) -> Any:
         """Returns the next item.
@@ -44,7 +44,7 @@ class ParallelIteratorWorker(Worker):
             StopIteration: if there is none left.
             UsageError: before `par_iter_init`; also an AssertionError.
         """
-        return self._batch(self.par_iter_next, batch_ms)
+        return self._draw_batch(self.par_iter_next, batch_ms)
 
     def par_iter_slice(self, step: int, start: int) -> Any:
         """Returns the next of every `step`-th item, counted from `start`.
@@ -59,13 +59,13 @@ class ParallelIteratorWorker(Worker):
         items = self._require_items()
         if not 0 <= start < step:
             raise UsageError(f"start must be from 0 to step - 1, got {start} of {step}.")
-        waiting = self._slices.setdefault(step, [deque() for _ in range(step)])
-        if not waiting[start]:
-            for one, item in zip(waiting, items, strict=False):
-                one.append(item)
-        if not waiting[start]:
+        queues = self._queues.setdefault(step, [deque() for _ in range(step)])
+        if not queues[start]:
+            for queue, item in zip(queues, items, strict=False):
+                queue.append(item)
+        if not queues[start]:
             raise StopIteration
-        return waiting[start].popleft()
+        return queues[start].popleft()
 
     def par_iter_slice_batch(self, step: int, start: int, batch_ms: int) -> list[Any]:
         """Returns the items of `par_iter_slice` that came in `batch_ms` milliseconds, at least one.
@@ -75,12 +75,12 @@ class ParallelIteratorWorker(Worker):
             UsageError: before `par_iter_init`, or unless `0 <= start < step`; also an
                 AssertionError.
         """
-        return self._batch(lambda: self.par_iter_slice(step, start), batch_ms)
+        return self._draw_batch(lambda: self.par_iter_slice(step, start), batch_ms)
 
-    def _batch(self, draw: Callable[[], Any], batch_ms: int) -> list[Any]:
-        end = time.perf_counter() + batch_ms / 1e3
+    def _draw_batch(self, draw: Callable[[], Any], batch_ms: int) -> list[Any]:
+        deadline = time.perf_counter() + batch_ms / 1e3
         items = [draw()]
-        while time.perf_counter() < end:
+        while time.perf_counter() < deadline:
             try:
                 items.append(draw())
             except StopIteration:

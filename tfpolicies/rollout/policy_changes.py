@@ -10,7 +10,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import gymnasium as gym
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.multi_agent import MappingFn, ToTrain, as_predicate, require_mapping_fn
+from tfpolicies.config.multi_agent import (
+    MappingFn,
+    TrainPredicate,
+    as_predicate,
+    require_mapping_fn,
+)
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, PolicyExistsError, UsageError
 from tfpolicies.policy.policy import Policy
@@ -47,7 +52,7 @@ class PolicyAddition:
     policy: Policy | None = None
     policy_state: Mapping[str, Any] | None = None
     policy_mapping_fn: Any = None
-    is_policy_to_train: ToTrain = None
+    is_policy_to_train: TrainPredicate = None
     calls_on_create: bool = False
 
     @classmethod
@@ -63,7 +68,7 @@ class PolicyAddition:
         config: Mapping[str, Any] | AlgorithmConfig | None = None,
         policy_state: Mapping[str, Any] | None = None,
         policy_mapping_fn: MappingFn | None = None,
-        policies_to_train: Collection[str] | ToTrain = None,
+        policies_to_train: Collection[str] | TrainPredicate = None,
         module_spec: object = None,
     ) -> PolicyAddition:
         """Checks the arguments of `add_policy` and returns them as one value.
@@ -94,7 +99,7 @@ class PolicyAddition:
                 "`config={'model': ...}`."
             )
         require_new_id(policy_id, policy_ids)
-        _require_one(policy_cls, policy)
+        _require_class_or_instance(policy_cls, policy)
         require_mapping_fn(policy_mapping_fn)
         spec = None
         if policy is None:
@@ -109,7 +114,7 @@ class PolicyAddition:
             calls_on_create=policy is None,
         )
 
-    def as_state(self, policy_state: Mapping[str, Any]) -> PolicyAddition:
+    def with_state(self, policy_state: Mapping[str, Any]) -> PolicyAddition:
         """Returns the addition of the same policy to other workers, created from its state."""
         return replace(self, spec=None, policy=None, policy_state=policy_state)
 
@@ -127,7 +132,7 @@ def require_new_id(policy_id: str, policy_ids: Collection[str]) -> None:
         )
 
 
-def _require_one(policy_cls: type[Policy] | None, policy: Policy | None) -> None:
+def _require_class_or_instance(policy_cls: type[Policy] | None, policy: Policy | None) -> None:
     if (policy_cls is None) == (policy is None):
         raise UsageError(
             "Only one of `policy_cls` and `policy` must be given to add_policy, got "
@@ -137,16 +142,16 @@ def _require_one(policy_cls: type[Policy] | None, policy: Policy | None) -> None
         raise UsageError(f"policy must be a Policy, got {policy!r}; give a class as `policy_cls`.")
 
 
-_Added = TypeVar("_Added", covariant=True)
+_Result = TypeVar("_Result", covariant=True)
 
 
-class HoldsPolicies(Protocol[_Added]):
+class PolicyHolder(Protocol[_Result]):
     """One or several workers whose policies a transaction changes."""
 
-    def apply(self, addition: PolicyAddition) -> _Added:
+    def apply(self, addition: PolicyAddition) -> _Result:
         """Adds a policy."""
 
-    def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
+    def revert(self, policy_id: str, previous: MappingAndTrainable) -> None:
         """Removes a policy if it exists, and restores the mapping and the trained policies."""
 
 
@@ -157,7 +162,7 @@ class PolicyTransaction:
 
     Example:
         >>> class Names(list):
-        ...     def apply(self, addition):
+        ...     def apply_gradients(self, addition):
         ...         self.append(addition.policy_id)
         ...     def revert(self, policy_id, before):
         ...         self.remove(policy_id)
@@ -172,14 +177,14 @@ class PolicyTransaction:
     """
 
     def __init__(self) -> None:
-        self._undo = ExitStack()
+        self._rollback_stack = ExitStack()
 
     def __enter__(self) -> PolicyTransaction:
         return self
 
     def add(
-        self, workers: HoldsPolicies[_Added], addition: PolicyAddition, before: MappingAndTrainable
-    ) -> _Added:
+        self, holder: PolicyHolder[_Result], addition: PolicyAddition, previous: MappingAndTrainable
+    ) -> _Result:
         """Adds a policy to a worker, or to several.
 
         Args:
@@ -190,8 +195,8 @@ class PolicyTransaction:
         Returns:
             The result of `workers.apply`.
         """
-        self._undo.callback(workers.revert, addition.policy_id, before)
-        return workers.apply(addition)
+        self._rollback_stack.callback(holder.revert, addition.policy_id, previous)
+        return holder.apply(addition)
 
     def __exit__(
         self,
@@ -200,5 +205,5 @@ class PolicyTransaction:
         traceback: object,
     ) -> None:
         if error is None:
-            self._undo.pop_all()
-        self._undo.close()
+            self._rollback_stack.pop_all()
+        self._rollback_stack.close()

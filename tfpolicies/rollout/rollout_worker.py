@@ -11,13 +11,18 @@ import numpy as np
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
-from tfpolicies.config.idioms import missing_attribute
-from tfpolicies.config.multi_agent import MappingFn, ToTrain, as_predicate, require_mapping_fn
+from tfpolicies.config.idioms import describe_missing_attribute
+from tfpolicies.config.multi_agent import (
+    MappingFn,
+    TrainPredicate,
+    as_predicate,
+    require_mapping_fn,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.envs.making import EnvContext
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
 from tfpolicies.envs.repairs import Watchdog
-from tfpolicies.envs.vector import Environments
+from tfpolicies.envs.vector import VectorEnvAdapter
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
@@ -88,7 +93,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         SpaceError: if the spaces of a policy do not fit those of the environment.
     """
 
-    _describe_missing = staticmethod(missing_attribute)
+    _describe_missing = staticmethod(describe_missing_attribute)
 
     def __init__(
         self,
@@ -139,7 +144,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         self.observation_filters = ObservationFilters(self.policies.policy_map)
         try:
             for policy_id, spec in self.policies.complete_specs(None).items():
-                self.policies.make(policy_id, spec)
+                self.policies.make_policy(policy_id, spec)
             self.sampler = self._make_sampler()
         except BaseException:
             self.stop()
@@ -149,8 +154,8 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
     def _has_environments(self) -> bool:
         """Returns whether this worker samples. The local one does not if there are remote ones."""
-        remote_ones_do = self.worker_index == 0 and self.num_workers > 0
-        return not remote_ones_do or bool(self.config.create_env_on_local_worker)
+        remote_workers_sample = self.worker_index == 0 and self.num_workers > 0
+        return not remote_workers_sample or bool(self.config.create_env_on_local_worker)
 
     def _context(self) -> EnvContext:
         return EnvContext(
@@ -165,16 +170,16 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         if envs is None:
             return None
         settings: dict[str, Any] = {
-            "fragment_length": config.fragment_length(envs.num_envs, self.worker_index),
+            "fragment_length": config.get_fragment_length(envs.num_envs, self.worker_index),
             "complete_episodes": config.batch_mode == "complete_episodes",
             "clip_rewards": config.clip_rewards,
             "enable_connectors": config.enable_connectors,
-            "rng": np.random.default_rng(self.seeds.for_purpose("episodes")),
+            "rng": np.random.default_rng(self.seeds.get_generator_seed("episodes")),
             "callbacks": self.callbacks,
             "worker": self,
             "perf_stats_ema_coef": config.sampler_perf_stats_ema_coef,
         }
-        if not isinstance(envs, MultiAgentEnvironments):
+        if not isinstance(envs, MultiAgentEnvAdapter):
             return SingleAgentSampler(envs, self.policy_map, **settings)
         return MultiAgentSampler(
             envs,
@@ -188,7 +193,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
     # -- sampling -----------------------------------------------------------------------------
 
     @property
-    def async_env(self) -> Environments | MultiAgentEnvironments | None:
+    def async_env(self) -> VectorEnvAdapter | MultiAgentEnvAdapter | None:
         """All environments, which step together; None without any."""
         return self.environments
 
@@ -208,7 +213,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         envs: int = self.config.num_envs_per_worker
         if self.environments is not None:
             envs = self.environments.num_envs
-        return self.config.fragment_length(envs, self.worker_index) * envs
+        return self.config.get_fragment_length(envs, self.worker_index) * envs
 
     def reset_episodes(self) -> None:
         """Starts new episodes in all environments; drops rows that were not returned yet."""
@@ -241,8 +246,8 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         self.has_episodes = True
         self.callbacks.on_sample_end(worker=self, samples=batch)
         if self.config.compress_observations:
-            for part in batch.as_multi_agent().policy_batches.values():
-                part.compress(bulk=self.config.compress_observations == "bulk")
+            for policy_batch in batch.as_multi_agent().policy_batches.values():
+                policy_batch.compress(bulk=self.config.compress_observations == "bulk")
         if self.config.fake_sampler:
             self._first_batch = batch
         return batch
@@ -272,7 +277,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         return self.policies.policy_mapping_fn
 
     @property
-    def is_policy_to_train(self) -> ToTrain:
+    def is_policy_to_train(self) -> TrainPredicate:
         """The predicate of trained policies, `f(policy_id, batch=None)`; None for all."""
         return self.policies.is_policy_to_train
 
@@ -287,7 +292,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         config: Mapping[str, Any] | AlgorithmConfig | None = None,
         policy_state: Mapping[str, Any] | None = None,
         policy_mapping_fn: MappingFn | None = None,
-        policies_to_train: Collection[str] | ToTrain = None,
+        policies_to_train: Collection[str] | TrainPredicate = None,
         module_spec: object = None,
     ) -> Policy:
         """Adds a policy, also while episodes run; checks all arguments first.
@@ -325,7 +330,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         *,
         policy_id: str = DEFAULT_POLICY_ID,
         policy_mapping_fn: MappingFn | None = None,
-        policies_to_train: Collection[str] | ToTrain = None,
+        policies_to_train: Collection[str] | TrainPredicate = None,
     ) -> None:
         """Removes a policy. Running episodes that use it are dropped at their next step.
 
@@ -350,9 +355,9 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
             ConfigError: if it is not a function; nothing is changed then.
         """
         require_mapping_fn(policy_mapping_fn)
-        self.policies.change(policy_mapping_fn, None)
+        self.policies.update_mapping_and_trainable(policy_mapping_fn, None)
 
-    def set_is_policy_to_train(self, is_policy_to_train: Collection[str] | ToTrain) -> None:
+    def set_is_policy_to_train(self, is_policy_to_train: Collection[str] | TrainPredicate) -> None:
         """Sets which policies are trained: a list, set or tuple of ids, or `f(id, batch=None)`.
 
         Raises:
@@ -363,11 +368,11 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
                 "is_policy_to_train must be a list, set or tuple of ids, or a function; got None. "
                 "To train all: `lambda policy_id, batch=None: True`."
             )
-        self.policies.change(None, as_predicate(is_policy_to_train))
+        self.policies.update_mapping_and_trainable(None, as_predicate(is_policy_to_train))
 
     def get_policies_to_train(self, batch: SampleBatch | MultiAgentBatch | None = None) -> set[str]:
         """Returns the ids of the policies that are trained on a batch."""
-        return {pid for pid in self.policy_map if self.policies.trains(pid, batch)}
+        return {pid for pid in self.policy_map if self.policies.is_trained(pid, batch)}
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
         """Returns the policy of that id, or None."""
@@ -389,7 +394,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
     def foreach_policy_to_train(self, func: Callable[..., Any], **kwargs: object) -> list[Any]:
         """Returns `func(policy, policy_id, **kwargs)` for each policy that is trained."""
-        trains, policies = self.policies.trains, self.policy_map.items()
+        trains, policies = self.policies.is_trained, self.policy_map.items()
         return [func(policy, pid, **kwargs) for pid, policy in policies if trains(pid)]
 
     # -- weights, filters, state --------------------------------------------------------------
@@ -467,7 +472,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
         With `checkpoint_trainable_policies_only` it has only the policies that are trained.
         """
-        return worker_state.make_state(self.policies, self.observation_filters)
+        return worker_state.get_worker_state(self.policies, self.observation_filters)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(
@@ -489,7 +494,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
             UsageError: if `is_policy_to_train` is neither ids nor a function; nothing is changed
                 then.
         """
-        worker_state.restore_state(self.policies, state)
+        worker_state.restore_worker_state(self.policies, state)
 
     def get_global_vars(self) -> dict[str, Any]:
         """Returns the counters of the run: `timestep`, `num_grad_updates_per_policy`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.postprocessing import returns_so_far
+from tfpolicies.batch.postprocessing import running_returns
 from tfpolicies.rollout.packing import Packing
 
 
@@ -16,18 +16,19 @@ class RunningReturns:
     """Accumulates the discounted rewards of one policy across fragments.
 
     Attributes:
-        last_returns: R of the last row of each unfinished trajectory, by episode id and agent index.
+        last_returns: R of the last row of each unfinished trajectory, by episode id and agent
+        index.
     """
 
     def __init__(self, returns: Mapping[tuple[int, int], float] | None = None) -> None:
-        self.open = dict(returns or {})
+        self.last_returns = dict(returns or {})
 
     def add(
         self,
         columns: Mapping[str, np.ndarray],
         ends: np.ndarray,
         packing: Packing,
-        running: Collection[int],
+        running_ids: Collection[int],
         *,
         gamma: float,
     ) -> np.ndarray:
@@ -40,27 +41,32 @@ class RunningReturns:
             running_ids: the ids of episodes that have further rows.
             gamma: the discount.
         """
-        lasts = np.flatnonzero(ends)
-        episodes, agents = (columns[name][lasts].tolist() for name in ("eps_id", "agent_index"))
+        last_rows = np.flatnonzero(ends)
+        episodes, agents = (columns[name][last_rows].tolist() for name in ("eps_id", "agent_index"))
         keys = list(zip(episodes, agents, strict=True))
-        before = np.zeros(len(ends))
+        initial = np.zeros(len(ends))
         # A second trajectory of one agent begins where a life was lost.
-        same = [False, *(key == last for last, key in itertools.pairwise(keys))]
-        before[[0, *(lasts[:-1] + 1)]] = [
-            0.0 if begins else self.open.get(key, 0.0)
-            for key, begins in zip(keys, same, strict=True)
+        is_continuation = [
+            False,
+            *(key == previous_key for previous_key, key in itertools.pairwise(keys)),
         ]
-        packed = map(packing.pack, (columns["rewards"], ends, before))
-        found = packing.unpack(returns_so_far(*packed, gamma=gamma))
-        goes_on = np.where(columns["terminateds"], 0.0, found)[lasts]
-        self.open.update(zip(keys, goes_on.tolist(), strict=True))
-        self.open = {key: value for key, value in self.open.items() if key[0] in running}
-        return found
+        initial[[0, *(last_rows[:-1] + 1)]] = [
+            0.0 if begins else self.last_returns.get(key, 0.0)
+            for key, begins in zip(keys, is_continuation, strict=True)
+        ]
+        packed = map(packing.pack, (columns["rewards"], ends, initial))
+        result = packing.unpack(running_returns(*packed, gamma=gamma))
+        carried = np.where(columns["terminateds"], 0.0, result)[last_rows]
+        self.last_returns.update(zip(keys, carried.tolist(), strict=True))
+        self.last_returns = {
+            key: value for key, value in self.last_returns.items() if key[0] in running_ids
+        }
+        return result
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Returns the returns of unfinished trajectories as arrays."""
-        keys = np.array(list(self.open), np.int64).reshape(-1, 2)
-        return {"keys": keys, "returns": np.array(list(self.open.values()), np.float64)}
+        keys = np.array(list(self.last_returns), np.int64).reshape(-1, 2)
+        return {"keys": keys, "returns": np.array(list(self.last_returns.values()), np.float64)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RunningReturns:

@@ -19,7 +19,7 @@ class StepTimes:
     """The mean time of each part of a step of all environments.
 
     The mean is over all steps. With a coefficient it is an exponential moving average, which adapts
-    to changes: `new = (1 - ema_coef) * old + ema_coef * step`, where the steps added between two
+    to changes: `make = (1 - ema_coef) * old + ema_coef * step`, where the steps added between two
         calls of
     `means` all count with their mean. While there are fewer than `1 / ema_coef` steps it is the
     plain mean, so that the first step, in which functions are traced, does not get a larger weight.
@@ -35,13 +35,15 @@ class StepTimes:
     """
 
     def __init__(self, ema_coef: float | None = None) -> None:
-        self._kept = 1.0 if ema_coef is None else 1.0 - ema_coef  # weight of the previous mean
+        self._decay = 1.0 if ema_coef is None else 1.0 - ema_coef  # weight of the previous mean
         self._steps = 0
         self._means = [0.0] * 4
-        self._begin()
+        self._clear_pending()
 
-    def _begin(self) -> None:
-        self._new = self._observations = self._inference = self._actions = self._env_wait = 0
+    def _clear_pending(self) -> None:
+        self._pending_steps = self._observation_ns = self._inference_ns = self._action_ns = (
+            self._env_wait_ns
+        ) = 0
 
     def add(
         self, steps: int, observations: int, inference: int, actions: int, env_wait: int
@@ -55,11 +57,11 @@ class StepTimes:
             actions: time to process actions before they reach the environments.
             env_wait: time of the environments.
         """
-        self._new += steps
-        self._observations += observations
-        self._inference += inference
-        self._actions += actions
-        self._env_wait += env_wait
+        self._pending_steps += steps
+        self._observation_ns += observations
+        self._inference_ns += inference
+        self._action_ns += actions
+        self._env_wait_ns += env_wait
 
     def means(self) -> dict[str, float]:
         """Returns the means in milliseconds by RLlib's names; `{}` before the first step.
@@ -68,13 +70,13 @@ class StepTimes:
         Programs, so they count as inference; connectors count as processing of observations and
         actions. Samplers do not render, so that time is 0.
         """
-        if self._new:
-            self._steps += self._new
-            weight = max(self._new / self._steps, 1.0 - self._kept**self._new)
-            sums = self._observations, self._inference, self._actions, self._env_wait
+        if self._pending_steps:
+            self._steps += self._pending_steps
+            weight = max(self._pending_steps / self._steps, 1.0 - self._decay**self._pending_steps)
+            sums = self._observation_ns, self._inference_ns, self._action_ns, self._env_wait_ns
             for i, total in enumerate(sums):
-                self._means[i] += weight * (total / self._new - self._means[i])
-            self._begin()
+                self._means[i] += weight * (total / self._pending_steps - self._means[i])
+            self._clear_pending()
         if not self._steps:
             return {}
         means = dict(zip(_NAMES, (_MS_PER_NS * mean for mean in self._means), strict=True))

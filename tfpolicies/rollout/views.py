@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.view_builder import Past, Trajectories, steps_back
+from tfpolicies.batch.view_builder import Trajectories, TrajectoryHistory, get_history_lengths
 from tfpolicies.batch.view_requirement import ViewRequirement
 
 _Key = tuple[int, int]  # episode id and agent index
@@ -23,14 +23,14 @@ class Lookback:
 
     def __init__(self) -> None:
         self.keys: list[_Key] = []
-        self.past = Past(np.zeros(0, np.int64))
+        self.past = TrajectoryHistory(np.zeros(0, np.int64))
 
-    def views(
+    def make_views(
         self,
         columns: Mapping[str, Any],
         ends: np.ndarray,
         requirements: Mapping[str, ViewRequirement],
-        running: Collection[int],
+        running_ids: Collection[int],
     ) -> dict[str, Any]:
         """Returns the view columns of a sample by name.
 
@@ -43,41 +43,59 @@ class Lookback:
         firsts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
         ids = zip(columns["eps_id"][firsts], columns["agent_index"][firsts], strict=True)
         keys = [(int(episode), int(agent)) for episode, agent in ids]
-        trajectories = Trajectories(ends, self._before(keys))
-        found = trajectories.views(columns, requirements)
-        back = {name: n for name, n in steps_back(requirements).items() if name in columns}
-        if back:
-            self._keep(keys, trajectories.tails(columns, list(back), max(back.values())), running)
-        return found
+        trajectories = Trajectories(ends, self._get_past(keys))
+        result = trajectories.build_views(columns, requirements)
+        num_steps_back = {
+            name: n for name, n in get_history_lengths(requirements).items() if name in columns
+        }
+        if num_steps_back:
+            self._remember(
+                keys,
+                trajectories.get_history(
+                    columns, list(num_steps_back), max(num_steps_back.values())
+                ),
+                running_ids,
+            )
+        return result
 
-    def _before(self, keys: Sequence[_Key]) -> Past | None:
+    def _get_past(self, keys: Sequence[_Key]) -> TrajectoryHistory | None:
         """Returns the remembered rows of trajectories, in their order; None if there are none."""
-        place = {key: i for i, key in enumerate(self.keys)}
-        rows = np.array([place.get(key, -1) for key in keys])
+        index_by_key = {key: i for i, key in enumerate(self.keys)}
+        rows = np.array([index_by_key.get(key, -1) for key in keys])
         if (rows < 0).all():
             return None
-        found = self.past.of(rows)
-        return Past(np.where(rows < 0, 0, found.known), found.leaves)
+        past = self.past.select(rows)
+        return TrajectoryHistory(np.where(rows < 0, 0, past.num_rows), past.leaves)
 
-    def _keep(self, keys: Sequence[_Key], tails: Past, running: Collection[int]) -> None:
+    def _remember(
+        self, keys: Sequence[_Key], tails: TrajectoryHistory, running_ids: Collection[int]
+    ) -> None:
         """Remembers the unfinished ones of these and of earlier trajectories."""
-        last = {key: i for i, key in enumerate(keys) if key[0] in running}
-        old = [i for i, key in enumerate(self.keys) if key[0] in running and key not in last]
-        self.keys = [*last, *(self.keys[i] for i in old)]
-        new = tails.of(list(last.values()))
-        if old:
-            kept = self.past.of(old)
+        last_index = {key: i for i, key in enumerate(keys) if key[0] in running_ids}
+        old_indices = [
+            i for i, key in enumerate(self.keys) if key[0] in running_ids and key not in last_index
+        ]
+        self.keys = [*last_index, *(self.keys[i] for i in old_indices)]
+        new_past = tails.select(list(last_index.values()))
+        if old_indices:
+            old_past = self.past.select(old_indices)
             leaves = {
-                name: [np.concatenate(pair) for pair in zip(xs, kept.leaves[name], strict=True)]
-                for name, xs in new.leaves.items()
+                name: [np.concatenate(pair) for pair in zip(xs, old_past.leaves[name], strict=True)]
+                for name, xs in new_past.leaves.items()
             }
-            new = Past(np.concatenate([new.known, kept.known]), leaves)
-        self.past = new
+            new_past = TrajectoryHistory(
+                np.concatenate([new_past.num_rows, old_past.num_rows]), leaves
+            )
+        self.past = new_past
 
     def get_state(self) -> dict[str, Any]:
         """Returns the remembered rows as plain values and arrays."""
         leaves = {name: list(parts) for name, parts in self.past.leaves.items()}
-        return {"keys": np.array(self.keys, np.int64), "known": self.past.known, "leaves": leaves}
+        return {
+            "keys": np.array(self.keys, np.int64),
+            "known": self.past.num_rows,
+            "leaves": leaves,
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Lookback:
@@ -85,5 +103,5 @@ class Lookback:
         lookback = cls()
         lookback.keys = [(int(episode), int(agent)) for episode, agent in state["keys"]]
         leaves = {name: [np.asarray(x) for x in parts] for name, parts in state["leaves"].items()}
-        lookback.past = Past(np.asarray(state["known"]), leaves)
+        lookback.past = TrajectoryHistory(np.asarray(state["known"]), leaves)
         return lookback

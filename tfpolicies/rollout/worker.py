@@ -10,8 +10,8 @@ import gymnasium as gym
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.vector import Environments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.vector import VectorEnvAdapter
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
@@ -21,7 +21,7 @@ Spaces = tuple[gym.Space[Any], gym.Space[Any]]
 """Observation space and action space."""
 
 
-class Worker:
+class BaseWorker:
     """Base class of `RolloutWorker`, which documents the attributes."""
 
     config: AlgorithmConfig
@@ -32,7 +32,7 @@ class Worker:
     callbacks: DefaultCallbacks
     global_vars: dict[str, Any]
     seeds: EpisodeSeeds
-    environments: Environments | MultiAgentEnvironments | None
+    environments: VectorEnvAdapter | MultiAgentEnvAdapter | None
     sampler: Sampler | None
     seconds_to_make: float
     has_episodes: bool

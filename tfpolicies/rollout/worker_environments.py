@@ -9,37 +9,37 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.sections import CONNECTORS, connector_state
+from tfpolicies.config.sections import CONNECTORS, encode_connector
 from tfpolicies.connectors import (
     ActionConnectorPipeline,
     AgentConnectorPipeline,
     OwnFilter,
     restore,
 )
-from tfpolicies.envs.checking import UnlikeSpaceError, check_new_env
+from tfpolicies.envs.checking import SpaceMismatchError, check_new_env
 from tfpolicies.envs.making import (
     AnyEnv,
     EnvContext,
-    announce,
-    is_instance,
+    check_instance_suffices,
+    is_env_instance,
     make_any_environments,
-    require_alone,
+    notify_created,
 )
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.process_environments import ProcessEnvironments, make_process_environments
-from tfpolicies.envs.registry import Source, env_name
-from tfpolicies.envs.repairs import Repairs, Watchdog
-from tfpolicies.envs.vector import Environments, PlainEnvironments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.process_environments import SubprocessEnvAdapter, make_process_environments
+from tfpolicies.envs.registry import EnvSource, get_env_name
+from tfpolicies.envs.repairs import EnvSupervisor, Watchdog
+from tfpolicies.envs.vector import SyncEnvAdapter, VectorEnvAdapter
 from tfpolicies.errors import ConfigError, EnvError
-from tfpolicies.rollout.worker import Worker
+from tfpolicies.rollout.worker import BaseWorker
 
-_STEPS = 3  # played in a new environment before training
-_MOST_SECONDS = 1.0  # environments that take longer to create are not checked
-_FOUND = (
-    f"It was found by playing {_STEPS} steps before training; "
+_CHECK_STEPS = 3  # played in a new environment before training
+_MAX_CREATION_SECONDS = 1.0  # environments that take longer to create are not checked
+_CHECK_HINT = (
+    f"It was found by playing {_CHECK_STEPS} steps before training; "
     "environment(disable_env_checking=True) skips that check."
 )
-_UNCHECKED = (
+_SETTINGS_THAT_SKIP_CHECKS = (
     "disable_env_checking",
     "env_step_timeout_s",
     "ignore_worker_failures",
@@ -50,10 +50,10 @@ _UNCHECKED = (
 
 logger = logging.getLogger("tfpolicies")
 
-Connectors = tuple[AgentConnectorPipeline, ActionConnectorPipeline]
+ConnectorPair = tuple[AgentConnectorPipeline, ActionConnectorPipeline]
 
 
-def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | None:
+def make_connectors(config: AlgorithmConfig | Mapping[str, Any]) -> ConnectorPair | None:
     """Creates the connectors that a config lists, not connected yet; None without connectors.
 
     Args:
@@ -63,8 +63,11 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
         ConfigError: if the config lists something else.
     """
     agent, action = (
-        [restore(*connector_state(name, kind, each)) for each in config.get(name) or ()]
-        for name, kind in CONNECTORS.items()
+        [
+            restore(*encode_connector(name, connector_class, connector_spec))
+            for connector_spec in config.get(name) or ()
+        ]
+        for name, connector_class in CONNECTORS.items()
     )
     make_filter = config.get("observation_filter")
     if callable(make_filter):
@@ -75,11 +78,11 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
 
 
 def make_worker_environments(
-    worker: Worker,
-    source: Source,
+    worker: BaseWorker,
+    source: EnvSource,
     context: EnvContext,
     validate_env: Callable[[Any, EnvContext], None] | None,
-) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
+) -> tuple[VectorEnvAdapter | MultiAgentEnvAdapter | None, Watchdog | None]:
     """Creates `num_envs_per_worker` environments that step together.
 
     Args:
@@ -107,39 +110,43 @@ def make_worker_environments(
             worker=worker, sub_environment=env, env_context=env_context, env_index=index
         )
 
-    if config.in_evaluation and is_instance(source):
-        require_alone(source, 1, 0, evaluates=True)
-    began, count = time.perf_counter(), config.num_envs_per_worker
-    checks = {"checked": not config.disable_env_checking, "may_be_none": bool(worker.spaces)}
-    made: Environments | MultiAgentEnvironments | None
+    if config.in_evaluation and is_env_instance(source):
+        check_instance_suffices(source, 1, 0, evaluates=True)
+    start, count = time.perf_counter(), config.num_envs_per_worker
+    check_options = {"checked": not config.disable_env_checking, "may_be_none": bool(worker.spaces)}
+    environments: VectorEnvAdapter | MultiAgentEnvAdapter | None
     if config.env_processes:
-        numbers = count, config.env_processes
-        made = make_process_environments(source, *numbers, context, on_created, **checks)
+        counts = count, config.env_processes
+        environments = make_process_environments(
+            source, *counts, context, on_created, **check_options
+        )
     else:
-        made = make_any_environments(source, count, context, on_created, **checks)
-    worker.seconds_to_make = time.perf_counter() - began
-    if isinstance(made, ProcessEnvironments):
-        worker.seconds_to_make = made.seconds_to_make
-    if made is None:
+        environments = make_any_environments(source, count, context, on_created, **check_options)
+    worker.seconds_to_make = time.perf_counter() - start
+    if isinstance(environments, SubprocessEnvAdapter):
+        worker.seconds_to_make = environments.seconds_to_make
+    if environments is None:
         return None, None
     try:
-        _require_fitting(made, source, config)
+        _require_multi_agent(environments, source, config)
     except ConfigError:
-        made.close()
+        environments.close()
         raise
     seconds = config.env_step_timeout_s
     watchdog = None if seconds is None else Watchdog(seconds)
-    again = made.maker if config.restart_failed_sub_environments else None
+    make_env = environments.env_factory if config.restart_failed_sub_environments else None
 
-    def on_made(env: AnyEnv, index: int) -> None:
-        announce(env, index, context, on_created)
+    def on_recreated(env: AnyEnv, index: int) -> None:
+        notify_created(env, index, context, on_created)
 
     limit = config.max_num_sub_environment_restarts
-    made.guard(Repairs(again, worker.worker_index, watchdog, limit, on_made))
-    return made, watchdog
+    environments.set_supervisor(
+        EnvSupervisor(make_env, worker.worker_index, watchdog, limit, on_recreated)
+    )
+    return environments, watchdog
 
 
-def check_environment(worker: Worker) -> None:
+def check_environment(worker: BaseWorker) -> None:
     """Plays a few steps in a new environment like the worker's, and closes it.
 
     Skips the check with `disable_env_checking`, with settings that expect faults, and where it
@@ -155,27 +162,29 @@ def check_environment(worker: Worker) -> None:
     """
     envs: Any = worker.environments
     check: Callable[[int, str], None]
-    if isinstance(envs, ProcessEnvironments):
+    if isinstance(envs, SubprocessEnvAdapter):
         check = envs.check_new_env
-    elif isinstance(envs, PlainEnvironments | MultiAgentEnvironments) and envs.maker is not None:
-        check = functools.partial(check_new_env, envs.maker)
+    elif isinstance(envs, SyncEnvAdapter | MultiAgentEnvAdapter) and envs.env_factory is not None:
+        check = functools.partial(check_new_env, envs.env_factory)
     else:
         return
-    slow = worker.seconds_to_make > _MOST_SECONDS * worker.config.num_envs_per_worker
-    if slow or any(worker.config[name] for name in _UNCHECKED):
+    slow = worker.seconds_to_make > _MAX_CREATION_SECONDS * worker.config.num_envs_per_worker
+    if slow or any(worker.config[name] for name in _SETTINGS_THAT_SKIP_CHECKS):
         return
     try:
-        check(_STEPS, worker.config.action_mask_key)
-    except UnlikeSpaceError as error:
-        logger.warning("Environment %r: %s %s", env_name(worker.config.env), error, _FOUND)
+        check(_CHECK_STEPS, worker.config.action_mask_key)
+    except SpaceMismatchError as error:
+        logger.warning("Environment %r: %s %s", get_env_name(worker.config.env), error, _CHECK_HINT)
     except EnvError as error:
-        raise EnvError(f"{error} {_FOUND}") from error
+        raise EnvError(f"{error} {_CHECK_HINT}") from error
 
 
-def _require_fitting(
-    made: Environments | MultiAgentEnvironments, source: Source, config: AlgorithmConfig
+def _require_multi_agent(
+    environments: VectorEnvAdapter | MultiAgentEnvAdapter,
+    source: EnvSource,
+    config: AlgorithmConfig,
 ) -> None:
-    if not isinstance(made, MultiAgentEnvironments) and config.is_multi_agent():
+    if not isinstance(environments, MultiAgentEnvAdapter) and config.is_multi_agent():
         raise ConfigError(
             f"Have multiple policies {sorted(config.policies)}, but the environment "
             f"{source!r} has one agent. Give a MultiAgentEnv or a PettingZoo environment, or "

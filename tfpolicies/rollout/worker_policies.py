@@ -10,15 +10,15 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import (
     MappingFn,
-    ToTrain,
+    TrainPredicate,
     as_predicate,
     default_policy_mapping,
     require_mapping_fn,
 )
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline
-from tfpolicies.envs.checking import same_randomness
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.checking import preserve_global_rngs
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
 from tfpolicies.errors import ConfigError, SpaceError, UnknownPolicyError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
@@ -29,10 +29,10 @@ from tfpolicies.rollout.policy_changes import (
     PolicyTransaction,
     require_new_id,
 )
-from tfpolicies.rollout.worker import Worker
-from tfpolicies.rollout.worker_environments import Connectors, connectors_of
+from tfpolicies.rollout.worker import BaseWorker
+from tfpolicies.rollout.worker_environments import ConnectorPair, make_connectors
 
-_DRAWS = 16  # calls of a mapping function per agent, to find the policies it may return
+_MAPPING_CALLS = 16  # calls of a mapping function per agent, to find the policies it may return
 
 
 class WorkerPolicies:
@@ -53,7 +53,7 @@ class WorkerPolicies:
         is_policy_to_train: `f(policy_id, batch=None)`; None if all are trained.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: BaseWorker) -> None:
         config: AlgorithmConfig = worker.config
         self.config = config
         self.specs: dict[str, PolicySpec] = {}
@@ -89,7 +89,7 @@ class WorkerPolicies:
         """
         worker = self._worker
         env, spaces, envs = None, dict(worker.spaces), worker.environments
-        if isinstance(envs, MultiAgentEnvironments):
+        if isinstance(envs, MultiAgentEnvAdapter):
             env = envs.get_sub_environments()[0]
         elif envs is not None:
             spaces.setdefault("__env__", (envs.observation_space, envs.action_space))
@@ -101,7 +101,7 @@ class WorkerPolicies:
         )
         return specs
 
-    def make(self, policy_id: str, spec: PolicySpec) -> Policy:
+    def make_policy(self, policy_id: str, spec: PolicySpec) -> Policy:
         """Creates a policy from a complete spec, adds it to the map, and notifies the callback.
 
         The spec's spaces are the environment's; the policy gets the spaces after its connectors.
@@ -118,10 +118,10 @@ class WorkerPolicies:
             )
         spaces = self._require_spaces(policy_id, spec)
         config: AlgorithmConfig = spec.config if spec.config is not None else self.config
-        settings = _policy_settings(config, policy_class)
-        connectors = connectors_of(config)
+        settings = _make_policy_settings(config, policy_class)
+        connectors = make_connectors(config)
         if connectors is not None:
-            spaces = _connect(policy_id, connectors, spaces)
+            spaces = _connect_pipelines(policy_id, connectors, spaces)
         self.policy_map.create_policy(policy_id, policy_class, spaces[0], spaces[1], None, settings)
         self.specs[policy_id] = spec
         policy = self.policy_map[policy_id]
@@ -133,8 +133,8 @@ class WorkerPolicies:
     def _require_spaces(self, policy_id: str, spec: PolicySpec) -> tuple[Any, Any]:
         if spec.observation_space is None or spec.action_space is None:
             function: Any = self.policy_mapping_fn
-            is_set = function is not default_policy_mapping
-            name = getattr(function, "__qualname__", repr(function)) if is_set else "not set"
+            has_function = function is not default_policy_mapping
+            name = getattr(function, "__qualname__", repr(function)) if has_function else "not set"
             raise ConfigError(
                 f"There are no spaces for the policy {policy_id!r}: the environment's agents have "
                 f"different ones, and policy_mapping_fn ({name}) maps none of them to it. Let it "
@@ -169,8 +169,8 @@ class WorkerPolicies:
                 "create it from. Add the policy first, or pass the result of `get_state()`."
             )
         spaces = spec["observation_space"], spec["action_space"]
-        own = {"__policy_id": policy_id, "worker_index": self._worker.worker_index}
-        policy: Policy = spec["policy_class"](*spaces, {**spec["config"], **own})
+        worker_settings = {"__policy_id": policy_id, "worker_index": self._worker.worker_index}
+        policy: Policy = spec["policy_class"](*spaces, {**spec["config"], **worker_settings})
         return policy
 
     # -- adding and removing ------------------------------------------------------------------
@@ -183,9 +183,11 @@ class WorkerPolicies:
             Exception: whatever making it raises.
         """
         with PolicyTransaction() as transaction:
-            return self.add_within(transaction, addition)
+            return self.add_in_transaction(transaction, addition)
 
-    def add_within(self, transaction: PolicyTransaction, addition: PolicyAddition) -> Policy:
+    def add_in_transaction(
+        self, transaction: PolicyTransaction, addition: PolicyAddition
+    ) -> Policy:
         """Adds a policy as part of a transaction.
 
         Raises:
@@ -202,14 +204,14 @@ class WorkerPolicies:
         policy_id, state = addition.policy_id, addition.policy_state
         if addition.spec is not None:
             specs = self.complete_specs({policy_id: addition.spec})
-            policy = self.make(policy_id, specs[policy_id])
+            policy = self.make_policy(policy_id, specs[policy_id])
         else:
-            policy = self._take(addition)
+            policy = self._put_policy(addition)
         if state is not None:
             policy.set_state(state)
         if policy_id not in self.specs:
-            self._adopt(policy_id, policy)
-        self.change(addition.policy_mapping_fn, addition.is_policy_to_train)
+            self._register(policy_id, policy)
+        self.update_mapping_and_trainable(addition.policy_mapping_fn, addition.is_policy_to_train)
         timestep = self.global_vars["timestep"]
         if timestep and addition.spec is not None and state is None:
             # Its schedules start at the run's current time step.
@@ -218,16 +220,16 @@ class WorkerPolicies:
             self._notify_restored(policy_id, policy)
         return policy
 
-    def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
+    def revert(self, policy_id: str, previous: MappingAndTrainable) -> None:
         """Removes a policy if it exists, and restores the mapping and the trained policies.
 
         Does not check whether the mapping still uses the policy.
         """
         if policy_id in self.policy_map:
             self.remove(policy_id)
-        self.assign(before)
+        self.set_mapping_and_trainable(previous)
 
-    def _take(self, addition: PolicyAddition) -> Policy:
+    def _put_policy(self, addition: PolicyAddition) -> Policy:
         """Adds an existing policy, or one created from its state, to the map."""
         policy_id, policy = addition.policy_id, addition.policy
         if policy is None:
@@ -237,23 +239,23 @@ class WorkerPolicies:
             policy = self.make_from_state(policy_id, policy_state)
             policy.driver.check_state(policy_state)
         state = policy.driver.state
-        if state is not None and state.pager is not None:
+        if state is not None and state.loader is not None:
             policy = policy.copy(policy_id)
         self.policy_map[policy_id] = policy
         return policy
 
-    def _adopt(self, policy_id: str, policy: Policy) -> None:
+    def _register(self, policy_id: str, policy: Policy) -> None:
         """Records the spec of a policy created elsewhere; gives it connectors if it has none."""
         pipelines = policy.agent_connectors, policy.action_connectors
-        connectors = connectors_of(policy.config) if pipelines == (None, None) else None
+        connectors = make_connectors(policy.config) if pipelines == (None, None) else None
         if connectors is not None:
             policy.agent_connectors, policy.action_connectors = connectors
             if not connectors[1].is_connected:
                 connectors[1].connect(policy.action_space)
-        agent = policy.agent_connectors
+        agent_pipeline = policy.agent_connectors
         observation_space = policy.observation_space
-        if agent is not None and agent.is_connected:
-            observation_space = agent.space
+        if agent_pipeline is not None and agent_pipeline.is_connected:
+            observation_space = agent_pipeline.space
         self.specs[policy_id] = PolicySpec(
             type(policy), observation_space, policy.action_space, policy.config
         )
@@ -270,7 +272,7 @@ class WorkerPolicies:
         self,
         policy_id: str,
         policy_mapping_fn: MappingFn | None = None,
-        policies_to_train: Collection[str] | ToTrain = None,
+        policies_to_train: Collection[str] | TrainPredicate = None,
     ) -> None:
         """Removes a policy without checking whether the mapping still uses it.
 
@@ -291,7 +293,7 @@ class WorkerPolicies:
         del self.policy_map[policy_id]
         self.specs.pop(policy_id, None)
         self.global_vars["num_grad_updates_per_policy"].pop(policy_id, None)
-        self.change(policy_mapping_fn, predicate)
+        self.update_mapping_and_trainable(policy_mapping_fn, predicate)
 
     def require_unmapped(self, policy_id: str, policy_mapping_fn: MappingFn | None) -> None:
         """Checks that the mapping function returns a policy for none of the agents.
@@ -316,11 +318,13 @@ class WorkerPolicies:
         episodes = worker.sampler.running_episodes or (None,)
         for agent, episode in itertools.product(agents, episodes):
             try:
-                with same_randomness():
-                    drawn = {mapping(agent, episode, worker=worker) for _ in range(_DRAWS)}
+                with preserve_global_rngs():
+                    mapped_ids = {
+                        mapping(agent, episode, worker=worker) for _ in range(_MAPPING_CALLS)
+                    }
             except Exception:
                 continue
-            if policy_id in drawn:
+            if policy_id in mapped_ids:
                 name = getattr(mapping, "__qualname__", repr(mapping))
                 raise UsageError(
                     f"Policy {policy_id!r} cannot be removed: policy_mapping_fn ({name:.200}) "
@@ -338,7 +342,7 @@ class WorkerPolicies:
         """The mapping function and the predicate of trained policies."""
         return MappingAndTrainable(self.policy_mapping_fn, self.is_policy_to_train)
 
-    def assign(self, roles: MappingAndTrainable) -> None:
+    def set_mapping_and_trainable(self, roles: MappingAndTrainable) -> None:
         """Sets the mapping function and which policies are trained.
 
         Args:
@@ -349,17 +353,21 @@ class WorkerPolicies:
             ConfigError: if the mapping is not a function; nothing is changed then.
         """
         require_mapping_fn(roles.policy_mapping_fn)
-        self.change(roles.policy_mapping_fn, None)
+        self.update_mapping_and_trainable(roles.policy_mapping_fn, None)
         self.is_policy_to_train = roles.policies_to_train
 
-    def change(self, policy_mapping_fn: MappingFn | None, predicate: ToTrain) -> None:
+    def update_mapping_and_trainable(
+        self, policy_mapping_fn: MappingFn | None, predicate: TrainPredicate
+    ) -> None:
         """Sets a validated mapping and predicate; None keeps the present one."""
         if policy_mapping_fn is not None:
             self.policy_mapping_fn = policy_mapping_fn
         if predicate is not None:
             self.is_policy_to_train = predicate
 
-    def trains(self, policy_id: str, batch: SampleBatch | MultiAgentBatch | None = None) -> bool:
+    def is_trained(
+        self, policy_id: str, batch: SampleBatch | MultiAgentBatch | None = None
+    ) -> bool:
         """Returns whether a policy is trained on a batch."""
         return self.is_policy_to_train is None or self.is_policy_to_train(policy_id, batch)
 
@@ -374,9 +382,9 @@ class WorkerPolicies:
         self.global_vars["timestep"] = counters["timestep"]
         self.global_vars["num_grad_updates_per_policy"].update(updates)
         for policy_id in select_ids(policy_ids, list(self.policy_map)):
-            if self.trains(policy_id):
+            if self.is_trained(policy_id):
                 counters["num_grad_updates"] = updates.get(policy_id)
-                self.policy_map.handle(policy_id).on_global_var_update(dict(counters))
+                self.policy_map.get_handle(policy_id).on_global_var_update(dict(counters))
 
 
 def select_ids(policies: Collection[str] | str | None, policy_ids: Collection[str]) -> list[str]:
@@ -386,7 +394,7 @@ def select_ids(policies: Collection[str] | str | None, policy_ids: Collection[st
     return [policy_id for policy_id in policy_ids if policies is None or policy_id in policies]
 
 
-def _policy_settings(config: AlgorithmConfig, policy_class: type) -> dict[str, Any]:
+def _make_policy_settings(config: AlgorithmConfig, policy_class: type) -> dict[str, Any]:
     if issubclass(policy_class, TFPolicy):
         settings = config.settings_for(policy_class.config_class)
         settings.pop("framework", None)  # only chooses the default policy class
@@ -397,7 +405,9 @@ def _policy_settings(config: AlgorithmConfig, policy_class: type) -> dict[str, A
     return settings
 
 
-def _connect(policy_id: str, connectors: Connectors, spaces: tuple[Any, Any]) -> tuple[Any, Any]:
+def _connect_pipelines(
+    policy_id: str, connectors: ConnectorPair, spaces: tuple[Any, Any]
+) -> tuple[Any, Any]:
     """Connects a policy's connectors to the environment's spaces; returns the policy's spaces.
 
     Pipelines that are connected already, because policies share them, stay as they are.

@@ -13,18 +13,18 @@ from tfpolicies.errors import WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.observation_filters import ObservationFilters
 from tfpolicies.rollout.policy_changes import PolicyAddition, PolicyTransaction
-from tfpolicies.rollout.worker import Worker
+from tfpolicies.rollout.worker import BaseWorker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 
 
-def make_state(policies: WorkerPolicies, filters: ObservationFilters) -> dict[str, Any]:
+def get_worker_state(policies: WorkerPolicies, filters: ObservationFilters) -> dict[str, Any]:
     """Returns the state of a worker; see `RolloutWorker.get_state`."""
     only_trained = policies.config.checkpoint_trainable_policies_only
     policy_map = policies.policy_map
-    ids = [pid for pid in policy_map if not only_trained or policies.trains(pid)]
+    policy_ids = [pid for pid in policy_map if not only_trained or policies.is_trained(pid)]
     return {
-        "policy_ids": ids,
-        "policy_states": {pid: policy_map[pid].get_state() for pid in ids},
+        "policy_ids": policy_ids,
+        "policy_states": {pid: policy_map[pid].get_state() for pid in policy_ids},
         "policy_mapping_fn": policies.policy_mapping_fn,
         "is_policy_to_train": policies.is_policy_to_train,
         "filters": filters.copy(),
@@ -32,7 +32,7 @@ def make_state(policies: WorkerPolicies, filters: ObservationFilters) -> dict[st
     }
 
 
-def restore_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
+def restore_worker_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
     """Restores the state of a worker; see `RolloutWorker.set_state`."""
     policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
     if not isinstance(policy_states, Mapping):
@@ -49,10 +49,10 @@ def restore_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
             if policy_id in new_policies:
                 policy = new_policies[policy_id]
                 addition = PolicyAddition(policy_id, policy=policy, policy_state=policy_state)
-                policies.add_within(transaction, addition)
+                policies.add_in_transaction(transaction, addition)
             else:
                 policies.policy_map[policy_id].set_state(policy_state)
-    policies.change(mapping_fn, None)
+    policies.update_mapping_and_trainable(mapping_fn, None)
     if "is_policy_to_train" in state:
         policies.is_policy_to_train = to_train  # also None, for all
     if state.get("global_vars"):
@@ -66,7 +66,7 @@ def _make_new_policies(
     new_policies = {}
     for policy_id, policy_state in policy_states.items():
         if policy_id in policies.policy_map:
-            policy = policies.policy_map.handle(policy_id)
+            policy = policies.policy_map.get_handle(policy_id)
         else:
             policy = new_policies[policy_id] = policies.make_from_state(policy_id, policy_state)
         policy.driver.check_state(policy_state)
@@ -74,8 +74,8 @@ def _make_new_policies(
 
 
 def restore_sampling(
-    worker: Worker,
-    seeds_used: int,
+    worker: BaseWorker,
+    num_seed_calls: int,
     rng: np.random.Generator | None,
     global_vars: Mapping[str, Any],
     sampler_state: Mapping[str, Any] | None,
@@ -90,7 +90,7 @@ def restore_sampling(
         global_vars: the counters of the run.
         sampler_state: of the running episodes; None for new ones.
     """
-    worker.seeds.used = seeds_used
+    worker.seeds.num_calls = num_seed_calls
     worker.global_vars = dict(global_vars)
     if worker.sampler is None:
         return

@@ -17,17 +17,17 @@ from pathlib import Path
 from tfpolicies.errors import RequestError, UsageError
 from tfpolicies.serving.texts import quote
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.system.regular_files import content_of, open_regular
+from tfpolicies.system.regular_files import open_regular, read_content
 
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-_HEALTH = ("/v2/health/live", "/v2/health/ready")
-_LONGEST_TOKEN = 4096  # bytes of the file
-_MOST_TAKEN = 100
-_OF_PAGES = {b"origin", b"sec-fetch-site"}
-_OWN_SITE = (b"same-origin", b"none")  # `none`: the user typed the address
+_HEALTH_PATHS = ("/v2/health/live", "/v2/health/ready")
+_MAX_TOKEN_BYTES = 4096  # bytes of the file
+_MAX_CACHED_HOSTS = 100
+_BROWSER_HEADERS = {b"origin", b"sec-fetch-site"}
+_SAME_SITE = (b"same-origin", b"none")  # `none`: the user typed the address
 
 
-class Access:
+class AccessRules:
     """Rules by which a server accepts requests.
 
     Attributes:
@@ -54,7 +54,7 @@ class Access:
         token: str = "",
     ) -> None:
         self.origins, self.control = [origin.rstrip("/").lower() for origin in origins], control
-        self.asks_for_token = bool(token)
+        self.requires_token = bool(token)
         names = {name.lower() for name in hosts}
         if is_loopback(host):
             names |= {*_LOOPBACK_HOSTS, f"[{host}]" if ":" in host else host.lower()}
@@ -62,7 +62,7 @@ class Access:
             names.add(host.lower())
         self._hosts = {name.encode() for name in names}
         self._origins = {origin.encode() for origin in self.origins}
-        self._taken: set[bytes] = set()  # values of `Host` that were accepted before
+        self._accepted_hosts: set[bytes] = set()  # values of `Host` that were accepted before
         self._authorization = f"Bearer {token}".encode() if token else b""
 
     def check_http(self, path: str, headers: Mapping[bytes, bytes]) -> None:
@@ -72,7 +72,7 @@ class Access:
             RequestError: if its host, origin or token is not accepted.
         """
         host = headers.get(b"host", b"")
-        if host in self._taken and not _OF_PAGES & headers.keys():
+        if host in self._accepted_hosts and not _BROWSER_HEADERS & headers.keys():
             return
         origin = headers.get(b"origin", b"").lower()
         site = headers.get(b"sec-fetch-site", b"none")
@@ -90,16 +90,16 @@ class Access:
                 "with --allowed-origin to let them.",
                 403,
             )
-        if site not in _OWN_SITE and origin not in self._origins:
+        if site not in _SAME_SITE and origin not in self._origins:
             raise RequestError(
                 "A web page of another origin sent this request. Start the server with "
                 "--allowed-origin to let it.",
                 403,
             )
-        if self._authorization and path not in _HEALTH:
+        if self._authorization and path not in _HEALTH_PATHS:
             self.check_token(headers.get(b"authorization", b""))
-        elif len(self._taken) < _MOST_TAKEN and not self._authorization:
-            self._taken.add(host)
+        elif len(self._accepted_hosts) < _MAX_CACHED_HOSTS and not self._authorization:
+            self._accepted_hosts.add(host)
 
     def check_token(self, authorization: bytes) -> None:
         """Checks the `Authorization` of a request.
@@ -145,11 +145,11 @@ def read_token(path: Path, warn: Callable[[str], object]) -> str:
     Raises:
         UsageError: if there is no such file, or it is not a single word.
     """
-    content, mode = read_secret("--token-file", path, _LONGEST_TOKEN)
+    content, mode = read_secret("--token-file", path, _MAX_TOKEN_BYTES)
     token = content.strip()
     if not token or not all(32 < byte < 127 for byte in token):
         raise UsageError(
-            f"--token-file {str(path)!r} must contain one word of at most {_LONGEST_TOKEN} ASCII "
+            f"--token-file {str(path)!r} must contain one word of at most {_MAX_TOKEN_BYTES} ASCII "
             "characters. Create one: openssl rand -hex 32 > FILE."
         )
     warn_if_shared(path, mode, warn)
@@ -169,7 +169,7 @@ def read_secret(option: str, path: Path, limit: int) -> tuple[bytes, int]:
     """
     try:
         with open_regular(resolve_path(path)) as file:
-            return content_of(file, limit), os.fstat(file.fileno()).st_mode
+            return read_content(file, limit), os.fstat(file.fileno()).st_mode
     except (OSError, ValueError) as error:
         raise UsageError(f"{option} {str(path)!r} cannot be read: {error}.") from error
 

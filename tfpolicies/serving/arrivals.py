@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from tfpolicies.errors import RequestError
 
-TIMES = 8
+BUDGET_FACTOR = 8
 """The budget of all requests as a multiple of the largest body."""
 
-SMALL = 65_536
+UNCOUNTED_BYTES = 65_536
 """Size up to which a body is not counted: each connection buffers this much anyway."""
 
 
-class Arrival:
+class Upload:
     """A request that is being received; a context manager, which frees its bytes at the end.
 
     Attributes:
@@ -25,30 +25,30 @@ class Arrival:
         budget: the budget.
     """
 
-    __slots__ = ("_arrivals", "can_give_way", "give_up", "size")
+    __slots__ = ("_budget", "abort", "can_be_aborted", "size")
 
-    def __init__(self, arrivals: Arrivals) -> None:
-        self._arrivals = arrivals
-        self.size, self.can_give_way = 0, True
-        self.give_up: Callable[[], object] = bool
+    def __init__(self, budget: UploadBudget) -> None:
+        self._budget = budget
+        self.size, self.can_be_aborted = 0, True
+        self.abort: Callable[[], object] = bool
 
-    def grow(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         """Counts more bytes; if the budget is exceeded, the largest request is aborted.
 
         Raises:
             RequestError: if this is the largest, or no other one can be aborted.
         """
-        self._arrivals.add(self, size)
+        self._budget.add(self, size)
 
-    def __enter__(self) -> Arrival:
+    def __enter__(self) -> Upload:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.size:
-            self._arrivals.remove(self)
+            self._budget.remove(self)
 
 
-class Arrivals:
+class UploadBudget:
     """All requests that are being received, with a limit on their total size.
 
     Args:
@@ -56,32 +56,32 @@ class Arrivals:
     """
 
     def __init__(self, max_body: int) -> None:
-        self._most = TIMES * max_body
-        self._used = 0
-        self._all: dict[Arrival, None] = {}  # in the order of their beginning
+        self._max_bytes = BUDGET_FACTOR * max_body
+        self._used_bytes = 0
+        self._uploads: dict[Upload, None] = {}  # in the order of their beginning
 
-    def begin(self) -> Arrival:
+    def start_upload(self) -> Upload:
         """Returns a new request with a size of 0."""
-        return Arrival(self)
+        return Upload(self)
 
-    def add(self, arrival: Arrival, size: int) -> None:
-        """Counts more bytes of a request; see `Arrival.grow`."""
-        arrival.size += size
-        self._used += size
-        self._all[arrival] = None
-        while self._used > self._most:
-            others = [other for other in self._all if other.can_give_way]
-            largest = max(others, key=lambda other: other.size, default=arrival)
-            if largest is arrival:
+    def add(self, upload: Upload, size: int) -> None:
+        """Counts more bytes of a request; see `Upload.grow`."""
+        upload.size += size
+        self._used_bytes += size
+        self._uploads[upload] = None
+        while self._used_bytes > self._max_bytes:
+            candidates = [other for other in self._uploads if other.can_be_aborted]
+            largest = max(candidates, key=lambda other: other.size, default=upload)
+            if largest is upload:
                 raise RequestError(
-                    f"Incomplete requests take {self._used} bytes, but may take at most "
-                    f"{self._most} ({TIMES} times --max-body). Try again later.",
+                    f"Incomplete requests take {self._used_bytes} bytes, but may take at most "
+                    f"{self._max_bytes} ({BUDGET_FACTOR} times --max-body). Try again later.",
                     503,
                 )
             self.remove(largest)
-            largest.give_up()
+            largest.abort()
 
-    def remove(self, arrival: Arrival) -> None:
-        if self._all.pop(arrival, arrival) is None:
-            self._used -= arrival.size
-            arrival.size = 0
+    def remove(self, upload: Upload) -> None:
+        if self._uploads.pop(upload, upload) is None:
+            self._used_bytes -= upload.size
+            upload.size = 0

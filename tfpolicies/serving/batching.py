@@ -12,19 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.serving.time_limits import OverdueError
+from tfpolicies.serving.time_limits import ModelTimeoutError
 
 Arrays = Mapping[str, np.ndarray]
-Limit = Callable[[float], AbstractContextManager[Any]]
+TimeLimitFactory = Callable[[float], AbstractContextManager[Any]]
 
-_AT_ONCE = 0.001  # seconds of a batch up to which it runs in the event loop
-_LONGEST_AT_ONCE = 0.25  # time limit there; if exceeded, all later batches use a thread
-_TURNS = 10  # turns of the event loop without a further request, after which a batch starts
-_PATIENCE = 0.001  # seconds after which a batch starts in any case
-_MANY = 16  # rows of the trial batch that measures the cost per row
+_EVENT_LOOP_SECONDS = 0.001  # seconds of a batch up to which it runs in the event loop
+_MAX_EVENT_LOOP_SECONDS = 0.25  # time limit there; if exceeded, all later batches use a thread
+_QUIET_LOOP_TURNS = (
+    10  # turns of the event loop without a further request, after which a batch starts
+)
+_MAX_WAIT_SECONDS = 0.001  # seconds after which a batch starts in any case
+_TRIAL_ROWS = 16  # rows of the trial batch that measures the cost per row
 
 
-class Cost(NamedTuple):
+class BatchCost(NamedTuple):
     """CPU time of a batch, in seconds.
 
     Attributes:
@@ -36,24 +38,24 @@ class Cost(NamedTuple):
     row: float
 
     @classmethod
-    def measured(cls, run: Callable[[int], float]) -> Cost:
+    def measure(cls, run: Callable[[int], float]) -> BatchCost:
         """Measures the cost by running small batches.
 
         Args:
             run: runs the given number of rows and returns the seconds.
         """
         run(2)  # warm-up
-        one = min(run(1) for _ in range(3))
-        if one > _AT_ONCE:
-            return cls(0.0, one)
-        row = max(0.0, min(run(_MANY) for _ in range(3)) - one) / (_MANY - 1)
-        return cls(max(0.0, one - row), row)
+        single_row = min(run(1) for _ in range(3))
+        if single_row > _EVENT_LOOP_SECONDS:
+            return cls(0.0, single_row)
+        row = max(0.0, min(run(_TRIAL_ROWS) for _ in range(3)) - single_row) / (_TRIAL_ROWS - 1)
+        return cls(max(0.0, single_row - row), row)
 
-    def of(self, rows: int) -> float:
+    def estimate_seconds(self, rows: int) -> float:
         return self.call + rows * self.row
 
 
-LONG = Cost(call=float("inf"), row=0.0)
+UNBOUNDED_COST = BatchCost(call=float("inf"), row=0.0)
 """The cost of batches of unknown length, such as whole sequences."""
 
 
@@ -66,9 +68,9 @@ class _Uncancellable(asyncio.Future[Arrays]):
 
 class _Job(NamedTuple):
     feed: Arrays
-    kind: tuple[Any, ...]
+    row_shapes: tuple[Any, ...]
     rows: int
-    answer: asyncio.Future[Arrays]
+    future: asyncio.Future[Arrays]
 
 
 class Batcher:
@@ -85,7 +87,7 @@ class Batcher:
         max_rows: the most rows of a batch; a single request may have more.
         on_batch: called with the number of rows of each batch.
         cancellable: whether requests of disconnected callers are skipped.
-        limit: returns a context that raises `OverdueError` after the given seconds.
+        limit: returns a context that raises `ModelTimeoutError` after the given seconds.
         seconds: time limit of a batch.
     """
 
@@ -93,62 +95,62 @@ class Batcher:
         self,
         infer: Callable[[Arrays], dict[str, np.ndarray]],
         executor: Executor,
-        cost: Cost,
+        cost: BatchCost,
         max_rows: int,
-        note: Callable[[int], object] = lambda rows: None,
+        on_batch: Callable[[int], object] = lambda rows: None,
         *,
         cancellable: bool = True,
-        limit: Limit = nullcontext,
+        limit: TimeLimitFactory = nullcontext,
         seconds: float = 60.0,
     ) -> None:
         self._limit, self._seconds = limit, seconds
-        self._future = asyncio.Future[Arrays] if cancellable else _Uncancellable
+        self._future_class = asyncio.Future[Arrays] if cancellable else _Uncancellable
         self._infer, self._executor, self._cost = infer, executor, cost
-        self._max_rows, self._note = max_rows, note
+        self._max_rows, self._on_batch = max_rows, on_batch
         self._waiting: deque[_Job] = deque()
         self._is_busy = False
 
     def run(self, feed: Arrays) -> asyncio.Future[Arrays]:
         """Returns a future of the outputs for these inputs."""
-        answer = self._future()
-        kind = tuple([x.shape[1:] for x in feed.values()])
-        self._waiting.append(_Job(feed, kind, len(next(iter(feed.values()))), answer))
+        future = self._future_class()
+        row_shapes = tuple([x.shape[1:] for x in feed.values()])
+        self._waiting.append(_Job(feed, row_shapes, len(next(iter(feed.values()))), future))
         if not self._is_busy:
             self._is_busy = True
-            self._gather(0, 0, time.perf_counter() + _PATIENCE)
-        return answer
+            self._gather(0, 0, time.perf_counter() + _MAX_WAIT_SECONDS)
+        return future
 
-    def _gather(self, known: int, turns: int, until: float) -> None:
+    def _gather(self, num_waiting: int, turns: int, deadline: float) -> None:
         """Starts a batch once no further request has arrived for some turns of the loop."""
-        turns = turns + 1 if len(self._waiting) == known else 0
-        if turns < _TURNS and time.perf_counter() < until:
+        turns = turns + 1 if len(self._waiting) == num_waiting else 0
+        if turns < _QUIET_LOOP_TURNS and time.perf_counter() < deadline:
             loop = asyncio.get_running_loop()
-            loop.call_soon(self._gather, len(self._waiting), turns, until)
+            loop.call_soon(self._gather, len(self._waiting), turns, deadline)
         else:
-            self._start()
+            self._start_batch()
 
-    def _start(self) -> None:
-        jobs = self._next()
+    def _start_batch(self) -> None:
+        jobs = self._take_jobs()
         if not jobs:
             self._is_busy = False
             return
         rows = sum([job.rows for job in jobs])
-        self._note(rows)
-        if self._cost.of(rows) <= _AT_ONCE:
-            outputs = self._attempt(jobs, _LONGEST_AT_ONCE)
-            if not isinstance(outputs, OverdueError):
-                self._finish(jobs, outputs)
+        self._on_batch(rows)
+        if self._cost.estimate_seconds(rows) <= _EVENT_LOOP_SECONDS:
+            outputs = self._run_jobs(jobs, _MAX_EVENT_LOOP_SECONDS)
+            if not isinstance(outputs, ModelTimeoutError):
+                self._distribute(jobs, outputs)
                 return
-            self._cost = LONG
+            self._cost = UNBOUNDED_COST
         loop = asyncio.get_running_loop()
         try:
-            running = loop.run_in_executor(self._executor, self._attempt, jobs, self._seconds)
+            running = loop.run_in_executor(self._executor, self._run_jobs, jobs, self._seconds)
         except RuntimeError as error:  # the server is stopping
-            self._finish(jobs, error)
+            self._distribute(jobs, error)
         else:
-            running.add_done_callback(lambda done: self._finish(jobs, done.result()))
+            running.add_done_callback(lambda done: self._distribute(jobs, done.result()))
 
-    def _attempt(self, jobs: list[_Job], seconds: float) -> Arrays | Exception:
+    def _run_jobs(self, jobs: list[_Job], seconds: float) -> Arrays | Exception:
         """Runs jobs as one batch; returns the outputs, or the exception."""
         feed = jobs[0].feed
         try:
@@ -159,35 +161,35 @@ class Batcher:
         except Exception as error:
             return error
 
-    def _next(self) -> list[_Job]:
+    def _take_jobs(self) -> list[_Job]:
         """Takes the first jobs with equal row shapes whose callers still wait."""
         jobs: list[_Job] = []
         rows = 0
         while self._waiting:
             job = self._waiting[0]
-            if not job.answer.done():
+            if not job.future.done():
                 rows += job.rows
-                if jobs and (job.kind != jobs[0].kind or rows > self._max_rows):
+                if jobs and (job.row_shapes != jobs[0].row_shapes or rows > self._max_rows):
                     break
                 jobs.append(job)
             self._waiting.popleft()
         return jobs
 
-    def _finish(self, jobs: list[_Job], outputs: Arrays | Exception) -> None:
+    def _distribute(self, jobs: list[_Job], outputs: Arrays | Exception) -> None:
         """Delivers the outputs to the callers, after scheduling the next batch."""
         if isinstance(outputs, Exception) and len(jobs) > 1:  # retries each request separately
-            alone = [job._replace(kind=(number,)) for number, job in enumerate(jobs)]
-            self._waiting.extendleft(reversed(alone))
+            single_jobs = [job._replace(row_shapes=(number,)) for number, job in enumerate(jobs)]
+            self._waiting.extendleft(reversed(single_jobs))
         self._is_busy = bool(self._waiting)
         if self._is_busy:
-            asyncio.get_running_loop().call_soon(self._start)
+            asyncio.get_running_loop().call_soon(self._start_batch)
         start = 0
         for job in jobs:
-            if job.answer.done():  # its caller has disconnected
+            if job.future.done():  # its caller has disconnected
                 pass
             elif not isinstance(outputs, Exception):
-                part = slice(start, start + job.rows)
-                job.answer.set_result({name: x[part] for name, x in outputs.items()})
+                rows = slice(start, start + job.rows)
+                job.future.set_result({name: x[rows] for name, x in outputs.items()})
             elif len(jobs) == 1:
-                job.answer.set_exception(outputs)
+                job.future.set_exception(outputs)
             start += job.rows

@@ -7,18 +7,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import RequestError, near_matches
-from tfpolicies.serving.texts import LONGEST_NAME, quote, require_short
+from tfpolicies.errors import RequestError, suggest_similar_names
+from tfpolicies.serving.texts import MAX_NAME_LENGTH, quote, require_short
 
-VALUES = "vf_preds"
+VALUE_OUTPUT = "vf_preds"
 """The only output that needs the critic."""
 
-_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-_KNOWN = ("seed", "explore", *_SEQUENCE)
-_IGNORED = ("priority", "timeout", "binary_data_output")  # sent by clients of other servers
+_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+_PARAMETERS = ("seed", "explore", *_SEQUENCE_PARAMETERS)
+_IGNORED_PARAMETERS = (
+    "priority",
+    "timeout",
+    "binary_data_output",
+)  # sent by clients of other servers
 
 
-class Options(NamedTuple):
+class InferOptions(NamedTuple):
     """Parameters of a request.
 
     Attributes:
@@ -32,11 +36,11 @@ class Options(NamedTuple):
     explore: bool = False
     seed: int | None = None
     sequence: int | str | None = None
-    starts: bool = False
-    ends: bool = False
+    starts_sequence: bool = False
+    ends_sequence: bool = False
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> Options:
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> InferOptions:
         """Parses the parameters of a request.
 
         Raises:
@@ -45,24 +49,24 @@ class Options(NamedTuple):
         if not parameters:
             return cls()
         for name in parameters:
-            if name not in _KNOWN and name not in _IGNORED:
+            if name not in _PARAMETERS and name not in _IGNORED_PARAMETERS:
                 require_short("a parameter", name)
                 raise RequestError(
-                    f"There is no parameter {quote(name)}.{near_matches(name, _KNOWN)} Parameters "
-                    f"are {', '.join(_KNOWN)}."
+                    f"There is no parameter {quote(name)}.{suggest_similar_names(name, _PARAMETERS)} Parameters "
+                    f"are {', '.join(_PARAMETERS)}."
                 )
-        seed = _of_type(parameters, "seed", int, None)
-        explore = _of_type(parameters, "explore", bool, seed is not None)
+        seed = _get_parameter(parameters, "seed", int, None)
+        explore = _get_parameter(parameters, "explore", bool, seed is not None)
         sequence = parameters.get("sequence_id")
-        is_name = type(sequence) is str and len(sequence) <= LONGEST_NAME
+        is_name = type(sequence) is str and len(sequence) <= MAX_NAME_LENGTH
         if not (sequence is None or type(sequence) is int or is_name):
             raise RequestError(
-                f"Parameter sequence_id must be an int, or a str of at most {LONGEST_NAME} "
+                f"Parameter sequence_id must be an int, or a str of at most {MAX_NAME_LENGTH} "
                 f"characters, got {quote(sequence):.60}."
             )
         sequence = sequence or None  # 0 and "" mean none
-        starts = _of_type(parameters, "sequence_start", bool, False)
-        ends = _of_type(parameters, "sequence_end", bool, False)
+        starts = _get_parameter(parameters, "sequence_start", bool, False)
+        ends = _get_parameter(parameters, "sequence_end", bool, False)
         if seed is not None and seed < 0:
             raise RequestError(f"Parameter seed must be at least 0, got {seed}.")
         if seed is not None and not explore:
@@ -78,14 +82,18 @@ class Options(NamedTuple):
         return cls(explore, seed, sequence, starts, ends)
 
 
-def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: bool | None) -> Any:
+def _get_parameter(
+    parameters: Mapping[str, Any], name: str, value_type: type, default: bool | None
+) -> Any:
     value = parameters.get(name, default)
-    if value is not default and type(value) is not kind:
-        raise RequestError(f"Parameter {name} must be of {kind.__name__}, got {quote(value)}.")
+    if value is not default and type(value) is not value_type:
+        raise RequestError(
+            f"Parameter {name} must be of {value_type.__name__}, got {quote(value)}."
+        )
     return value
 
 
-class Call(NamedTuple):
+class InferRequest(NamedTuple):
     """A request for actions.
 
     Attributes:
@@ -97,13 +105,13 @@ class Call(NamedTuple):
     """
 
     inputs: Mapping[str, np.ndarray]
-    options: Options = Options()
+    options: InferOptions = InferOptions()
     outputs: Sequence[str] | None = None
     id: str = ""
     version: str = ""
 
 
-class Way(NamedTuple):
+class InferVariant(NamedTuple):
     """The variant of a model's graph that answers a request.
 
     Attributes:
@@ -115,15 +123,19 @@ class Way(NamedTuple):
     values: bool
 
     @classmethod
-    def of(cls, call: Call) -> Way:
+    def for_request(cls, request: InferRequest) -> InferVariant:
         """Returns the cheapest variant for a request."""
-        return cls(call.options.explore, call.outputs is None or VALUES in call.outputs)
+        return cls(
+            request.options.explore, request.outputs is None or VALUE_OUTPUT in request.outputs
+        )
 
 
-WAYS = [Way(explore, values) for explore in (False, True) for values in (False, True)]
+INFER_VARIANTS = [
+    InferVariant(explore, values) for explore in (False, True) for values in (False, True)
+]
 
 
-class Answer(NamedTuple):
+class InferResponse(NamedTuple):
     """The response of a model.
 
     Attributes:
@@ -135,7 +147,9 @@ class Answer(NamedTuple):
     outputs: Mapping[str, np.ndarray]
 
     @classmethod
-    def to(cls, call: Call, version: str, outputs: Mapping[str, np.ndarray]) -> Answer:
+    def from_outputs(
+        cls, request: InferRequest, version: str, outputs: Mapping[str, np.ndarray]
+    ) -> InferResponse:
         """Selects the outputs that a request asks for; all of them exist."""
-        names = outputs if call.outputs is None else call.outputs
+        names = outputs if request.outputs is None else request.outputs
         return cls(version, {name: outputs[name] for name in names})

@@ -30,9 +30,9 @@ def deployment(export: str | Path, *, name: str | None = None, **options: object
     try:
         from ray import serve
 
-        from tfpolicies.serving.repository import Repository
-        from tfpolicies.serving.rest import application
-        from tfpolicies.serving.served import Limits
+        from tfpolicies.serving.repository import ModelRepository
+        from tfpolicies.serving.rest import make_app
+        from tfpolicies.serving.served import ServingLimits
         from tfpolicies.serving.versions import find_version
     except ImportError as error:
         raise MissingPackageError(
@@ -48,11 +48,13 @@ def deployment(export: str | Path, *, name: str | None = None, **options: object
             "folder of an export."
         ) from error
     model = name or name_model(folder)
-    is_alone = options.get("num_replicas", 1) in (None, 1) and "autoscaling_config" not in options
+    is_single_replica = (
+        options.get("num_replicas", 1) in (None, 1) and "autoscaling_config" not in options
+    )
 
     def build() -> Any:
-        limits = Limits() if is_alone else Limits(max_sequences=0)
-        return application(Repository({model: folder}, limits), loads=True)
+        limits = ServingLimits() if is_single_replica else ServingLimits(max_sequences=0)
+        return make_app(ModelRepository({model: folder}, limits), manage_models=True)
 
     settings = {"name": model, "max_ongoing_requests": 256, **options}
     return serve.deployment(**settings)(serve.ingress(build)()).bind()

@@ -14,16 +14,16 @@ import orjson
 
 from tfpolicies.system.standard_files import discard_output
 
-REFUSED = "tfpolicies.refused"
+REFUSED_STATUS_KEY = "tfpolicies.refused"
 """Key in an ASGI scope: the status with which the connection refused the rest of the request."""
 
-_MODEL = re.compile(r"/v2/(?:repository/)?models/([^/]+)")
-_LONGEST_PATH = 200  # characters
-_MOST_WAITING = 10_000  # most requests whose lines are not written yet
-_BETWEEN = 0.1  # seconds between two writes
+_MODEL_PATTERN = re.compile(r"/v2/(?:repository/)?models/([^/]+)")
+_MAX_PATH_LENGTH = 200  # characters
+_MAX_WAITING = 10_000  # most requests whose lines are not written yet
+_WRITE_INTERVAL = 0.1  # seconds between two writes
 
 
-class AnsweredRequest(NamedTuple):
+class AccessLogEntry(NamedTuple):
     """A request that was answered or refused.
 
     Attributes:
@@ -50,7 +50,7 @@ class AnsweredRequest(NamedTuple):
     time: float
 
 
-class Log:
+class ServerLog:
     """Writes lines, as text or as one JSON object each.
 
     A thread formats and writes lines about requests, ten times a second, so that a slow reader does
@@ -64,22 +64,22 @@ class Log:
 
     def __init__(self, *, as_json: bool = False, output: TextIO | None = None) -> None:
         self._as_json, self._output = as_json, output
-        self._waiting: deque[AnsweredRequest] = deque()
-        self._left_out = 0
+        self._waiting: deque[AccessLogEntry] = deque()
+        self._num_dropped = 0
         self._is_closed = threading.Event()
         self._writer: threading.Thread | None = None
 
     def __call__(self, message: str) -> None:
         """Writes a line about the server."""
         if self._as_json:
-            record = {"time": _iso(time.time()), "kind": "server", "message": message}
+            record = {"time": _format_time(time.time()), "kind": "server", "message": message}
             message = orjson.dumps(record).decode()
         self._write([message])
 
-    def record(self, request: AnsweredRequest) -> None:
+    def record(self, request: AccessLogEntry) -> None:
         """Queues a line about a request."""
-        if len(self._waiting) >= _MOST_WAITING:
-            self._left_out += 1
+        if len(self._waiting) >= _MAX_WAITING:
+            self._num_dropped += 1
             return
         self._waiting.append(request)
         if self._writer is None:
@@ -90,29 +90,29 @@ class Log:
         """Writes the queued lines."""
         self._is_closed.set()
         if self._writer is not None:
-            self._writer.join(10 * _BETWEEN)  # reached only if the output is not read
+            self._writer.join(10 * _WRITE_INTERVAL)  # reached only if the output is not read
 
     def _write_requests(self) -> None:
         is_closed = False
         while not is_closed:
-            is_closed = self._is_closed.wait(_BETWEEN)
+            is_closed = self._is_closed.wait(_WRITE_INTERVAL)
             requests = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            left_out, self._left_out = self._left_out, 0
+            num_dropped, self._num_dropped = self._num_dropped, 0
             self._write([self._format(request) for request in requests])
-            if left_out:
-                self(f"{left_out} requests were not logged: the log was not read fast enough.")
+            if num_dropped:
+                self(f"{num_dropped} requests were not logged: the log was not read fast enough.")
 
-    def _format(self, request: AnsweredRequest) -> str:
-        path = request.path[:_LONGEST_PATH]
+    def _format(self, request: AccessLogEntry) -> str:
+        path = request.path[:_MAX_PATH_LENGTH]
         if not self._as_json:
-            words = f"{request.protocol} {request.client} {request.method} {path or '-'}"
-            printable = words.encode("unicode_escape").decode()
+            text = f"{request.protocol} {request.client} {request.method} {path or '-'}"
+            printable = text.encode("unicode_escape").decode()
             return (
-                f"{_iso(request.time)} {printable} {request.status} {request.seconds:.6f} s "
+                f"{_format_time(request.time)} {printable} {request.status} {request.seconds:.6f} s "
                 f"{request.bytes} bytes"
             )
-        model = request.model or next(iter(_MODEL.findall(path)), "")
-        record: dict[str, Any] = {"time": _iso(request.time), "kind": "request"}
+        model = request.model or next(iter(_MODEL_PATTERN.findall(path)), "")
+        record: dict[str, Any] = {"time": _format_time(request.time), "kind": "request"}
         record |= {**request._asdict(), "time": record["time"], "path": path, "model": model}
         record["seconds"] = round(request.seconds, 6)
         return orjson.dumps(record).decode()
@@ -129,6 +129,6 @@ class Log:
                 discard_output()
 
 
-def _iso(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")

@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tfpolicies.errors import RequestError
 
-GONE = 499
+CLIENT_CLOSED_REQUEST = 499
 """The status that is counted for clients that disconnect."""
 
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-class Metrics:
+class ServerMetrics:
     """Counters of one server, in a separate registry.
 
     Attributes:
@@ -32,20 +32,30 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         by_status = ("model", "protocol", "status")
-        self.requests = self._make(Counter, "requests", "Answered requests for actions", *by_status)
+        self.requests = self._make_metric(
+            Counter, "requests", "Answered requests for actions", *by_status
+        )
         seconds = "Seconds from a request to its response"
-        self.seconds = self._make(Histogram, "request_seconds", seconds, "model", buckets=_SECONDS)
+        self.seconds = self._make_metric(
+            Histogram, "request_seconds", seconds, "model", buckets=_SECONDS_BUCKETS
+        )
         rows = "Rows per batch"
-        self.batch_rows = self._make(Histogram, "batch_rows", rows, "model", buckets=_ROWS)
+        self.batch_rows = self._make_metric(
+            Histogram, "batch_rows", rows, "model", buckets=_ROWS_BUCKETS
+        )
         loads = "Versions that were loaded or refused"
-        self.loads = self._make(Counter, "loads", loads, "model", "outcome")
-        self.sequences = self._make(Gauge, "sequences", "Active sequences", "model")
+        self.loads = self._make_metric(Counter, "loads", loads, "model", "outcome")
+        self.sequences = self._make_metric(Gauge, "sequences", "Active sequences", "model")
 
-    def _make(self, kind: Any, name: str, help: str, *labels: str, **settings: object) -> Any:
-        return kind(f"tfpolicies_{name}", help, labels, registry=self._registry, **settings)
+    def _make_metric(
+        self, metric_class: Any, name: str, help: str, *labels: str, **settings: object
+    ) -> Any:
+        return metric_class(f"tfpolicies_{name}", help, labels, registry=self._registry, **settings)
 
     @contextlib.contextmanager
-    def measure(self, model: str, protocol: str, gone: type[BaseException]) -> Iterator[None]:
+    def measure(
+        self, model: str, protocol: str, disconnect_error: type[BaseException]
+    ) -> Iterator[None]:
         """Counts the enclosed code as one request for actions, with its status.
 
         Args:
@@ -53,20 +63,20 @@ class Metrics:
             protocol: "http" or "grpc".
             disconnect_error: the exception that is raised if the client has disconnected.
         """
-        began, status = time.perf_counter(), 500
+        start, status = time.perf_counter(), 500
         try:
             yield
             status = 200
         except RequestError as error:
             status = error.status
             raise
-        except gone:
-            status = GONE
+        except disconnect_error:
+            status = CLIENT_CLOSED_REQUEST
             raise
         finally:
             self.requests.labels(model, protocol, status).inc()
-            self.seconds.labels(model).observe(time.perf_counter() - began)
+            self.seconds.labels(model).observe(time.perf_counter() - start)
 
-    def text(self) -> bytes:
+    def to_text(self) -> bytes:
         """Returns all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

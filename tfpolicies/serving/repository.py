@@ -11,22 +11,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from tfpolicies.errors import ExportError, RequestError, UsageError, near_matches
-from tfpolicies.serving.arrivals import Arrivals
-from tfpolicies.serving.metrics import Metrics
-from tfpolicies.serving.served import LIMITS, Limits, ServedModel
+from tfpolicies.errors import ExportError, RequestError, UsageError, suggest_similar_names
+from tfpolicies.serving.arrivals import UploadBudget
+from tfpolicies.serving.metrics import ServerMetrics
+from tfpolicies.serving.served import DEFAULT_LIMITS, ServedModel, ServingLimits
 from tfpolicies.serving.texts import quote, require_short
 from tfpolicies.serving.time_limits import TimeLimits
 
-_EVERY = 1.0  # seconds between two checks of a folder
-_NAME = re.compile(r"[^/\\?#%\s]+")
-_THREADS = 2  # separate for each model, so that a slow model does not delay others
+_CHECK_SECONDS = 1.0  # seconds between two checks of a folder
+_NAME_PATTERN = re.compile(r"[^/\\?#%\s]+")
+_THREADS_PER_MODEL = 2  # separate for each model, so that a slow model does not delay others
 
 
 _Parsed = TypeVar("_Parsed")
 
 
-class Repository:
+class ModelRepository:
     """Served models, each from a folder that is checked for new versions.
 
     Attributes:
@@ -47,34 +47,35 @@ class Repository:
     def __init__(
         self,
         folders: Mapping[str, Path],
-        limits: Limits = LIMITS,
-        say: Callable[[str], object] = print,
+        limits: ServingLimits = DEFAULT_LIMITS,
+        log: Callable[[str], object] = print,
         pins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.metrics, self.limits = Metrics(), limits
+        self.metrics, self.limits = ServerMetrics(), limits
         self.is_draining = False
-        self.arrivals = Arrivals(limits.max_body)
+        self.upload_budget = UploadBudget(limits.max_body)
         self.time_limits = TimeLimits()
         self._parser, self._loader = (ThreadPoolExecutor(1, x) for x in ("requests", "versions"))
         self._executors = {
-            name: ThreadPoolExecutor(_THREADS, name, self.time_limits.let_yield) for name in folders
+            name: ThreadPoolExecutor(_THREADS_PER_MODEL, name, self.time_limits.allow_yielding)
+            for name in folders
         }
-        common = self._loader, limits, self.time_limits, self.metrics, say
+        common = self._loader, limits, self.time_limits, self.metrics, log
         self.models = {
             name: ServedModel(name, folder, self._executors[name], *common, pins.get(name, ""))
             for name, folder in folders.items()
         }
 
     def __getitem__(self, name: str) -> ServedModel:
-        found = self.models.get(name)
-        if found is None:
+        model = self.models.get(name)
+        if model is None:
             require_short("a model", name)
             raise RequestError(
-                f"There is no model {quote(name)}.{near_matches(name, self.models)} This server "
+                f"There is no model {quote(name)}.{suggest_similar_names(name, self.models)} This server "
                 f"has {', '.join(map(repr, self.models))}.",
                 404,
             )
-        return found
+        return model
 
     def find(self, name: str, version: str) -> ServedModel:
         """Returns a model, if it answers with a version; "" for any.
@@ -103,28 +104,28 @@ class Repository:
             except RequestError as error:
                 raise ExportError(f"The model {model.name!r} cannot be served. {error}") from error
 
-    async def watch(self) -> None:
+    async def poll_versions(self) -> None:
         """Checks for newer versions, until it is cancelled."""
         while True:
-            await asyncio.sleep(_EVERY)
+            await asyncio.sleep(_CHECK_SECONDS)
             for model in self.models.values():
-                await model.look()
+                await model.update_version()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         """A context in which all models are loaded and checked for new versions.
 
         Raises:
             ExportError: if one cannot be loaded.
         """
-        watching: asyncio.Task[None] | None = None
+        polling: asyncio.Task[None] | None = None
         try:
             await self.load()
-            watching = asyncio.create_task(self.watch())
+            polling = asyncio.create_task(self.poll_versions())
             yield
         finally:
-            if watching is not None:
-                watching.cancel()
+            if polling is not None:
+                polling.cancel()
             self.time_limits.stop()
             for executor in (*self._executors.values(), self._loader, self._parser):
                 executor.shutdown()
@@ -133,7 +134,7 @@ class Repository:
         """Parses a large request in a thread, one at a time, because each may need much memory."""
         return await asyncio.get_running_loop().run_in_executor(self._parser, read, *args)
 
-    def index(self, *, ready: bool = False) -> list[dict[str, Any]]:
+    def list_models(self, *, ready: bool = False) -> list[dict[str, Any]]:
         """Lists all models, or only those that are ready."""
         return [
             {
@@ -147,25 +148,25 @@ class Repository:
         ]
 
 
-def named(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:
+def make_unique_names(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:
     """Returns folders by unique names; a repeated name gets a number.
 
     Raises:
         UsageError: if a name cannot be part of a URL.
 
-    >>> [*named([("cart", Path("a/cart")), ("cart", Path("b/cart"))])]
+    >>> [*make_unique_names([("cart", Path("a/cart")), ("cart", Path("b/cart"))])]
     ['cart', 'cart-2']
     """
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for name, folder in sources:
-        if not _NAME.fullmatch(name):
+        if not _NAME_PATTERN.fullmatch(name):
             raise UsageError(
                 f"A model's name is part of URLs, so it must not have spaces or any of /\\?#%, got "
                 f"{name!r}. Give another name: NAME={folder}."
             )
         number, unique = 1, name
-        while unique in found:
+        while unique in folders:
             number += 1
             unique = f"{name}-{number}"
-        found[unique] = folder
-    return found
+        folders[unique] = folder
+    return folders

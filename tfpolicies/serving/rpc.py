@@ -15,17 +15,17 @@ from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
 from tfpolicies.errors import RequestError
-from tfpolicies.serving.access import Access
-from tfpolicies.serving.arrivals import Arrival
-from tfpolicies.serving.calls import Answer, Call, Options
-from tfpolicies.serving.logs import AnsweredRequest
-from tfpolicies.serving.metrics import GONE
-from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.rest import LARGE, SERVER
-from tfpolicies.serving.tensors import MOST_AXES, datatype_of, from_bytes, from_values
-from tfpolicies.serving.texts import LONGEST_NAME, quote, require_few, require_short
+from tfpolicies.serving.access import AccessRules
+from tfpolicies.serving.arrivals import Upload
+from tfpolicies.serving.calls import InferOptions, InferRequest, InferResponse
+from tfpolicies.serving.logs import AccessLogEntry
+from tfpolicies.serving.metrics import CLIENT_CLOSED_REQUEST
+from tfpolicies.serving.repository import ModelRepository
+from tfpolicies.serving.rest import LARGE_REQUEST_BYTES, SERVER_METADATA
+from tfpolicies.serving.tensors import MAX_AXES, decode_bytes, decode_values, get_datatype
+from tfpolicies.serving.texts import MAX_NAME_LENGTH, quote, require_few, require_short
 
-_CODES = {
+_GRPC_CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
@@ -35,7 +35,7 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_CONTENTS = {
+_CONTENT_FIELDS = {
     "BOOL": "bool_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
@@ -47,23 +47,23 @@ _CONTENTS = {
 
 SERVICE = "inference.GRPCInferenceService"
 
-_LONGEST = 2000  # characters of an error, which is sent in a header
-_QUICK = 0.05  # seconds after which an incomplete message is counted
-_PATIENCE = 60.0  # time limit of a message
-_SIZE_IN_MEMORY = 2  # bytes that gRPC buffers for each byte of an incoming message
-_OPEN = ("ServerLive", "ServerReady")  # methods that need no token
-_HOLD = 0.1  # seconds in which busy clients send a further request, before the GOAWAY
+_MAX_ERROR_LENGTH = 2000  # characters of an error, which is sent in a header
+_UNCOUNTED_SECONDS = 0.05  # seconds after which an incomplete message is counted
+_MESSAGE_SECONDS = 60.0  # time limit of a message
+_MEMORY_PER_BYTE = 2  # bytes that gRPC buffers for each byte of an incoming message
+_TOKEN_FREE_METHODS = ("ServerLive", "ServerReady")  # methods that need no token
+_HOLD_SECONDS = 0.1  # seconds in which busy clients send a further request, before the GOAWAY
 
 
-class _Message:
+class _IncomingMessage:
     """A message that is being received: a slow one is counted, and may be aborted for others.
 
     gRPC does not report how much of a message has arrived, so the largest size is counted.
     """
 
-    def __init__(self, arrival: Arrival, size: int) -> None:
-        self._arrival, self._size = arrival, size
-        self._problem: RequestError | None = None
+    def __init__(self, upload: Upload, size: int) -> None:
+        self._upload, self._size = upload, size
+        self._error: RequestError | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def read(self, context: grpc.aio.ServicerContext) -> bytes:
@@ -72,41 +72,43 @@ class _Message:
         Raises:
             RequestError: if it takes too long, or is aborted for others.
         """
-        self._reading = asyncio.current_task()
+        self._reading_task = asyncio.current_task()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_QUICK, self._count)
+        self._timer = loop.call_later(_UNCOUNTED_SECONDS, self._count_bytes)
         try:
             content = await context.read()
         except asyncio.CancelledError:
-            if self._problem is None:  # the client has disconnected
+            if self._error is None:  # the client has disconnected
                 raise
-            raise self._problem from None
+            raise self._error from None
         finally:
             self._timer.cancel()
         return b"" if content is grpc.aio.EOF else content
 
-    def _count(self) -> None:
-        self._arrival.give_up = self._give_way
-        self._timer = asyncio.get_running_loop().call_later(_PATIENCE, self._end_late)
+    def _count_bytes(self) -> None:
+        self._upload.abort = self._abort_for_memory
+        self._timer = asyncio.get_running_loop().call_later(_MESSAGE_SECONDS, self._abort_late)
         try:
-            self._arrival.grow(self._size)
+            self._upload.add_bytes(self._size)
         except RequestError as error:
-            self._end(error)
+            self._abort(error)
 
-    def _give_way(self) -> None:
+    def _abort_for_memory(self) -> None:
         reason = "Others need the memory of this message, which arrives slowly. Try again later."
-        self._end(RequestError(reason, 503))
+        self._abort(RequestError(reason, 503))
 
-    def _end_late(self) -> None:
-        self._end(RequestError(f"The message did not arrive within {_PATIENCE:.0f} seconds.", 408))
+    def _abort_late(self) -> None:
+        self._abort(
+            RequestError(f"The message did not arrive within {_MESSAGE_SECONDS:.0f} seconds.", 408)
+        )
 
-    def _end(self, problem: RequestError) -> None:
-        if self._reading is not None and self._problem is None:
-            self._problem = problem
-            self._reading.cancel()
+    def _abort(self, error: RequestError) -> None:
+        if self._reading_task is not None and self._error is None:
+            self._error = error
+            self._reading_task.cancel()
 
 
-class Method(NamedTuple):
+class RpcMethod(NamedTuple):
     """A method of the service.
 
     Attributes:
@@ -116,11 +118,11 @@ class Method(NamedTuple):
     """
 
     name: str
-    answer: Callable[[Any], Awaitable[Any]]
+    handle: Callable[[Any], Awaitable[Any]]
     parse: Callable[[bytes, int], Any]
 
 
-class Rpc(grpc.GenericRpcHandler):
+class GrpcHandler(grpc.GenericRpcHandler):
     """Handles gRPC calls for the models of a repository.
 
     Messages are read here, not by gRPC before a method is called: so a client can be refused before
@@ -134,20 +136,20 @@ class Rpc(grpc.GenericRpcHandler):
 
     def __init__(
         self,
-        repository: Repository,
-        access: Access,
-        record: Callable[[AnsweredRequest], object] | None = None,
+        repository: ModelRepository,
+        access: AccessRules,
+        record: Callable[[AccessLogEntry], object] | None = None,
     ) -> None:
         self._repository, self._access, self._record = repository, access, record
-        self._size = _SIZE_IN_MEMORY * repository.limits.max_body
-        self._may_answer = asyncio.Event()
-        self._may_answer.set()
+        self._counted_bytes = _MEMORY_PER_BYTE * repository.limits.max_body
+        self._responses_allowed = asyncio.Event()
+        self._responses_allowed.set()
         self._handlers = {
             f"/{SERVICE}/{method.name}": grpc.stream_unary_rpc_method_handler(
                 partial(self._handle, method),
                 response_serializer=lambda answer: answer.SerializeToString(),
             )
-            for method in self._methods()
+            for method in self._make_methods()
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -165,83 +167,90 @@ class Rpc(grpc.GenericRpcHandler):
             server: the server to stop.
             grace: seconds that calls may take.
         """
-        self._may_answer.clear()
-        await asyncio.sleep(_HOLD)
+        self._responses_allowed.clear()
+        await asyncio.sleep(_HOLD_SECONDS)
         stopping = asyncio.ensure_future(server.stop(grace))
-        await asyncio.wait([stopping], timeout=_HOLD)
-        self._may_answer.set()
+        await asyncio.wait([stopping], timeout=_HOLD_SECONDS)
+        self._responses_allowed.set()
         await stopping
 
-    def _methods(self) -> list[Method]:
+    def _make_methods(self) -> list[RpcMethod]:
         find = self._repository.find
-        facts: dict[str, Callable[[Any], dict[str, Any]]] = {
+        field_getters: dict[str, Callable[[Any], dict[str, Any]]] = {
             "ServerLive": lambda request: {"live": True},
             "ServerReady": lambda request: {"ready": self._repository.is_ready},
-            "ServerMetadata": lambda request: SERVER,
+            "ServerMetadata": lambda request: SERVER_METADATA,
             "ModelReady": self._is_model_ready,
             "ModelMetadata": lambda request: find(request.name, request.version).metadata(),
             "ModelConfig": lambda request: {"config": find(request.name, request.version).config()},
             "RepositoryIndex": lambda request: {
-                "models": self._repository.index(ready=request.ready)
+                "models": self._repository.list_models(ready=request.ready)
             },
         }
         return [
-            Method("ModelInfer", self.infer, _parse_infer),
-            *(_plain_method(name, partial(_say, name, each)) for name, each in facts.items()),
-            _plain_method("RepositoryModelLoad", self.load),
-            _plain_method("RepositoryModelUnload", self.unload),
+            RpcMethod("ModelInfer", self.infer, _parse_infer),
+            *(
+                _make_simple_method(name, partial(_respond_with_fields, name, get_fields))
+                for name, get_fields in field_getters.items()
+            ),
+            _make_simple_method("RepositoryModelLoad", self.load),
+            _make_simple_method("RepositoryModelUnload", self.unload),
         ]
 
     async def _handle(
-        self, method: Method, messages: object, context: grpc.aio.ServicerContext
+        self, method: RpcMethod, messages: object, context: grpc.aio.ServicerContext
     ) -> Any:
         """Answers a call; an error ends it with the corresponding status."""
-        began, status, model, size = time.perf_counter(), 500, "", 0
+        start, status, model, size = time.perf_counter(), 500, "", 0
         try:
-            if self._access.asks_for_token and method.name not in _OPEN:
-                self._access.check_token(_authorization(context))
-            with self._repository.arrivals.begin() as arrival:
-                content = await _Message(arrival, self._size).read(context)
-                arrival.can_give_way = False
-                if len(content) > LARGE and not arrival.size:  # large messages queue for parsing
-                    arrival.grow(len(content))
+            if self._access.requires_token and method.name not in _TOKEN_FREE_METHODS:
+                self._access.check_token(_get_authorization(context))
+            with self._repository.upload_budget.start_upload() as upload:
+                content = await _IncomingMessage(upload, self._counted_bytes).read(context)
+                upload.can_be_aborted = False
+                if (
+                    len(content) > LARGE_REQUEST_BYTES and not upload.size
+                ):  # large messages queue for parsing
+                    upload.add_bytes(len(content))
                 request = await self._parse(method, content)
-            model = _model_name(request) if self._record else ""
-            answer = await method.answer(request)
-            status, size = 200, answer.ByteSize() if self._record else 0
-            if not self._may_answer.is_set():
-                await self._may_answer.wait()
-            return answer
+            model = _get_model_name(request) if self._record else ""
+            response = await method.handle(request)
+            status, size = 200, response.ByteSize() if self._record else 0
+            if not self._responses_allowed.is_set():
+                await self._responses_allowed.wait()
+            return response
         except RequestError as error:
             status = error.status
-            code = _CODES.get(status, grpc.StatusCode.INVALID_ARGUMENT)
-            await context.abort(code, str(error)[:_LONGEST])
+            code = _GRPC_CODES.get(status, grpc.StatusCode.INVALID_ARGUMENT)
+            await context.abort(code, str(error)[:_MAX_ERROR_LENGTH])
         except asyncio.CancelledError:
-            status = GONE
+            status = CLIENT_CLOSED_REQUEST
             raise
         finally:
             if self._record is not None:
-                path, seconds = f"/{SERVICE}/{method.name}", time.perf_counter() - began
-                sent = "grpc", _address(context.peer()), method.name, path, model
-                self._record(AnsweredRequest(*sent, status, seconds, size, time.time()))
+                path, seconds = f"/{SERVICE}/{method.name}", time.perf_counter() - start
+                call = "grpc", _parse_address(context.peer()), method.name, path, model
+                self._record(AccessLogEntry(*call, status, seconds, size, time.time()))
 
-    async def _parse(self, method: Method, content: bytes) -> Any:
+    async def _parse(self, method: RpcMethod, content: bytes) -> Any:
         """Parses a request; large ones in another thread."""
-        most = self._repository.limits.max_body // 2
-        if len(content) <= LARGE:
-            return method.parse(content, most)
-        return await self._repository.parse(method.parse, content, most)
+        max_values = self._repository.limits.max_body // 2
+        if len(content) <= LARGE_REQUEST_BYTES:
+            return method.parse(content, max_values)
+        return await self._repository.parse(method.parse, content, max_values)
 
-    async def infer(self, parsed: tuple[Any, Call | RequestError]) -> Any:
+    async def infer(self, parsed: tuple[Any, InferRequest | RequestError]) -> Any:
         """Answers a request for actions."""
-        request, call = parsed
+        request, infer_request = parsed
         name = request.model_name
         model = self._repository[name]
-        with self._repository.metrics.measure(name, "grpc", gone=asyncio.CancelledError):
-            if isinstance(call, RequestError):
-                raise call
-            answer = await model.infer(call)
-        return _response(name, request.id, answer)
+        with self._repository.metrics.measure(
+            name, "grpc", disconnect_error=asyncio.CancelledError
+        ):
+            if isinstance(infer_request, RequestError):
+                raise infer_request
+            response = await model.infer(infer_request)
+        return _make_response(name, request.id, response)
 
     def _is_model_ready(self, request: pb.ModelReadyRequest) -> dict[str, Any]:
         model = self._repository[request.name]
@@ -262,101 +271,105 @@ class Rpc(grpc.GenericRpcHandler):
         return pb.RepositoryModelUnloadResponse()
 
 
-def _plain_method(name: str, answer: Callable[[Any], Awaitable[Message]]) -> Method:
+def _make_simple_method(name: str, handle: Callable[[Any], Awaitable[Message]]) -> RpcMethod:
     """Returns a method whose requests only need to be parsed."""
-    return Method(name, answer, partial(_parse, getattr(pb, f"{name}Request")))
+    return RpcMethod(name, handle, partial(_parse_message, getattr(pb, f"{name}Request")))
 
 
-async def _say(name: str, get_facts: Callable[[Any], dict[str, Any]], request: Message) -> Message:
+async def _respond_with_fields(
+    name: str, get_fields: Callable[[Any], dict[str, Any]], request: Message
+) -> Message:
     """Answers a method with the fields of its response."""
-    return getattr(pb, f"{name}Response")(**get_facts(request))
+    return getattr(pb, f"{name}Response")(**get_fields(request))
 
 
-def _authorization(context: grpc.aio.ServicerContext) -> bytes:
+def _get_authorization(context: grpc.aio.ServicerContext) -> bytes:
     values = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
     value = values[0] if values else b""
     return value.encode() if isinstance(value, str) else value
 
 
-def _model_name(request: Any) -> str:
+def _get_model_name(request: Any) -> str:
     """Returns the name of the model in a request; "" if there is none."""
     message = request[0] if isinstance(request, tuple) else request
-    return str(getattr(message, "model_name", getattr(message, "name", "")))[:LONGEST_NAME]
+    return str(getattr(message, "model_name", getattr(message, "name", "")))[:MAX_NAME_LENGTH]
 
 
-def _address(peer: str) -> str:
+def _parse_address(peer: str) -> str:
     """Returns the address of a peer without its port.
 
-    >>> _address("ipv4:127.0.0.1:4444"), _address("ipv6:%5B::1%5D:4444")
+    >>> _parse_address("ipv4:127.0.0.1:4444"), _parse_address("ipv6:%5B::1%5D:4444")
     ('127.0.0.1', '::1')
     """
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
-def _parse(kind: type[Message], content: bytes, most: int) -> Any:
+def _parse_message(message_class: type[Message], content: bytes, max_values: int) -> Any:
     try:
-        return kind.FromString(content)
+        return message_class.FromString(content)
     except DecodeError as error:
-        raise RequestError(f"The message is not a {kind.DESCRIPTOR.name}.") from error
+        raise RequestError(f"The message is not a {message_class.DESCRIPTOR.name}.") from error
 
 
-def _parse_infer(content: bytes, most: int) -> tuple[Any, Call | RequestError]:
+def _parse_infer(content: bytes, max_values: int) -> tuple[Any, InferRequest | RequestError]:
     """Parses a request for actions; an error is returned, not raised."""
-    request = _parse(pb.ModelInferRequest, content, most)
+    request = _parse_message(pb.ModelInferRequest, content, max_values)
     try:
-        return request, _call(request, most)
+        return request, _make_infer_request(request, max_values)
     except RequestError as error:
         return request, error
 
 
-def _call(request: pb.ModelInferRequest, most: int) -> Call:
+def _make_infer_request(request: pb.ModelInferRequest, max_values: int) -> InferRequest:
     require_few("inputs", request.inputs)
     require_few("outputs", request.outputs)
-    raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
+    raw_inputs = request.raw_input_contents
+    if raw_inputs and len(raw_inputs) != len(request.inputs):
         raise RequestError(
             f"raw_input_contents must have one part for each of the {len(request.inputs)} inputs, "
-            f"got {len(raw)}."
+            f"got {len(raw_inputs)}."
         )
     inputs: dict[str, np.ndarray] = {}
     for number, tensor in enumerate(request.inputs):
         require_short("an input", tensor.name)
         if tensor.name in inputs:
             raise RequestError(f"Input {quote(tensor.name)} is given twice.")
-        inputs[tensor.name] = _array(tensor, raw[number] if raw else None, most)
-    options = Options.of(_plain(request.parameters))
+        inputs[tensor.name] = _make_array(
+            tensor, raw_inputs[number] if raw_inputs else None, max_values
+        )
+    options = InferOptions.from_parameters(_parameters_to_dict(request.parameters))
     names = [output.name for output in request.outputs] or None
-    return Call(inputs, options, names, request.id, request.model_version)
+    return InferRequest(inputs, options, names, request.id, request.model_version)
 
 
-def _array(
-    tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None, most: int
+def _make_array(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw_input: bytes | None, max_values: int
 ) -> np.ndarray:
-    shape = tensor.shape[: MOST_AXES + 1]
-    if raw is not None:
-        return from_bytes(tensor.name, tensor.datatype, shape, raw)
-    field = _CONTENTS.get(tensor.datatype)
+    shape = tensor.shape[: MAX_AXES + 1]
+    if raw_input is not None:
+        return decode_bytes(tensor.name, tensor.datatype, shape, raw_input)
+    field = _CONTENT_FIELDS.get(tensor.datatype)
     values = getattr(tensor.contents, field) if field else ()
-    if len(values) > most:
+    if len(values) > max_values:
         raise RequestError(
-            f"Input {quote(tensor.name)} may have {most} values (half of --max-body), got "
+            f"Input {quote(tensor.name)} may have {max_values} values (half of --max-body), got "
             f"{len(values)}. Send tensors as bytes (raw_input_contents).",
             413,
         )
-    return from_values(tensor.name, tensor.datatype, shape, [*values])
+    return decode_values(tensor.name, tensor.datatype, shape, [*values])
 
 
-def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+def _parameters_to_dict(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    values = {}
     for name, value in parameters.items():
-        kind = value.WhichOneof("parameter_choice")
-        found[name] = getattr(value, kind) if kind else None
-    return found
+        field = value.WhichOneof("parameter_choice")
+        values[name] = getattr(value, field) if field else None
+    return values
 
 
-def _response(model: str, id: str, answer: Answer) -> Any:
-    found = pb.ModelInferResponse(model_name=model, model_version=answer.version, id=id)
-    for name, array in answer.outputs.items():
-        found.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-        found.raw_output_contents.append(array.tobytes())
-    return found
+def _make_response(model: str, id: str, response: InferResponse) -> Any:
+    message = pb.ModelInferResponse(model_name=model, model_version=response.version, id=id)
+    for name, array in response.outputs.items():
+        message.outputs.add(name=name, datatype=get_datatype(array), shape=array.shape)
+        message.raw_output_contents.append(array.tobytes())
+    return message

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from tfpolicies.serving.batching import LONG, Arrays, Batcher
-from tfpolicies.serving.calls import Answer, Call, Way
-from tfpolicies.serving.memory import Memory
+from tfpolicies.serving.batching import UNBOUNDED_COST, Arrays, Batcher
+from tfpolicies.serving.calls import InferRequest, InferResponse, InferVariant
+from tfpolicies.serving.memory import SequenceStates
 from tfpolicies.serving.tensors import require_outputs
-from tfpolicies.serving.versions import Version
+from tfpolicies.serving.versions import ModelVersion
 
 
-class Running:
+class ModelRunner:
     """A model version with the batchers for its requests.
 
     Attributes:
@@ -31,34 +31,42 @@ class Running:
 
     def __init__(
         self,
-        version: Version,
+        version: ModelVersion,
         executor: Executor,
         max_rows: int,
-        note: Callable[[int], object] = lambda rows: None,
+        on_batch: Callable[[int], object] = lambda rows: None,
         seconds: float = 60.0,
     ) -> None:
-        self.version, self.memory = version, Memory(version.greedy)
-        self._calls: dict[Way, Batcher] = {}
-        self._steps: dict[Way, Batcher] = {}
-        for way, cost in version.costs.items():
-            policy = version.policy(way)
-            of_calls = LONG if version.has_time else cost
-            step = partial(self.memory.step, policy)
-            make = partial(Batcher, limit=version.time_limits.limit, seconds=seconds)
-            self._calls[way] = make(policy.infer, executor, of_calls, max_rows, note)
-            self._steps[way] = make(step, executor, cost, max_rows, note, cancellable=False)
+        self.version, self.states = version, SequenceStates(version.greedy)
+        self._request_batchers: dict[InferVariant, Batcher] = {}
+        self._step_batchers: dict[InferVariant, Batcher] = {}
+        for variant, cost in version.costs.items():
+            policy = version.get_policy(variant)
+            request_cost = UNBOUNDED_COST if version.has_time_axis else cost
+            step = partial(self.states.step, policy)
+            make_batcher = partial(Batcher, limit=version.time_limits.limit, seconds=seconds)
+            self._request_batchers[variant] = make_batcher(
+                policy.infer, executor, request_cost, max_rows, on_batch
+            )
+            self._step_batchers[variant] = make_batcher(
+                step, executor, cost, max_rows, on_batch, cancellable=False
+            )
 
-    async def answer(self, call: Call) -> Answer:
+    async def infer(self, request: InferRequest) -> InferResponse:
         """Answers a request without a sequence.
 
         Raises:
             RequestError: if it is invalid.
         """
         version = self.version
-        require_outputs(version.outputs, call.outputs)
-        feed = version.feed(call.inputs, call.options)
-        return Answer.to(call, version.name, await self._calls[Way.of(call)].run(feed))
+        require_outputs(version.outputs, request.outputs)
+        feed = version.make_feed(request.inputs, request.options)
+        return InferResponse.from_outputs(
+            request,
+            version.name,
+            await self._request_batchers[InferVariant.for_request(request)].run(feed),
+        )
 
-    def step(self, feed: Arrays, way: Way) -> asyncio.Future[Arrays]:
+    def step(self, feed: Arrays, variant: InferVariant) -> asyncio.Future[Arrays]:
         """Returns a future of the outputs of one step of a sequence; see `Memory.step`."""
-        return self._steps[way].run(feed)
+        return self._step_batchers[variant].run(feed)

@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 from tfpolicies.errors import RequestError
 from tfpolicies.serving.batching import Arrays
-from tfpolicies.serving.calls import Answer, Call, Way
+from tfpolicies.serving.calls import InferRequest, InferResponse, InferVariant
 from tfpolicies.serving.memory import SLOTS
-from tfpolicies.serving.running import Running
+from tfpolicies.serving.running import ModelRunner
 from tfpolicies.serving.tensors import require_outputs
 from tfpolicies.serving.texts import quote
 
-Name = int | str
+SequenceName = int | str
 
 
-class Sequence:
+class ServedSequence:
     """One episode of a client, or several that step together.
 
     Attributes:
@@ -30,39 +30,41 @@ class Sequence:
         step_lock: a lock to hold during a step; it is granted in the order of arrival.
     """
 
-    def __init__(self, name: Name, running: Running, rows: int, now: float) -> None:
-        self.name, self.rows, self.running, self.last_used = name, rows, running, now
+    def __init__(self, name: SequenceName, runner: ModelRunner, rows: int, now: float) -> None:
+        self.name, self.rows, self.runner, self.last_used = name, rows, runner, now
         self.is_over = False
-        self.turn = asyncio.Lock()
-        self._slots = running.memory.begin(rows)
+        self.step_lock = asyncio.Lock()
+        self._slots = runner.states.allocate(rows)
         self._is_stepping = False
 
-    async def step(self, feed: Arrays, call: Call) -> Arrays:
+    async def step(self, feed: Arrays, request: InferRequest) -> Arrays:
         """Executes a step and returns its outputs; the caller must hold `turn`.
 
         A step that has begun runs to its end, even if its caller is cancelled.
 
         Args:
-            feed: the result of `Version.step_feed`.
+            feed: the result of `ModelVersion.make_step_feed`.
             request: the request.
         """
         self._is_stepping = True
         try:
-            return await self.running.step({**feed, SLOTS: self._slots}, Way.of(call))
+            return await self.runner.step(
+                {**feed, SLOTS: self._slots}, InferVariant.for_request(request)
+            )
         finally:
             self._is_stepping = False
             if self.is_over:
-                self.running.memory.end(self._slots)
+                self.runner.states.release(self._slots)
 
     def end(self) -> None:
         """Ends it; a running step is the last one."""
         if not self.is_over:
             self.is_over = True
             if not self._is_stepping:
-                self.running.memory.end(self._slots)
+                self.runner.states.release(self._slots)
 
 
-class Sequences:
+class SequenceStore:
     """The sequences of one model, limited in rows and idle time.
 
     Args:
@@ -71,15 +73,21 @@ class Sequences:
         clock: returns the time in seconds.
     """
 
-    def __init__(self, most: int, idle: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most, self._idle, self._clock = most, idle, clock
-        self._all: OrderedDict[Name, Sequence] = OrderedDict()  # the least recently used first
-        self._rows = 0  # of all sequences
+    def __init__(
+        self, max_rows: int, idle_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_rows, self._idle_seconds, self._clock = max_rows, idle_seconds, clock
+        self._sequences: OrderedDict[SequenceName, ServedSequence] = (
+            OrderedDict()
+        )  # the least recently used first
+        self._num_rows = 0  # of all sequences
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._sequences)
 
-    async def step(self, name: Name, call: Call, newest: Running) -> Answer:
+    async def step(
+        self, name: SequenceName, request: InferRequest, newest: ModelRunner
+    ) -> InferResponse:
         """Executes one step of a sequence; steps of one sequence run in the order of arrival.
 
         Args:
@@ -90,83 +98,83 @@ class Sequences:
         Raises:
             RequestError: if the step is invalid or the sequence is unknown; nothing changes.
         """
-        self.forget_idle()
-        known = None if call.options.starts else self._all.get(name)
-        if known is None and not call.options.starts:
-            raise self._unknown(name)
-        version = (known.running if known else newest).version
-        if call.version not in ("", version.name):
+        self.drop_idle()
+        existing = None if request.options.starts_sequence else self._sequences.get(name)
+        if existing is None and not request.options.starts_sequence:
+            raise self._make_unknown_error(name)
+        version = (existing.runner if existing else newest).version
+        if request.version not in ("", version.name):
             raise RequestError(
                 f"The sequence {quote(name)} uses the version {version.name!r}, got a "
-                f"request for {quote(call.version)}. Leave the version out.",
+                f"request for {quote(request.version)}. Leave the version out.",
                 404,
             )
-        require_outputs(version.step_outputs, call.outputs)
-        feed = version.step_feed(call.inputs, call.options)
+        require_outputs(version.step_outputs, request.outputs)
+        feed = version.make_step_feed(request.inputs, request.options)
         rows = len(next(iter(feed.values())))
-        sequence = known or self._begin(name, newest, rows)
+        sequence = existing or self._begin(name, newest, rows)
         if rows != sequence.rows:
             raise RequestError(
                 f"Each step of the sequence {quote(name)} has {sequence.rows} rows, as its first "
                 f"one had, got {rows}."
             )
-        async with sequence.turn:
+        async with sequence.step_lock:
             if sequence.is_over:
-                raise self._unknown(name)
+                raise self._make_unknown_error(name)
             try:
-                outputs = await sequence.step(feed, call)
+                outputs = await sequence.step(feed, request)
             except asyncio.CancelledError:  # its caller has disconnected, but it was executed
-                self._taken(sequence, call)
+                self._complete_step(sequence, request)
                 raise
-            self._taken(sequence, call)
-        return Answer.to(call, version.name, outputs)
+            self._complete_step(sequence, request)
+        return InferResponse.from_outputs(request, version.name, outputs)
 
-    def _taken(self, sequence: Sequence, call: Call) -> None:
+    def _complete_step(self, sequence: ServedSequence, request: InferRequest) -> None:
         self._touch(sequence)
-        if call.options.ends:
+        if request.options.ends_sequence:
             self._end(sequence)
 
-    def forget_idle(self) -> None:
+    def drop_idle(self) -> None:
         """Drops the sequences that had no step for too long."""
-        latest = self._clock() - self._idle
-        while self._all:
-            oldest = next(iter(self._all.values()))
-            if oldest.last_used > latest:
+        cutoff = self._clock() - self._idle_seconds
+        while self._sequences:
+            oldest = next(iter(self._sequences.values()))
+            if oldest.last_used > cutoff:
                 return
-            if oldest.turn.locked():
+            if oldest.step_lock.locked():
                 self._touch(oldest)
             else:
                 self._end(oldest)
 
-    def _begin(self, name: Name, running: Running, rows: int) -> Sequence:
-        before = self._all.get(name)
-        others = self._rows - (before.rows if before else 0)
-        if others + rows > self._most:
+    def _begin(self, name: SequenceName, runner: ModelRunner, rows: int) -> ServedSequence:
+        previous = self._sequences.get(name)
+        other_rows = self._num_rows - (previous.rows if previous else 0)
+        if other_rows + rows > self._max_rows:
             raise RequestError(
-                f"The server keeps at most {self._most} rows of sequences of this model "
-                f"(--max-sequences); {others} are active, and {rows} would be added. End some with "
+                f"The server keeps at most {self._max_rows} rows of sequences of this model "
+                f"(--max-sequences); {other_rows} are active, and {rows} would be added. End some with "
                 "sequence_end, or try again later.",
                 429,
             )
-        if before is not None:
-            self._end(before)
-        found = self._all[name] = Sequence(name, running, rows, self._clock())
-        self._rows += rows
-        return found
+        if previous is not None:
+            self._end(previous)
+        sequence = self._sequences[name] = ServedSequence(name, runner, rows, self._clock())
+        self._num_rows += rows
+        return sequence
 
-    def _unknown(self, name: Name) -> RequestError:
+    def _make_unknown_error(self, name: SequenceName) -> RequestError:
         return RequestError(
             f"There is no sequence {quote(name)}: it was not started with sequence_start, has "
-            f"ended, or had no step for {self._idle:g} s. Start it with sequence_start."
+            f"ended, or had no step for {self._idle_seconds:g} s. Start it with sequence_start."
         )
 
-    def _touch(self, sequence: Sequence) -> None:
-        if self._all.get(sequence.name) is sequence:
-            self._all.move_to_end(sequence.name)
+    def _touch(self, sequence: ServedSequence) -> None:
+        if self._sequences.get(sequence.name) is sequence:
+            self._sequences.move_to_end(sequence.name)
             sequence.last_used = self._clock()
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: ServedSequence) -> None:
         sequence.end()
-        if self._all.get(sequence.name) is sequence:
-            del self._all[sequence.name]
-            self._rows -= sequence.rows
+        if self._sequences.get(sequence.name) is sequence:
+            del self._sequences[sequence.name]
+            self._num_rows -= sequence.rows

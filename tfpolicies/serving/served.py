@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfpolicies.errors import RequestError
-from tfpolicies.serving.calls import Answer, Call
-from tfpolicies.serving.metrics import Metrics
-from tfpolicies.serving.running import Running
-from tfpolicies.serving.sequences import Sequences
-from tfpolicies.serving.tensors import Port
+from tfpolicies.serving.calls import InferRequest, InferResponse
+from tfpolicies.serving.metrics import ServerMetrics
+from tfpolicies.serving.running import ModelRunner
+from tfpolicies.serving.sequences import SequenceStore
+from tfpolicies.serving.tensors import TensorMetadata
 from tfpolicies.serving.texts import quote
-from tfpolicies.serving.time_limits import OverdueError, TimeLimits
-from tfpolicies.serving.versions import Version, find_version, looks_of
+from tfpolicies.serving.time_limits import ModelTimeoutError, TimeLimits
+from tfpolicies.serving.versions import ModelVersion, find_version, get_file_signature
 
 
-class Limits(NamedTuple):
+class ServingLimits(NamedTuple):
     """Limits and settings of a server.
 
     Attributes:
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
 
 
-LIMITS = Limits()
+DEFAULT_LIMITS = ServingLimits()
 
 
 class ServedModel:
@@ -71,50 +71,52 @@ class ServedModel:
         folder: Path,
         executor: Executor,
         loader: Executor,
-        limits: Limits,
+        limits: ServingLimits,
         time_limits: TimeLimits,
-        metrics: Metrics,
-        say: Callable[[str], object] = print,
+        metrics: ServerMetrics,
+        log: Callable[[str], object] = print,
         pin: str = "",
     ) -> None:
         self.name, self.folder, self.reason = name, folder, "It was not loaded yet."
         self._executor, self._loader = executor, loader
-        self._limits, self._time_limits, self._say = limits, time_limits, say
+        self._limits, self._time_limits, self._log_line = limits, time_limits, log
         self._loads, self._pin = metrics.loads, pin
-        self._note = metrics.batch_rows.labels(name).observe
-        self._running: Running | None = None
-        self._sequences = Sequences(limits.max_sequences, limits.sequence_idle)
+        self._on_batch = metrics.batch_rows.labels(name).observe
+        self._runner: ModelRunner | None = None
+        self._sequences = SequenceStore(limits.max_sequences, limits.sequence_idle)
         metrics.sequences.labels(name).set_function(lambda: len(self._sequences))
-        self._seen: Any = None  # file signature of the version that was loaded or refused
-        self._glimpsed: Any = None  # file signature of the last check
-        self._loading = asyncio.Lock()
+        self._handled_signature: Any = (
+            None  # file signature of the version that was loaded or refused
+        )
+        self._last_signature: Any = None  # file signature of the last check
+        self._load_lock = asyncio.Lock()
 
     @property
-    def version(self) -> Version:
+    def version(self) -> ModelVersion:
         """The active version.
 
         Raises:
             RequestError: if there is none.
         """
-        return self._newest().version
+        return self._get_runner().version
 
     @property
     def is_ready(self) -> bool:
-        return self._running is not None
+        return self._runner is not None
 
-    async def infer(self, call: Call) -> Answer:
+    async def infer(self, request: InferRequest) -> InferResponse:
         """Answers a request for actions.
 
         Raises:
             RequestError: if it is invalid or takes too long, or the version is not available.
         """
-        newest = self._newest()
+        newest = self._get_runner()
         try:
-            if call.options.sequence is not None:
-                return await self._sequences.step(call.options.sequence, call, newest)
-            self.require_version(call.version)
-            return await newest.answer(call)
-        except OverdueError as error:
+            if request.options.sequence is not None:
+                return await self._sequences.step(request.options.sequence, request, newest)
+            self.require_version(request.version)
+            return await newest.infer(request)
+        except ModelTimeoutError as error:
             raise RequestError(
                 f"The model {self.name!r} did not answer within {self._limits.max_seconds:g} "
                 "seconds (--max-seconds). Send fewer rows or steps at once.",
@@ -142,47 +144,49 @@ class ServedModel:
             "name": self.name,
             "versions": [version.name],
             "platform": "onnxruntime_onnx",
-            "inputs": [port.metadata() for port in version.inputs],
-            "outputs": [port.metadata() for port in version.outputs],
+            "inputs": [port.to_protocol() for port in version.inputs],
+            "outputs": [port.to_protocol() for port in version.outputs],
         }
 
     def config(self) -> dict[str, Any]:
         """Returns the protocol's configuration: batching, and inputs and outputs of a step."""
         version = self.version
-        found: dict[str, Any] = {
+        config: dict[str, Any] = {
             "name": self.name,
             "platform": "onnxruntime_onnx",
             "max_batch_size": self._limits.max_batch,
-            "input": [_config_of(port) for port in version.step_inputs],
-            "output": [_config_of(port) for port in version.step_outputs],
+            "input": [_make_tensor_config(port) for port in version.step_inputs],
+            "output": [_make_tensor_config(port) for port in version.step_outputs],
         }
-        if version.looks_back:
+        if version.uses_history:
             idle = round(self._limits.sequence_idle * 1e6)
-            most = self._limits.max_sequences
-            found["sequence_batching"] = {
+            max_sequences = self._limits.max_sequences
+            config["sequence_batching"] = {
                 "max_sequence_idle_microseconds": idle,
-                "oldest": {"max_candidate_sequences": most},
+                "oldest": {"max_candidate_sequences": max_sequences},
             }
         else:
-            found["dynamic_batching"] = {}
-        return found
+            config["dynamic_batching"] = {}
+        return config
 
-    async def look(self) -> None:
+    async def update_version(self) -> None:
         """Loads a newer version, once its files were unchanged in two checks.
 
         A broken version is refused with a log line, and the previous one stays active.
         """
-        self._sequences.forget_idle()
-        if self._running is None and self._seen is not None:
+        self._sequences.drop_idle()
+        if self._runner is None and self._handled_signature is not None:
             return  # it was unloaded
-        looks = await self._in_thread(_looks_within, self.folder, self._pin)
-        is_settled, self._glimpsed = looks == self._glimpsed, looks
-        if is_settled and looks != self._seen:
+        signature = await self._run_in_loader(_get_signature_or_error, self.folder, self._pin)
+        is_stable, self._last_signature = signature == self._last_signature, signature
+        if is_stable and signature != self._handled_signature:
             try:
                 await self.load()
             except ValueError as error:
-                kept = self._running.version.name if self._running else "none"
-                self._tell(f"{self.name}: refused a new version, {kept} stays active. {error}")
+                current_name = self._runner.version.name if self._runner else "none"
+                self._log(
+                    f"{self.name}: refused a new version, {current_name} stays active. {error}"
+                )
 
     async def load(self) -> None:
         """Loads the version that is in the folder now.
@@ -190,40 +194,42 @@ class ServedModel:
         Raises:
             RequestError: if it is broken; the previous one stays active.
         """
-        async with self._loading:
-            self._seen = await self._in_thread(_looks_within, self.folder, self._pin)
+        async with self._load_lock:
+            self._handled_signature = await self._run_in_loader(
+                _get_signature_or_error, self.folder, self._pin
+            )
             try:
-                version = await self._in_thread(self._read)
+                version = await self._run_in_loader(self._load_version)
             except Exception as error:
                 self._loads.labels(self.name, "refused").inc()
                 self.reason = self.reason and f"{type(error).__name__}: {error}"
                 raise RequestError(f"{type(error).__name__}: {error}") from error
-            self._take_up(version)
+            self._activate(version)
 
     def unload(self) -> None:
         """Unloads the model; running requests are finished."""
-        self._running, self.reason = None, "It was unloaded."
-        self._sequences = Sequences(self._limits.max_sequences, self._limits.sequence_idle)
+        self._runner, self.reason = None, "It was unloaded."
+        self._sequences = SequenceStore(self._limits.max_sequences, self._limits.sequence_idle)
 
-    def _take_up(self, version: Version) -> None:
-        if self._running is not None and self._running.version.content == version.content:
+    def _activate(self, version: ModelVersion) -> None:
+        if self._runner is not None and self._runner.version.content_hash == version.content_hash:
             return
         limits, self.reason = self._limits, ""
-        self._running = Running(
-            version, self._executor, limits.max_batch, self._note, limits.max_seconds
+        self._runner = ModelRunner(
+            version, self._executor, limits.max_batch, self._on_batch, limits.max_seconds
         )
         self._loads.labels(self.name, "taken_up").inc()
-        self._tell(f"model {self.name}, version {version.name}, from {version.folder}")
+        self._log(f"model {self.name}, version {version.name}, from {version.folder}")
 
-    def _tell(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         with contextlib.suppress(OSError):  # standard output may be closed
-            self._say(line)
+            self._log_line(line)
 
-    def _read(self) -> Version:
+    def _load_version(self) -> ModelVersion:
         limits = self._limits
         folder = find_version(self.folder, self._pin)
-        how = limits.threads, self._time_limits, limits.max_seconds, limits.providers
-        version = Version(folder, *how)
+        options = limits.threads, self._time_limits, limits.max_seconds, limits.providers
+        version = ModelVersion(folder, *options)
         if self._pin not in ("", version.name):
             raise ValueError(
                 f"{str(folder)!r} holds the version {version.name}, but --pin names "
@@ -231,23 +237,23 @@ class ServedModel:
             )
         return version
 
-    def _newest(self) -> Running:
-        if self._running is None:
+    def _get_runner(self) -> ModelRunner:
+        if self._runner is None:
             raise RequestError(f"The model {self.name!r} is not ready. {self.reason}", 503)
-        return self._running
+        return self._runner
 
-    async def _in_thread(self, function: Callable[..., Any], *args: object) -> Any:
+    async def _run_in_loader(self, function: Callable[..., Any], *args: object) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._loader, function, *args)
 
 
-def _looks_within(folder: Path, pin: str) -> Any:
+def _get_signature_or_error(folder: Path, pin: str) -> Any:
     """Returns the file signature of the served version in a folder, or the error."""
     try:
-        return looks_of(find_version(folder, pin))
+        return get_file_signature(find_version(folder, pin))
     except (OSError, ValueError) as error:
         return str(error)
 
 
-def _config_of(port: Port) -> dict[str, Any]:
-    found = {"name": port.name, "data_type": f"TYPE_{port.datatype}", "dims": port.sizes[1:]}
-    return found | ({"optional": True} if port.is_optional else {})
+def _make_tensor_config(tensor: TensorMetadata) -> dict[str, Any]:
+    config = {"name": tensor.name, "data_type": f"TYPE_{tensor.datatype}", "dims": tensor.sizes[1:]}
+    return config | ({"optional": True} if tensor.is_optional else {})

@@ -8,15 +8,15 @@ import signal
 import threading
 from collections.abc import Callable
 
-from tfpolicies.serving.connections import Connections
-from tfpolicies.serving.repository import Repository
-from tfpolicies.system.signals import what_happened
+from tfpolicies.serving.connections import ConnectionLimiter
+from tfpolicies.serving.repository import ModelRepository
+from tfpolicies.system.signals import describe_signal
 
-GRACE = 30.0
+GRACE_SECONDS = 30.0
 """Seconds to finish running requests once the server accepts no more."""
 
-_LATEST_END = 10.0  # seconds after the grace period in which the process exits in any case
-_LAST = 1.0  # seconds until the process exits after a second signal
+_FORCED_EXIT_SECONDS = 10.0  # seconds after the grace period in which the process exits in any case
+_ABORT_SECONDS = 1.0  # seconds until the process exits after a second signal
 
 
 class Shutdown:
@@ -41,16 +41,16 @@ class Shutdown:
 
     def __init__(
         self,
-        repository: Repository,
-        connections: Connections,
+        repository: ModelRepository,
+        connections: ConnectionLimiter,
         drain_seconds: float,
-        say: Callable[[str], object],
+        log: Callable[[str], object],
     ) -> None:
         self.is_loaded = False
         self.stopping, self.aborting = asyncio.Event(), asyncio.Event()
         self.aborted_by: int | None = None
         self._repository, self._connections = repository, connections
-        self._drain_seconds, self._say = drain_seconds, say
+        self._drain_seconds, self._log = drain_seconds, log
 
     def begin(self, number: int) -> None:
         if self._repository.is_draining:
@@ -61,11 +61,11 @@ class Shutdown:
         drain_seconds = self._drain_seconds if number == signal.SIGTERM and self.is_loaded else 0.0
         if not self.is_loaded:
             self._repository.time_limits.stop()
-        _exit_later(drain_seconds + GRACE + _LATEST_END, 1)
+        _exit_later(drain_seconds + GRACE_SECONDS + _FORCED_EXIT_SECONDS, 1)
         asyncio.get_running_loop().call_later(drain_seconds, self.stop)
         if drain_seconds:
-            self._say(
-                f"{what_happened(number)}: not ready from now on, answers for {drain_seconds:g} "
+            self._log(
+                f"{describe_signal(number)}: not ready from now on, answers for {drain_seconds:g} "
                 "more seconds (--drain-seconds). A second signal ends it at once."
             )
 
@@ -77,7 +77,7 @@ class Shutdown:
     def _abort(self, number: int) -> None:
         """Aborts running requests."""
         self.aborted_by = number
-        _exit_later(_LAST, 128 + number)
+        _exit_later(_ABORT_SECONDS, 128 + number)
         self.stop()
         self._repository.time_limits.stop()
         self._connections.abort()

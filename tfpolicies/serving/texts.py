@@ -8,11 +8,11 @@ from typing import Any
 
 from tfpolicies.errors import RequestError
 
-LONGEST_NAME = 256
+MAX_NAME_LENGTH = 256
 """Most characters of a name in a request."""
 
-_MOST_TENSORS = 1000  # most inputs, or outputs, of a request
-_LONGEST_QUOTE = 200  # most characters of a request that an error quotes
+_MAX_TENSORS = 1000  # most inputs, or outputs, of a request
+_MAX_QUOTE_LENGTH = 200  # most characters of a request that an error quotes
 
 
 class _ShortRepr(reprlib.Repr):
@@ -20,7 +20,7 @@ class _ShortRepr(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxstring = self.maxother = self.maxlong = _LONGEST_QUOTE
+        self.maxstring = self.maxother = self.maxlong = _MAX_QUOTE_LENGTH
         self.maxlist = self.maxtuple = 32
         self.maxlevel = 3
 
@@ -28,7 +28,7 @@ class _ShortRepr(reprlib.Repr):
         return f"an object of {len(value)} entries"
 
 
-_short = _ShortRepr()
+_short_repr = _ShortRepr()
 
 
 def quote(value: Any) -> str:
@@ -37,30 +37,30 @@ def quote(value: Any) -> str:
     >>> quote("obs"), len(quote("o" * 1000))
     ("'obs'", 200)
     """
-    text = "null" if value is None else _short.repr(value)
-    return text if len(text) <= _LONGEST_QUOTE else f"{text[: _LONGEST_QUOTE - 3]}..."
+    text = "null" if value is None else _short_repr.repr(value)
+    return text if len(text) <= _MAX_QUOTE_LENGTH else f"{text[: _MAX_QUOTE_LENGTH - 3]}..."
 
 
-def require_few(what: str, tensors: Sized) -> None:
+def require_few(description: str, tensors: Sized) -> None:
     """Refuses more than 1000 inputs or outputs.
 
     Raises:
         RequestError: if there are more.
     """
-    if len(tensors) > _MOST_TENSORS:
+    if len(tensors) > _MAX_TENSORS:
         raise RequestError(
-            f"A request may have at most {_MOST_TENSORS} {what}, got {len(tensors)}."
+            f"A request may have at most {_MAX_TENSORS} {description}, got {len(tensors)}."
         )
 
 
-def require_short(what: str, name: str) -> None:
+def require_short(description: str, name: str) -> None:
     """Refuses a long name before it is compared with others.
 
     Raises:
         RequestError: if it has more than 256 characters.
     """
-    if len(name) > LONGEST_NAME:
+    if len(name) > MAX_NAME_LENGTH:
         raise RequestError(
-            f"The name of {what} may have at most {LONGEST_NAME} characters, got {len(name)}: "
+            f"The name of {description} may have at most {MAX_NAME_LENGTH} characters, got {len(name)}: "
             f"{quote(name)}. Give a name of the model's metadata."
         )

@@ -11,16 +11,16 @@ import time
 
 import onnxruntime
 
-_EVERY = 0.05  # seconds between two checks of running models
-_LONG = 1.0  # seconds after which the priority of a run is lowered
-_NICER = 10  # increment of its nice value: it gets a tenth of a contended CPU
+_CHECK_SECONDS = 0.05  # seconds between two checks of running models
+_YIELD_SECONDS = 1.0  # seconds after which the priority of a run is lowered
+_NICE_INCREMENT = 10  # increment of its nice value: it gets a tenth of a contended CPU
 
 
-class OverdueError(Exception):
+class ModelTimeoutError(Exception):
     """A model exceeded its time limit, or the server stops."""
 
 
-class _Limit:
+class _ThreadLimit:
     """The time limit of the runs of one thread; a context manager.
 
     Attributes:
@@ -30,42 +30,42 @@ class _Limit:
     """
 
     def __init__(self) -> None:
-        self.options, self.until = onnxruntime.RunOptions(), math.inf
-        self.yields_at = math.inf
-        self._is_ended = self._can_yield = False
+        self.options, self.deadline = onnxruntime.RunOptions(), math.inf
+        self.yield_time = math.inf
+        self._is_terminated = self._can_yield = False
         self._thread = threading.get_native_id()
 
-    def begin(self, seconds: float) -> None:
+    def start(self, seconds: float) -> None:
         """Sets the time limit of the next runs."""
         now = time.monotonic()
-        self.until = now + seconds
+        self.deadline = now + seconds
         if self._can_yield:
-            self.yields_at = now + _LONG
-        if self._is_ended:
-            self.options.terminate = self._is_ended = False
+            self.yield_time = now + _YIELD_SECONDS
+        if self._is_terminated:
+            self.options.terminate = self._is_terminated = False
 
-    def let_yield(self) -> None:
+    def allow_yielding(self) -> None:
         """Allows to lower the thread's priority during long runs."""
         self._can_yield = sys.platform == "linux"  # only there each thread has a priority
 
     def yield_to_others(self) -> None:
         """Lowers the priority of the thread permanently: raising it again needs privileges."""
-        self.yields_at, self._can_yield = math.inf, False
+        self.yield_time, self._can_yield = math.inf, False
         with contextlib.suppress(OSError):  # the thread has ended
-            priority = os.getpriority(os.PRIO_PROCESS, self._thread) + _NICER
+            priority = os.getpriority(os.PRIO_PROCESS, self._thread) + _NICE_INCREMENT
             os.setpriority(os.PRIO_PROCESS, self._thread, priority)
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """Terminates the current run."""
-        self.options.terminate = self._is_ended = True
+        self.options.terminate = self._is_terminated = True
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.until = self.yields_at = math.inf
-        if self._is_ended and isinstance(error, Exception):
-            raise OverdueError from error
+    def __exit__(self, error_type: object, error: BaseException | None, trace: object) -> None:
+        self.deadline = self.yield_time = math.inf
+        if self._is_terminated and isinstance(error, Exception):
+            raise ModelTimeoutError from error
 
 
 class TimeLimits:
@@ -76,55 +76,55 @@ class TimeLimits:
 
     def __init__(self) -> None:
         self._local = threading.local()
-        self._all: list[_Limit] = []
+        self._limits: list[_ThreadLimit] = []
         self._lock = threading.Lock()  # so that the limit of one run does not end the next
-        self._is_over = False
-        self._watcher = threading.Thread(target=self._watch, name="time limits", daemon=True)
+        self._is_stopped = False
+        self._watch_thread = threading.Thread(target=self._watch, name="time limits", daemon=True)
 
     def get_options(self) -> onnxruntime.RunOptions:
         """Returns the run options with which runs of this thread can be terminated in a `limit`."""
         return self._get_limit().options
 
-    def limit(self, seconds: float) -> _Limit:
+    def limit(self, seconds: float) -> _ThreadLimit:
         """Returns a context that limits runs of this thread with `get_options`.
 
-        It raises `OverdueError` if a run was terminated.
+        It raises `ModelTimeoutError` if a run was terminated.
         """
         limit = self._get_limit()
         with self._lock:
-            limit.begin(seconds)
-            if self._is_over:
-                limit.end()
+            limit.start(seconds)
+            if self._is_stopped:
+                limit.terminate()
         return limit
 
-    def let_yield(self) -> None:
+    def allow_yielding(self) -> None:
         """Lets this thread get a lower priority once one of its runs takes longer than a second."""
-        self._get_limit().let_yield()
+        self._get_limit().allow_yielding()
 
     def stop(self) -> None:
         """Terminates all runs, including later ones."""
         with self._lock:
-            self._is_over = True
-            for limit in self._all:
-                limit.end()
+            self._is_stopped = True
+            for limit in self._limits:
+                limit.terminate()
 
-    def _get_limit(self) -> _Limit:
-        limit: _Limit | None = getattr(self._local, "limit", None)
+    def _get_limit(self) -> _ThreadLimit:
+        limit: _ThreadLimit | None = getattr(self._local, "limit", None)
         if limit is None:
-            limit = self._local.limit = _Limit()
+            limit = self._local.limit = _ThreadLimit()
             with self._lock:
-                self._all.append(limit)
-                if len(self._all) == 1:
-                    self._watcher.start()
+                self._limits.append(limit)
+                if len(self._limits) == 1:
+                    self._watch_thread.start()
         return limit
 
     def _watch(self) -> None:
-        while not self._is_over:
-            time.sleep(_EVERY)
+        while not self._is_stopped:
+            time.sleep(_CHECK_SECONDS)
             with self._lock:
                 now = time.monotonic()
-                for limit in self._all:
-                    if now > limit.until:
-                        limit.end()
-                    if now > limit.yields_at:
+                for limit in self._limits:
+                    if now > limit.deadline:
+                        limit.terminate()
+                    if now > limit.yield_time:
                         limit.yield_to_others()

@@ -12,12 +12,12 @@ from tfpolicies.errors import UsageError
 from tfpolicies.serving.access import read_secret, warn_if_shared
 from tfpolicies.system.paths import resolve_path
 
-_LARGEST = 1_000_000  # bytes of a file
+_MAX_FILE_BYTES = 1_000_000  # bytes of a file
 _NEW_KEY = "openssl pkey -in FILE -out NEW"
-_EDWARDS = b"\x06\x03\x2b\x65"  # prefix of the identifiers of Ed25519 and Ed448 in a key
+_EDWARDS_OID_PREFIX = b"\x06\x03\x2b\x65"  # prefix of the identifiers of Ed25519 and Ed448 in a key
 
 
-class Tls(NamedTuple):
+class TlsCredentials(NamedTuple):
     """A certificate and its key.
 
     Attributes:
@@ -31,7 +31,7 @@ class Tls(NamedTuple):
     context: ssl.SSLContext
 
 
-def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls:
+def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> TlsCredentials:
     """Reads a certificate and its key.
 
     Args:
@@ -43,8 +43,8 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
         UsageError: if one cannot be read or has other contents, the key does not match the
             certificate, or OpenSSL or gRPC do not accept it; the message names the file.
     """
-    chain, _ = read_secret("--tls-cert", certificate, _LARGEST)
-    private, mode = read_secret("--tls-key", key, _LARGEST)
+    chain, _ = read_secret("--tls-cert", certificate, _MAX_FILE_BYTES)
+    private_key, mode = read_secret("--tls-key", key, _MAX_FILE_BYTES)
     try:
         ssl.create_default_context(cadata=chain.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
@@ -52,7 +52,7 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
             f"--tls-cert {str(certificate)!r} must contain certificates in PEM, which begin with "
             "-----BEGIN CERTIFICATE-----, the server's first."
         ) from error
-    if b"ENCRYPTED" in private:
+    if b"ENCRYPTED" in private_key:
         raise UsageError(
             f"--tls-key {str(key)!r} is encrypted, but the server has no password. Give an "
             f"unencrypted key: {_NEW_KEY}."
@@ -77,16 +77,16 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
             f"--tls-key {str(key)!r} must contain a private key in PEM, which begins with "
             f"-----BEGIN PRIVATE KEY-----. Convert it: {_NEW_KEY}."
         ) from error
-    if _EDWARDS in _decode(private)[:20]:
+    if _EDWARDS_OID_PREFIX in _decode_pem(private_key)[:20]:
         raise UsageError(
             f"--tls-key {str(key)!r} is an Ed25519 or Ed448 key, which gRPC does not accept. Make "
             "the certificate with an RSA key of 2048 bits or an ECDSA key (P-256)."
         )
     warn_if_shared(key, mode, warn)
-    return Tls(chain, private, context)
+    return TlsCredentials(chain, private_key, context)
 
 
-def _decode(key: bytes) -> bytes:
+def _decode_pem(key: bytes) -> bytes:
     """Decodes a private key in PEM; "" for other text."""
-    begun = key.partition(b"PRIVATE KEY-----")[2]
-    return base64.b64decode(begun.partition(b"-----END")[0])
+    body = key.partition(b"PRIVATE KEY-----")[2]
+    return base64.b64decode(body.partition(b"-----END")[0])

@@ -32,38 +32,38 @@ from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arra
 from tfpolicies.storage.manifest import (
     ARRAY_FILE,
     GROUP_NAME,
-    LARGEST,
     MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
     POLICIES,
     POLICY_FOLDER,
     SEGMENTS,
     check_new_manifest,
     dump_manifest,
-    invalid,
     load_json,
+    make_invalid_error,
     parse_manifest,
     sha256,
 )
-from tfpolicies.storage.segments import Home, Segment, SegmentFile
+from tfpolicies.storage.segments import Segment, SegmentFile, SegmentFileRef
 from tfpolicies.system.atomic import (
     is_temporary,
     make_folder,
-    place_file,
     remove_file,
     remove_if_empty,
     sync_folder,
+    write_atomically,
 )
 from tfpolicies.system.paths import describe_path, resolve_path
-from tfpolicies.system.regular_files import content_of, open_regular, read_regular, size_of
+from tfpolicies.system.regular_files import get_size, open_regular, read_content, read_regular
 
-_MANIFESTS = ("algorithm.json", "policy.json")
+_MANIFEST_NAMES = ("algorithm.json", "policy.json")
 # Errors of reading a JSON file of another program as a manifest.
-_NO_MANIFEST = (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError)
+_MANIFEST_ERRORS = (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError)
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
 
 
-class PolicyPart(NamedTuple):
+class CheckpointData(NamedTuple):
     """A checkpoint to be written: of an algorithm, or of a policy inside it."""
 
     manifest_name: str  # such as "policy.json"
@@ -89,7 +89,7 @@ def write_checkpoint(
     manifest: dict[str, Any],
     arrays: Arrays,
     *,
-    policies: Mapping[str, PolicyPart] | None = None,
+    policies: Mapping[str, CheckpointData] | None = None,
     segments: Sequence[Segment] = (),
 ) -> None:
     """Writes a checkpoint into `folder`, and replaces an existing one as a whole.
@@ -104,7 +104,7 @@ def write_checkpoint(
         manifest_name: Name of the JSON file, such as "policy.json".
         manifest: JSON values only (see `encode_value` for others), with a "type" such as
             "Policy". `format_version`, `tfpolicies_version`, `arrays`, `policies`, `segments` and
-            `checksum` are added.
+            `compute_checksum` are added.
         arrays: Group name ("weights", "optimizer") -> array name -> array of bools, integers or
             floats of any shape. Each group becomes one file.
         policies: Policy id -> its checkpoint, each written to a separate folder.
@@ -123,23 +123,23 @@ def write_checkpoint(
     {'weights': {'bias': array([0., 0.])}}
     """
     root, parts = Path(folder), dict(policies or {})
-    whole = PolicyPart(manifest_name, manifest, arrays)
-    for part in (whole, *parts.values()):
+    checkpoint_data = CheckpointData(manifest_name, manifest, arrays)
+    for part in (checkpoint_data, *parts.values()):
         _check_part(part)
     for policy_id in parts:
         if not isinstance(policy_id, str):
             raise CheckpointError(f"`policies`: an id must be a string, got {policy_id!r}.")
-    with _disk_errors_named(root):
-        listed = {key: _write_policy(root, key, part) for key, part in parts.items()}
+    with _explain_disk_errors(root):
+        policy_entries = {key: _write_policy(root, key, part) for key, part in parts.items()}
         make_folder(root)
-        rows = [segment.write(root) for segment in segments]
-        _write_part(root, *_seal(whole, listed, rows))
+        segment_entries = [segment.write(root) for segment in segments]
+        _write_part(root, *_serialize_part(checkpoint_data, policy_entries, segment_entries))
         _remove_unlisted(root)
 
 
-def _write_policy(root: Path, policy_id: str, part: PolicyPart) -> dict[str, Any]:
+def _write_policy(root: Path, policy_id: str, part: CheckpointData) -> dict[str, Any]:
     """Writes one policy to the folder named by its content; returns its entry for the manifest."""
-    files, name, text = _seal(part)
+    files, name, text = _serialize_part(part)
     digest = sha256(text)
     folder = f"{POLICIES}/{re.sub('[^A-Za-z0-9_.-]', '_', policy_id)[:64]}-{digest[:16]}"
     _write_part(root / folder, files, name, text)
@@ -150,14 +150,14 @@ def _write_part(folder: Path, files: dict[str, bytes], name: str, text: bytes) -
     """Writes the files that the manifest lists, then the manifest; the order matters."""
     make_folder(folder)
     for file, image in files.items():
-        place_file(folder / file, image)
+        write_atomically(folder / file, image)
     sync_folder(folder)
-    place_file(folder / name, text)
+    write_atomically(folder / name, text)
     sync_folder(folder)
 
 
-def _seal(
-    part: PolicyPart,
+def _serialize_part(
+    part: CheckpointData,
     policies: dict[str, Any] | None = None,
     segments: list[dict[str, Any]] | None = None,
 ) -> tuple[dict[str, bytes], str, bytes]:
@@ -176,18 +176,18 @@ def _seal(
     )
 
 
-def _check_part(part: PolicyPart) -> None:
+def _check_part(part: CheckpointData) -> None:
     check_new_manifest(part.manifest_name, part.manifest)
-    for group, named in part.arrays.items():
+    for group, group_arrays in part.arrays.items():
         if not isinstance(group, str) or not GROUP_NAME.fullmatch(group):
             raise CheckpointError(
                 f"`arrays`: a group's name must be letters, digits and underscores, got {group!r}."
             )
-        check_arrays(group, named)
+        check_arrays(group, group_arrays)
 
 
 @contextlib.contextmanager
-def _disk_errors_named(root: Path) -> Iterator[None]:
+def _explain_disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -202,12 +202,12 @@ def _disk_errors_named(root: Path) -> Iterator[None]:
 
 def _remove_unlisted(folder: Path) -> None:
     """Removes files of this module in `folder` that no manifest there lists any more."""
-    files, folders = _listed(folder)
-    for path in _entries(folder):
+    files, folders = _read_listed_names(folder)
+    for path in _list_folder(folder):
         stale = ARRAY_FILE.fullmatch(path.name) and path.name not in files
         if stale or is_temporary(path.name):
             remove_file(path)
-    for path in _entries(folder / POLICIES):
+    for path in _list_folder(folder / POLICIES):
         if not POLICY_FOLDER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
             continue
         if f"{POLICIES}/{path.name}" not in folders:
@@ -217,14 +217,14 @@ def _remove_unlisted(folder: Path) -> None:
     remove_if_empty(folder / POLICIES)
 
 
-def _listed(folder: Path) -> tuple[set[str], set[str]]:
+def _read_listed_names(folder: Path) -> tuple[set[str], set[str]]:
     files: set[str] = set()
     folders: set[str] = set()
-    for path in _entries(folder):
+    for path in _list_folder(folder):
         if not MANIFEST_NAME.fullmatch(path.name):
             continue
-        with contextlib.suppress(*_NO_MANIFEST):
-            manifest = load_json(read_regular(path, LARGEST))
+        with contextlib.suppress(*_MANIFEST_ERRORS):
+            manifest = load_json(read_regular(path, MAX_MANIFEST_BYTES))
             files |= {entry["file"] for entry in manifest.get("arrays", {}).values()}
             files |= {entry["file"] for entry in manifest.get(SEGMENTS, [])}
             folders |= {entry["folder"] for entry in manifest.get(POLICIES, {}).values()}
@@ -233,15 +233,15 @@ def _listed(folder: Path) -> tuple[set[str], set[str]]:
 
 def _remove_manifest(folder: Path) -> None:
     """Removes the manifest whose checksum is in the name of `folder`; no other file matches."""
-    named = POLICY_FOLDER.fullmatch(folder.name)
-    for path in _entries(folder):
-        if named and MANIFEST_NAME.fullmatch(path.name):
+    match = POLICY_FOLDER.fullmatch(folder.name)
+    for path in _list_folder(folder):
+        if match and MANIFEST_NAME.fullmatch(path.name):
             with contextlib.suppress(OSError):
-                if sha256(read_regular(path, LARGEST))[:16] == named[1]:
+                if sha256(read_regular(path, MAX_MANIFEST_BYTES))[:16] == match[1]:
                     remove_file(path)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -283,15 +283,15 @@ def read_checkpoint(
         UnknownPolicyError: if the checkpoint has no policy of one of the ids.
     """
     root = resolve_path(folder)
-    seen: bytes | None = None
+    previous_text: bytes | None = None
     while True:
         text = _read_manifest_text(folder, root, manifest_name)
         try:
-            return _load(root, manifest_name, text, kind, groups, policies)
+            return _load_checkpoint(root, manifest_name, text, kind, groups, policies)
         except _VanishedError:
-            if text == seen:
+            if text == previous_text:
                 raise
-            seen = text  # the checkpoint may have been replaced: read the manifest again
+            previous_text = text  # the checkpoint may have been replaced: read the manifest again
 
 
 def read_manifest(
@@ -307,7 +307,7 @@ def read_manifest(
     return parse_manifest(root / manifest_name, text, kind)
 
 
-def _load(
+def _load_checkpoint(
     root: Path,
     manifest_name: str,
     text: bytes,
@@ -328,68 +328,71 @@ def _load(
         for group, entry in files.items()
         if groups is None or group in groups
     }
-    read = {
+    loaded_policies = {
         policy_id: _read_policy(root, entry)
         for policy_id, entry in parts.items()
         if policies is None or policy_id in policies
     }
-    segments = [_found_segment(root, entry) for entry in manifest.pop(SEGMENTS)]
-    return Checkpoint(manifest, arrays, read, segments)
+    segments = [_make_segment(root, entry) for entry in manifest.pop(SEGMENTS)]
+    return Checkpoint(manifest, arrays, loaded_policies, segments)
 
 
-def _found_segment(root: Path, entry: dict[str, Any]) -> Segment:
+def _make_segment(root: Path, entry: dict[str, Any]) -> Segment:
     file = SegmentFile(root / entry["file"], entry["sha256"], entry["bytes"])
-    if not file.is_there:
+    if not file.exists:
         raise _VanishedError(
             f"{str(file.path)!r} is missing or truncated, though the manifest lists it."
         )
-    return Segment(None, Home(file))
+    return Segment(None, SegmentFileRef(file))
 
 
-def missing_checkpoint(written: str | os.PathLike[str], root: Path) -> CheckpointError:
+def make_missing_checkpoint_error(user_path: str | os.PathLike[str], root: Path) -> CheckpointError:
     """Returns the error for a folder that does not exist.
 
     Args:
         user_path: the folder, as the caller wrote it.
         root: the folder, absolute.
     """
-    runs = [folder for folder in root.parents[:2] if (folder / "run.json").exists()]
-    hint = _hint_at_checkpoint(runs[0]) if runs else ""
-    name = describe_path(written, root)
+    run_folders = [folder for folder in root.parents[:2] if (folder / "run.json").exists()]
+    hint = _suggest_checkpoint(run_folders[0]) if run_folders else ""
+    name = describe_path(user_path, root)
     return CheckpointError(f"Checkpoint {name} not found: there is no such folder.{hint}")
 
 
-def _read_manifest_text(written: str | os.PathLike[str], root: Path, manifest_name: str) -> bytes:
+def _read_manifest_text(user_path: str | os.PathLike[str], root: Path, manifest_name: str) -> bytes:
     if not root.is_dir():
-        raise missing_checkpoint(written, root)
+        raise make_missing_checkpoint_error(user_path, root)
     try:
-        return read_regular(root / manifest_name, LARGEST)
+        return read_regular(root / manifest_name, MAX_MANIFEST_BYTES)
     except FileNotFoundError:
         raise CheckpointError(
-            f"Checkpoint {describe_path(written, root)} does not seem to be valid: it has no "
+            f"Checkpoint {describe_path(user_path, root)} does not seem to be valid: it has no "
             f"{manifest_name}."
-            f"{_hint_at_checkpoint(root)}"
+            f"{_suggest_checkpoint(root)}"
         ) from None
     except OSError as error:
-        raise invalid(root / manifest_name, f"it cannot be read ({error})") from error
+        raise make_invalid_error(root / manifest_name, f"it cannot be read ({error})") from error
 
 
-def _hint_at_checkpoint(root: Path) -> str:
+def _suggest_checkpoint(root: Path) -> str:
     """Returns a hint at the newest checkpoint below a folder without one, such as a run's."""
-    places = ("*", "*/*", "*/checkpoints/*")
-    found = [
-        path for place in places for name in _MANIFESTS for path in root.glob(f"{place}/{name}")
+    patterns = ("*", "*/*", "*/checkpoints/*")
+    manifests = [
+        path
+        for pattern in patterns
+        for name in _MANIFEST_NAMES
+        for path in root.glob(f"{pattern}/{name}")
     ]
-    if not found:
+    if not manifests:
         return ""
-    newest = max(found, key=lambda path: path.stat().st_mtime).parent
+    newest = max(manifests, key=lambda path: path.stat().st_mtime).parent
     return f" There is a checkpoint in {str(root)!r}: give {str(newest)!r}."
 
 
 def _read_policy(root: Path, entry: dict[str, Any]) -> Checkpoint:
     folder, name = root / entry["folder"], entry["manifest"]
-    text = _read_file(folder / name, entry["sha256"], limit=LARGEST)
-    return _load(folder, name, text, entry["type"], None, None)
+    text = _read_file(folder / name, entry["sha256"], limit=MAX_MANIFEST_BYTES)
+    return _load_checkpoint(folder, name, text, entry["type"], None, None)
 
 
 def _read_arrays(root: Path, entry: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -406,12 +409,12 @@ def _read_file(
 ) -> bytes:
     try:
         with open_regular(path) as file:
-            found = size_of(file)
-            if size is not None and found != size:
+            actual_size = get_size(file)
+            if size is not None and actual_size != size:
                 raise CheckpointError(
-                    f"{str(path)!r} is damaged: it has {found} bytes, the manifest says {size}."
+                    f"{str(path)!r} is damaged: it has {actual_size} bytes, the manifest says {size}."
                 )
-            content = content_of(file, limit)
+            content = read_content(file, limit)
     except FileNotFoundError:
         raise _VanishedError(f"{str(path)!r} is missing, though the manifest lists it.") from None
     except OSError as error:

@@ -10,9 +10,11 @@ from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.json_values import decode_value, encode_value
 from tfpolicies.type_aliases import Json
 
-_LARGEST_POOL = 1024  # words of a SeedSequence, which has 4 by default
-_NAMES = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
-_BIT_GENERATORS: dict[str, type[Any]] = {name: getattr(np.random, name) for name in _NAMES}
+_MAX_POOL_SIZE = 1024  # words of a SeedSequence, which has 4 by default
+_BIT_GENERATOR_NAMES = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_BIT_GENERATORS: dict[str, type[Any]] = {
+    name: getattr(np.random, name) for name in _BIT_GENERATOR_NAMES
+}
 
 
 def encode_generator(generator: np.random.Generator) -> dict[str, Any]:
@@ -28,15 +30,17 @@ def encode_generator(generator: np.random.Generator) -> dict[str, Any]:
     >>> bool(np.all(copy.normal(size=9) == rng.normal(size=9)))
     True
     """
-    bits = generator.bit_generator
-    name = type(bits).__name__
-    if _BIT_GENERATORS.get(name) is not type(bits):
+    bit_generator = generator.bit_generator
+    name = type(bit_generator).__name__
+    if _BIT_GENERATORS.get(name) is not type(bit_generator):
         raise CheckpointError(
             f"A generator on {name} cannot be stored; use one on {sorted(_BIT_GENERATORS)}."
         )
-    seeds = bits.seed_seq
+    seeds = bit_generator.seed_seq
     seed_state = seeds.state if type(seeds) is np.random.SeedSequence else None
-    record: dict[str, Any] = encode_value({"state": bits.state, "seed_sequence": seed_state})
+    record: dict[str, Any] = encode_value(
+        {"state": bit_generator.state, "seed_sequence": seed_state}
+    )
     return record
 
 
@@ -49,13 +53,13 @@ def decode_generator(record: Json) -> np.random.Generator:
     value = decode_value(record)
     try:
         state, seed_state = value["state"], value["seed_sequence"]
-        if seed_state is not None and seed_state["pool_size"] > _LARGEST_POOL:
-            raise ValueError(f"pool_size={seed_state['pool_size']}, at most {_LARGEST_POOL}")
+        if seed_state is not None and seed_state["pool_size"] > _MAX_POOL_SIZE:
+            raise ValueError(f"pool_size={seed_state['pool_size']}, at most {_MAX_POOL_SIZE}")
         seeds = None if seed_state is None else np.random.SeedSequence(**seed_state)
-        bits = _BIT_GENERATORS[state["bit_generator"]](seeds)
-        bits.state = state
+        bit_generator = _BIT_GENERATORS[state["bit_generator"]](seeds)
+        bit_generator.state = state
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(
             f"The record of a random generator is malformed: {error!r}."
         ) from error
-    return np.random.Generator(bits)
+    return np.random.Generator(bit_generator)

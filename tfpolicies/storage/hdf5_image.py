@@ -21,7 +21,7 @@ from tfpolicies.storage.hdf5_source import Hdf5Error
 
 _GROUP = "arrays"
 _PLAIN_KINDS = "biuf"  # bool, int, uint, float
-_LONGEST_NAME = 4000  # bytes of a quoted name: a longer link would be stored outside its heap
+_MAX_NAME_BYTES = 4000  # bytes of a quoted name: a longer link would be stored outside its heap
 
 
 def check_arrays(group: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -32,18 +32,18 @@ def check_arrays(group: str, arrays: Mapping[str, np.ndarray]) -> None:
             bools, integers or floats.
     """
     for name, array in arrays.items():
-        where = f"Array {name!r} of group {group!r}"
+        subject = f"Array {name!r} of group {group!r}"
         if not isinstance(name, str) or not name or not is_unicode(name):
-            raise CheckpointError(f"{where} must be named by a non-empty unicode string.")
-        if len(_quote(name).encode()) > _LONGEST_NAME:
+            raise CheckpointError(f"{subject} must be named by a non-empty unicode string.")
+        if len(_quote_name(name).encode()) > _MAX_NAME_BYTES:
             raise CheckpointError(
                 f"Array {name[:200]!r}... of group {group!r} must have a name of at most "
-                f"{_LONGEST_NAME} bytes, got {len(name)} characters. Shorten the names of layers."
+                f"{_MAX_NAME_BYTES} bytes, got {len(name)} characters. Shorten the names of layers."
             )
         if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.kind not in _PLAIN_KINDS:
-            found = getattr(array, "dtype", type(array).__name__)
+            actual = getattr(array, "dtype", type(array).__name__)
             raise CheckpointError(
-                f"{where} must be a NumPy array of bools, integers or floats, got {found}. Convert "
+                f"{subject} must be a NumPy array of bools, integers or floats, got {actual}. Convert "
                 "it with `np.asarray(...)`, or put it into the manifest if it is not an array."
             )
 
@@ -58,13 +58,13 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
     (2, 3)
     """
     buffer = io.BytesIO()
-    ordered = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
-    ordered.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
-    ordered.set_obj_track_times(False)
+    group_settings = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    group_settings.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
+    group_settings.set_obj_track_times(False)
     with h5py.File(buffer, "w", libver="earliest") as file:
-        group = h5py.Group(h5py.h5g.create(file.id, _GROUP.encode(), gcpl=ordered))
+        group = h5py.Group(h5py.h5g.create(file.id, _GROUP.encode(), gcpl=group_settings))
         for name, array in arrays.items():
-            group.create_dataset(_quote(name), data=np.asarray(array), track_times=False)
+            group.create_dataset(_quote_name(name), data=np.asarray(array), track_times=False)
     return buffer.getvalue()
 
 
@@ -79,11 +79,13 @@ def unpack_arrays(image: bytes) -> dict[str, np.ndarray]:
         CheckpointError: if the image is not such a file.
     """
     try:
-        root = Hdf5Object.root_of(image)
-        if list(root.members) != [_GROUP] or not root.child(_GROUP).is_group:
+        root = Hdf5Object.read_root(image)
+        if list(root.members) != [_GROUP] or not root.get_child(_GROUP).is_group:
             raise CheckpointError(f"it must hold exactly one group, {_GROUP!r}")
-        group = root.child(_GROUP)
-        arrays = {unquote(link, errors="strict"): _read(group, link) for link in group.members}
+        group = root.get_child(_GROUP)
+        arrays = {
+            unquote(link, errors="strict"): _read_array(group, link) for link in group.members
+        }
     except (Hdf5Error, UnicodeDecodeError) as error:
         raise CheckpointError(f"it cannot be parsed as HDF5 ({error})") from error
     if len(arrays) != len(group.members):
@@ -91,13 +93,13 @@ def unpack_arrays(image: bytes) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _read(group: Hdf5Object, link: str) -> np.ndarray:
+def _read_array(group: Hdf5Object, link: str) -> np.ndarray:
     try:
-        return group.child(link).array()
+        return group.get_child(link).read_array()
     except Hdf5Error as error:
         raise Hdf5Error(f"{link[:200]!r} is not a plain array: {error}") from error
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Returns the link name: `/`, `.` and NUL have a meaning in HDF5."""
     return re.sub(r"[%/\0]|\A\.\Z", lambda match: f"%{ord(match[0]):02X}", name)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tfpolicies.storage.hdf5_source import (
-    LONGEST_NAME,
+    MAX_NAME_BYTES,
     UNDEFINED,
     Hdf5Error,
     Hdf5Source,
@@ -23,7 +23,7 @@ from tfpolicies.storage.hdf5_source import (
     unpack_fields,
 )
 
-_ELSEWHERE = "a group has a link that is soft or leads to another file"
+_NOT_HARD_LINK = "a group has a link that is soft or leads to another file"
 
 
 class _Link(NamedTuple):
@@ -43,8 +43,12 @@ def read_symbol_table(source: Hdf5Source, message: bytes) -> dict[str, int]:
     if signature != b"HEAP" or version != 0:
         raise Hdf5Error("the names of a group are not in a local heap")
     names = source.read(data, size)
-    links = (link for table in _tables(source, tree) for link in _entries(source, table, names))
-    return _by_name(links)
+    links = (
+        link
+        for table in _iterate_tables(source, tree)
+        for link in _iterate_entries(source, table, names)
+    )
+    return _index_by_name(links)
 
 
 def read_links(source: Hdf5Source, info: bytes, messages: Iterable[bytes]) -> dict[str, int]:
@@ -65,11 +69,11 @@ def read_links(source: Hdf5Source, info: bytes, messages: Iterable[bytes]) -> di
     links = [_parse_link(message) for message in messages]
     if heap_address != UNDEFINED:
         heap = _FractalHeap(source, heap_address)
-        links += [_parse_link(heap.read(key[4:])) for key in _tree_records(source, tree)]
-    return _by_name(sorted(links, key=lambda link: link.order))
+        links += [_parse_link(heap.read(key[4:])) for key in _iterate_records(source, tree)]
+    return _index_by_name(sorted(links, key=lambda link: link.order))
 
 
-def _by_name(links: Iterable[_Link]) -> dict[str, int]:
+def _index_by_name(links: Iterable[_Link]) -> dict[str, int]:
     members: dict[str, int] = {}
     for link in links:
         if link.name in members:
@@ -78,7 +82,7 @@ def _by_name(links: Iterable[_Link]) -> dict[str, int]:
     return members
 
 
-def _checked_name(encoded: bytes) -> str:
+def _decode_member_name(encoded: bytes) -> str:
     name = decode_name(encoded)
     if not name or "/" in name:
         raise Hdf5Error(f"a member of a group has the impossible name {name[:40]!r}")
@@ -88,14 +92,14 @@ def _checked_name(encoded: bytes) -> str:
 # Symbol tables ------------------------------------------------------------------------------------
 
 
-def _tables(source: Hdf5Source, tree: int) -> Iterator[int]:
+def _iterate_tables(source: Hdf5Source, tree: int) -> Iterator[int]:
     """Yields the addresses of a group's symbol tables, in the order of names."""
-    pending, seen = [(tree, None)], set()
+    pending, visited = [(tree, None)], set()
     while pending:
         node, expected = pending.pop()
-        if node in seen:
+        if node in visited:
             raise Hdf5Error("the tree of a group has a cycle")
-        seen.add(node)
+        visited.add(node)
         signature, kind, level, used = source.unpack("4sBBH", node)
         if signature != b"TREE" or kind != 0 or expected not in (None, level):
             raise Hdf5Error("the tree of a group is damaged")
@@ -107,18 +111,18 @@ def _tables(source: Hdf5Source, tree: int) -> Iterator[int]:
             pending += [(child, level - 1) for child in reversed(children)]
 
 
-def _entries(source: Hdf5Source, table: int, names: bytes) -> Iterator[_Link]:
+def _iterate_entries(source: Hdf5Source, table: int, names: bytes) -> Iterator[_Link]:
     signature, version, count = source.unpack("4sBxH", table)
     if signature != b"SNOD" or version != 1:
         raise Hdf5Error("a table of a group is damaged")
     for start, address, kind in struct.iter_unpack("<QQI20x", source.view(table + 8, 40 * count)):
         if kind > 1:
-            raise Hdf5Error(_ELSEWHERE)
-        end = names.find(b"\0", start, start + LONGEST_NAME)
+            raise Hdf5Error(_NOT_HARD_LINK)
+        end = names.find(b"\0", start, start + MAX_NAME_BYTES)
         if end < 0:
             raise Hdf5Error("the name of a member has no end")
         source.charge(end - start)  # names may overlap
-        yield _Link(_checked_name(names[start:end]), address, 0)
+        yield _Link(_decode_member_name(names[start:end]), address, 0)
 
 
 # Links --------------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ def _parse_link(message: bytes) -> _Link:
     if flags & 8:  # the link type, which hard links may omit
         (kind,) = unpack_fields("B", message, at)
         if kind != 0:
-            raise Hdf5Error(_ELSEWHERE)
+            raise Hdf5Error(_NOT_HARD_LINK)
         at += 1
     if flags & 4:
         (order,) = unpack_fields("Q", message, at)
@@ -140,10 +144,10 @@ def _parse_link(message: bytes) -> _Link:
     at += 1 if flags & 16 else 0  # the character set; names are ASCII or UTF-8
     (length,) = unpack_fields("BHIQ"[flags & 3], message, at)
     at += 1 << (flags & 3)
-    if length > LONGEST_NAME:
+    if length > MAX_NAME_BYTES:
         raise Hdf5Error(f"the name of a member is {length} bytes long")
     (address,) = unpack_fields("Q", message, at + length)
-    return _Link(_checked_name(message[at : at + length]), address, order)
+    return _Link(_decode_member_name(message[at : at + length]), address, order)
 
 
 class _FractalHeap:
@@ -182,13 +186,13 @@ class _FractalHeap:
             column, offset = divmod(offset - (self._width * size if row else 0), size)
             if row >= rows or column >= self._width:
                 raise Hdf5Error("a link is outside of its heap")
-            block = self._table(block, rows)[row * self._width + column]
+            block = self._read_table(block, rows)[row * self._width + column]
             rows = 0
             if row >= self._direct_rows:
                 rows = size.bit_length() - (self._width * self._start).bit_length() + 1
         return block + offset
 
-    def _table(self, block: int, rows: int) -> tuple[int, ...]:
+    def _read_table(self, block: int, rows: int) -> tuple[int, ...]:
         if block not in self._children:
             head = 13 + self._offset_size
             if self._source.read(block, 5) != b"FHIB\0":
@@ -205,32 +209,36 @@ def _is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-_RECORD = 11  # bytes of a record: the hash of a name, and its key in the heap
+_RECORD_BYTES = 11  # bytes of a record: the hash of a name, and its key in the heap
 
 
-def _tree_records(source: Hdf5Source, address: int) -> Iterator[bytes]:
+def _iterate_records(source: Hdf5Source, address: int) -> Iterator[bytes]:
     """Yields the records of a version-2 B-tree of names, in no particular order."""
     head = source.unpack("4sBBIHHxxQH", address)
     signature, version, kind, node_size, record, depth, root, count = head
-    most = (node_size - 10) // _RECORD  # records of a leaf
-    if (signature, version, kind, record) != (b"BTHD", 0, 5, _RECORD) or depth > 16 or most < 1:
+    max_records = (node_size - 10) // _RECORD_BYTES  # records of a leaf
+    if (
+        (signature, version, kind, record) != (b"BTHD", 0, 5, _RECORD_BYTES)
+        or depth > 16
+        or max_records < 1
+    ):
         raise Hdf5Error("the index of a group is damaged")
-    count_size, pointers = _bytes_for(most), _pointer_sizes(node_size, depth)
+    count_size, pointers = _count_bytes(max_records), _pointer_sizes(node_size, depth)
     pending = [(root, count, depth)] if count else []
     while pending:
         node, count, level = pending.pop()
         children = count + 1 if level else 0
-        if count > most:
+        if count > max_records:
             raise Hdf5Error("a node of a group's index is damaged")
-        body = source.read(node, 6 + count * _RECORD + children * pointers[level])
+        body = source.read(node, 6 + count * _RECORD_BYTES + children * pointers[level])
         if body[:6] != (b"BTIN" if level else b"BTLF") + b"\0\x05":
             raise Hdf5Error("a node of a group's index is damaged")
-        end = 6 + count * _RECORD
-        yield from (body[at : at + _RECORD] for at in range(6, end, _RECORD))
+        end = 6 + count * _RECORD_BYTES
+        yield from (body[at : at + _RECORD_BYTES] for at in range(6, end, _RECORD_BYTES))
         for at in range(end, len(body), pointers[level] or 1):
             (child,) = unpack_fields("Q", body, at)
-            below = int.from_bytes(body[at + 8 : at + 8 + count_size], "little")
-            pending.append((child, below, level - 1))
+            child_count = int.from_bytes(body[at + 8 : at + 8 + count_size], "little")
+            pending.append((child, child_count, level - 1))
 
 
 def _pointer_sizes(node_size: int, depth: int) -> list[int]:
@@ -238,15 +246,15 @@ def _pointer_sizes(node_size: int, depth: int) -> list[int]:
 
     A pointer has an address, the record count of the child, and above level 1 that of its subtree.
     """
-    total = most = (node_size - 10) // _RECORD  # records in and below a node of a level
+    total = most = (node_size - 10) // _RECORD_BYTES  # records in and below a node of a level
     pointers = [0]
     for level in range(1, depth + 1):
-        size = 8 + _bytes_for(most) + (_bytes_for(total) if level > 1 else 0)
-        fitting = (node_size - 10 - size) // (_RECORD + size)
+        size = 8 + _count_bytes(most) + (_count_bytes(total) if level > 1 else 0)
+        fitting = (node_size - 10 - size) // (_RECORD_BYTES + size)
         total = (fitting + 1) * total + fitting
         pointers.append(size)
     return pointers
 
 
-def _bytes_for(number: int) -> int:
+def _count_bytes(number: int) -> int:
     return (number.bit_length() + 7) // 8

@@ -20,7 +20,7 @@ import numpy as np
 
 from tfpolicies.storage.hdf5_links import read_links, read_symbol_table
 from tfpolicies.storage.hdf5_source import (
-    LONGEST_NAME,
+    MAX_NAME_BYTES,
     UNDEFINED,
     Hdf5Error,
     Hdf5Source,
@@ -49,7 +49,7 @@ class _Message(NamedTuple):
     body: bytes
 
 
-class _Type(NamedTuple):
+class _Datatype(NamedTuple):
     """A datatype: numbers of a NumPy dtype, or strings of fixed or varying length."""
 
     dtype: np.dtype | None
@@ -68,7 +68,7 @@ class Hdf5Object:
     def __init__(self, source: Hdf5Source, address: int) -> None:
         self._source = source
         self.address = address
-        self._messages = list(_messages(source, address))
+        self._messages = list(_iterate_messages(source, address))
         self._groups: dict[str, Hdf5Object] = {}
         kinds = {message.kind for message in self._messages}
         self.is_dataset = _LAYOUT in kinds
@@ -77,7 +77,7 @@ class Hdf5Object:
             raise UnsupportedHdf5Error("an object is neither a group nor a dataset")
 
     @classmethod
-    def root_of(cls, content: bytes) -> Hdf5Object:
+    def read_root(cls, content: bytes) -> Hdf5Object:
         """Returns the root group of a file.
 
         Raises:
@@ -94,11 +94,11 @@ class Hdf5Object:
             Hdf5Error: if this is not a group, or one of the links is not a hard link.
         """
         if all(message.kind != _LINK_INFO for message in self._messages):
-            return read_symbol_table(self._source, self._one(_SYMBOL_TABLE, "group"))
+            return read_symbol_table(self._source, self._get_message_body(_SYMBOL_TABLE, "group"))
         links = (message.body for message in self._messages if message.kind == _LINK)
-        return read_links(self._source, self._one(_LINK_INFO, "group"), links)
+        return read_links(self._source, self._get_message_body(_LINK_INFO, "group"), links)
 
-    def child(self, name: str) -> Hdf5Object:
+    def get_child(self, name: str) -> Hdf5Object:
         """Returns a member of a group; groups are parsed once.
 
         Raises:
@@ -113,9 +113,9 @@ class Hdf5Object:
 
     def find(self, path: str) -> Hdf5Object:
         """Returns the object at a path of names below a group; see `child`."""
-        return functools.reduce(Hdf5Object.child, path.split("/"), self)
+        return functools.reduce(Hdf5Object.get_child, path.split("/"), self)
 
-    def strings(self, attribute: str) -> list[str] | None:
+    def read_strings(self, attribute: str) -> list[str] | None:
         """Returns the strings of an attribute, or None if there is none of that name.
 
         An attribute without elements is an empty list, whatever its type.
@@ -124,13 +124,13 @@ class Hdf5Object:
             Hdf5Error: if its elements are not strings, or longer than names may be.
         """
         parts = self._attributes.get(attribute.encode())
-        return None if parts is None else self._strings(*parts)
+        return None if parts is None else self._decode_strings(*parts)
 
     @functools.cached_property
     def _attributes(self) -> dict[bytes, tuple[int, bytes, bytes, bytes]]:
-        return dict(_attribute(m) for m in self._messages if m.kind == _ATTRIBUTE)
+        return dict(_parse_attribute(m) for m in self._messages if m.kind == _ATTRIBUTE)
 
-    def array(self) -> np.ndarray:
+    def read_array(self) -> np.ndarray:
         """Returns the numbers of a dataset as a new array, in the byte order of the file.
 
         Raises:
@@ -139,13 +139,15 @@ class Hdf5Object:
         kinds = {message.kind for message in self._messages}
         if kinds & {_FILTERS, _EXTERNAL}:
             raise UnsupportedHdf5Error("it is compressed or stored outside the file")
-        shape = _shape(self._one(_DATASPACE, "dataset"))
-        dtype, itemsize = _datatype(self._one(_DATATYPE, "dataset"))[:2]
+        shape = _parse_shape(self._get_message_body(_DATASPACE, "dataset"))
+        dtype, itemsize = _parse_datatype(self._get_message_body(_DATATYPE, "dataset"))[:2]
         if dtype is None:
             raise UnsupportedHdf5Error(
                 "it does not hold bools, integers or floats of 8 to 64 bits (bfloat16, perhaps)"
             )
-        content = self._content(self._one(_LAYOUT, "dataset"), math.prod(shape) * itemsize)
+        content = self._read_content(
+            self._get_message_body(_LAYOUT, "dataset"), math.prod(shape) * itemsize
+        )
         try:
             array = np.frombuffer(content, np.uint8).view(dtype).reshape(shape).copy()
         except ValueError as error:  # such as (0, 2**62)
@@ -154,51 +156,53 @@ class Hdf5Object:
             raise Hdf5Error("a bool of it is neither 0 nor 1")
         return array
 
-    def _content(self, layout: bytes, size: int) -> bytes | memoryview:
+    def _read_content(self, layout: bytes, size: int) -> bytes | memoryview:
         version, kind = unpack_fields("BB", layout)
         if version not in (3, 4) or kind not in (_COMPACT, _CONTIGUOUS):
-            how = "in chunks" if kind == _CHUNKED else "in a way unknown here"
-            raise UnsupportedHdf5Error(f"it is stored {how}")
+            storage_form = "in chunks" if kind == _CHUNKED else "in a way unknown here"
+            raise UnsupportedHdf5Error(f"it is stored {storage_form}")
         content: bytes | memoryview
         if kind == _COMPACT:
-            (stored,) = unpack_fields("H", layout, 2)
-            content = layout[4 : 4 + stored]
+            (stored_size,) = unpack_fields("H", layout, 2)
+            content = layout[4 : 4 + stored_size]
         else:
-            address, stored = unpack_fields("QQ", layout, 2)
+            address, stored_size = unpack_fields("QQ", layout, 2)
             if size and address == UNDEFINED:
                 raise Hdf5Error("it was never written")
             content = self._source.view(address, size) if size else b""
-        if (size and stored != size) or len(content) != size:
-            raise Hdf5Error(f"it needs {size} bytes for its shape, but has {stored}")
+        if (size and stored_size != size) or len(content) != size:
+            raise Hdf5Error(f"it needs {size} bytes for its shape, but has {stored_size}")
         return content
 
-    def _one(self, kind: int, what: str) -> bytes:
+    def _get_message_body(self, kind: int, object_kind: str) -> bytes:
         bodies = [message for message in self._messages if message.kind == kind]
         if len(bodies) != 1 or bodies[0].flags & 2:  # 2: a shared message, stored elsewhere
-            raise UnsupportedHdf5Error(f"it is not a plain {what}")
+            raise UnsupportedHdf5Error(f"it is not a plain {object_kind}")
         return bodies[0].body
 
-    def _strings(self, flags: int, datatype: bytes, dataspace: bytes, data: bytes) -> list[str]:
-        shape = _shape(dataspace)
+    def _decode_strings(
+        self, flags: int, datatype: bytes, dataspace: bytes, data: bytes
+    ) -> list[str]:
+        shape = _parse_shape(dataspace)
         count = math.prod(shape)
         if count == 0:
             return []
-        kind = _datatype(datatype)
+        kind = _parse_datatype(datatype)
         if flags & 3 or not kind.is_text or len(shape) > 1 or count * kind.size > len(data):
             raise Hdf5Error("an attribute of names is not a list of strings")
         pieces = [data[i * kind.size : (i + 1) * kind.size] for i in range(count)]
         if kind.is_varying:
-            pieces = [self._varying(piece) for piece in pieces]
+            pieces = [self._read_varying_string(piece) for piece in pieces]
         return [decode_name(piece.split(b"\0")[0]) for piece in pieces]
 
-    def _varying(self, reference: bytes) -> bytes:
+    def _read_varying_string(self, reference: bytes) -> bytes:
         length, heap, index = unpack_fields("IQI", reference)
-        if length > LONGEST_NAME:
+        if length > MAX_NAME_BYTES:
             raise Hdf5Error(f"a name is {length} bytes long")
-        return self._source.heap_object(heap, index)[:length] if length else b""
+        return self._source.read_heap_object(heap, index)[:length] if length else b""
 
 
-def _messages(source: Hdf5Source, address: int) -> Iterator[_Message]:
+def _iterate_messages(source: Hdf5Source, address: int) -> Iterator[_Message]:
     version, count, size = source.unpack("BxH4xI", address)
     if version != 1:
         raise UnsupportedHdf5Error("an object header does not have version 1")
@@ -218,7 +222,7 @@ def _messages(source: Hdf5Source, address: int) -> Iterator[_Message]:
         raise Hdf5Error("an object has fewer messages than its header says")
 
 
-def _attribute(message: _Message) -> tuple[bytes, tuple[int, bytes, bytes, bytes]]:
+def _parse_attribute(message: _Message) -> tuple[bytes, tuple[int, bytes, bytes, bytes]]:
     """Returns name and (flags, datatype, dataspace, data) of an attribute message."""
     body = message.body
     version, flags, *sizes = unpack_fields("BBHHH", body)
@@ -234,14 +238,14 @@ def _attribute(message: _Message) -> tuple[bytes, tuple[int, bytes, bytes, bytes
     return name.split(b"\0")[0], (shared, datatype, dataspace, body[at:])
 
 
-def _shape(body: bytes) -> tuple[int, ...]:
+def _parse_shape(body: bytes) -> tuple[int, ...]:
     version, rank, flags, kind = unpack_fields("BBBB", body)
     if version not in (1, 2) or rank > _MAX_RANK or flags > 1 or (version == 2 and kind > 1):
         raise Hdf5Error("it has an impossible shape")
     return unpack_fields(f"{rank}Q", body[8 if version == 1 else 4 :])
 
 
-def _datatype(body: bytes) -> _Type:
+def _parse_datatype(body: bytes) -> _Datatype:
     head, bits, _, size = unpack_fields("BBHI", body)
     kind, version = head & 15, head >> 4
     if version not in (1, 2, 3):
@@ -254,7 +258,7 @@ def _datatype(body: bytes) -> _Type:
         name = _FLOATS.get((size, *layout, bias))
         dtype = np.dtype(f"{'>' if bits & 1 else '<'}{name}") if name and not offset else None
     if kind == 8 and size == 1 and body[20:].startswith(_BOOL_MEMBERS):
-        dtype = np.dtype(bool) if _datatype(body[8:20]).dtype == np.int8 else None
+        dtype = np.dtype(bool) if _parse_datatype(body[8:20]).dtype == np.int8 else None
     is_varying = kind == 9 and bits & 15 == 1 and size == 16
-    is_fixed = kind == 3 and 0 < size <= LONGEST_NAME
-    return _Type(dtype, size, is_varying or is_fixed, is_varying)
+    is_fixed = kind == 3 and 0 < size <= MAX_NAME_BYTES
+    return _Datatype(dtype, size, is_varying or is_fixed, is_varying)

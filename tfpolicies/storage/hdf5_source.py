@@ -14,9 +14,9 @@ from typing import Any
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 UNDEFINED = (1 << 64) - 1  # address of unallocated data
-LONGEST_NAME = 4096  # bytes of a link's, layer's or weight's name
+MAX_NAME_BYTES = 4096  # bytes of a link's, layer's or weight's name
 
-_ACCESS = 64  # charged for each access, in addition to the bytes it reads
+_ACCESS_COST = 64  # charged for each access, in addition to the bytes it reads
 
 
 class Hdf5Error(ValueError):
@@ -64,7 +64,7 @@ class Hdf5Source:
         Raises:
             Hdf5Error: if they are not in the file, or the budget is spent.
         """
-        self.charge(size + _ACCESS)
+        self.charge(size + _ACCESS_COST)
         if address + size > len(self._content):
             raise Hdf5Error(f"it points to byte {address + size}, but has {len(self._content)}")
         return self._content[address : address + size]
@@ -87,21 +87,21 @@ class Hdf5Source:
         """Returns the little-endian fields of a `struct` layout at an address."""
         return struct.unpack("<" + layout, self.view(address, struct.calcsize("<" + layout)))
 
-    def heap_object(self, heap: int, index: int) -> bytes:
+    def read_heap_object(self, heap: int, index: int) -> bytes:
         """Returns an object of the global heap collection at address `heap`.
 
         Raises:
             Hdf5Error: if there is no such object.
         """
         if heap not in self._heaps:
-            self._heaps[heap] = dict(self._heap_objects(heap))
+            self._heaps[heap] = dict(self._iterate_heap_objects(heap))
         if index not in self._heaps[heap]:
             raise Hdf5Error(f"a string refers to object {index} of a heap that does not have it")
         content = self._heaps[heap][index]
         self.charge(len(content))
         return content
 
-    def _heap_objects(self, heap: int) -> Iterator[tuple[int, bytes]]:
+    def _iterate_heap_objects(self, heap: int) -> Iterator[tuple[int, bytes]]:
         signature, version, size = self.unpack("4sB3xQ", heap)
         if signature != b"GCOL" or version != 1:
             raise Hdf5Error("a global heap does not begin with its signature")

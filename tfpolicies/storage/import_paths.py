@@ -13,14 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from tfpolicies.errors import CheckpointError
-from tfpolicies.marks import fits
+from tfpolicies.marks import is_allowed
 
-OWN = "tfpolicies"
-TRUSTED = (OWN,)
+OWN_PACKAGE = "tfpolicies"
+TRUSTED_PACKAGES = (OWN_PACKAGE,)
 
 
 @dataclass(frozen=True)
-class Missing:
+class UnresolvedObject:
     """Placeholder in a decoded value for an object that could not, or must not, be imported.
 
     Attributes:
@@ -44,33 +44,33 @@ class Missing:
         )
 
 
-def describe(value: object) -> str:
+def get_declared_path(value: object) -> str:
     """Returns the path `module:qualname` under which `value` claims to be importable.
 
-    >>> describe(Missing)
+    >>> get_declared_path(UnresolvedObject)
     'tfpolicies.storage.import_paths:Missing'
     """
-    named = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
-    return f"{getattr(named, '__module__', None)}:{named.__qualname__}"  # type: ignore[attr-defined]
+    target = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
+    return f"{getattr(target, '__module__', None)}:{target.__qualname__}"  # type: ignore[attr-defined]
 
 
-def import_path(value: object) -> str | None:
+def get_import_path(value: object) -> str | None:
     """Returns `describe(value)` if that path leads to `value` itself, else None.
 
-    >>> import_path(describe)
+    >>> get_import_path(get_declared_path)
     'tfpolicies.storage.import_paths:describe'
-    >>> print(import_path(lambda: 0))
+    >>> print(get_import_path(lambda: 0))
     None
     """
-    path = describe(value)
+    path = get_declared_path(value)
     module, _, qualname = path.partition(":")
-    return path if _walk(sys.modules.get(module), qualname) is value else None
+    return path if _get_nested_attribute(sys.modules.get(module), qualname) is value else None
 
 
-def resolve(
-    path: str, place: str, *, functions: bool = False, trusted: Collection[str] = TRUSTED
+def resolve_import_path(
+    path: str, role: str, *, functions: bool = False, trusted: Collection[str] = TRUSTED_PACKAGES
 ) -> Any:
-    """Returns the object at `path` if it is allowed in the role `role`, or a `Missing`.
+    """Returns the object at `path` if it is allowed in the role `role`, or a `UnresolvedObject`.
 
     The object must be defined, under exactly that path, in a module of a `trusted` top-level
     package (imported if necessary), so that objects which a trusted module merely imports (`os`,
@@ -83,41 +83,47 @@ def resolve(
         functions: whether functions, or classes used as functions, are allowed.
         trusted: the packages.
 
-    >>> resolve("os:system", "callbacks")
+    >>> resolve_import_path("os:system", "callbacks")
     Missing(name='os:system', importable=True)
     """
-    found = _defined(path, trusted)
-    by_word = functions and callable(found) and path.partition(":")[0].partition(".")[0] != OWN
-    return found if by_word or fits(found, place) else Missing(path, importable=True)
+    resolved = _import_definition(path, trusted)
+    is_trusted_function = (
+        functions and callable(resolved) and path.partition(":")[0].partition(".")[0] != OWN_PACKAGE
+    )
+    return (
+        resolved
+        if is_trusted_function or is_allowed(resolved, role)
+        else UnresolvedObject(path, importable=True)
+    )
 
 
-def class_of_name(name: str, place: str) -> str | Missing:
-    """Returns the name of a class to import if a file may name it; else a `Missing`.
+def check_class_name(name: str, role: str) -> str | UnresolvedObject:
+    """Returns the name of a class to import if a file may name it; else a `UnresolvedObject`.
 
     Args:
         name: "package.module:Class" or "package.module.Class".
         role: the role for which the class must be allowed.
     """
     module, _, qualname = name.replace(":", ".").rpartition(".")
-    found = resolve(f"{module}:{qualname}", place)
-    return name if isinstance(found, type) else Missing(name, importable=True)
+    resolved = resolve_import_path(f"{module}:{qualname}", role)
+    return name if isinstance(resolved, type) else UnresolvedObject(name, importable=True)
 
 
-def _defined(path: str, trusted: Collection[str]) -> Any:
+def _import_definition(path: str, trusted: Collection[str]) -> Any:
     """Returns the object that a module of a trusted package defines under a path, or None."""
     module, _, qualname = path.partition(":")
     parts = module.split(".")
     if parts[0] not in trusted or not all(x.isidentifier() and x != "__main__" for x in parts):
         return None
     try:
-        found = _walk(importlib.import_module(module), qualname)
+        definition = _get_nested_attribute(importlib.import_module(module), qualname)
     except ImportError:
         return None
-    return found if found is not None and import_path(found) == path else None
+    return definition if definition is not None and get_import_path(definition) == path else None
 
 
-def _walk(module: ModuleType | None, qualname: str) -> Any:
-    found = module
+def _get_nested_attribute(module: ModuleType | None, qualname: str) -> Any:
+    value = module
     for name in qualname.split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value

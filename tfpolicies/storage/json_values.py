@@ -7,7 +7,7 @@ JSON values stay as they are. Everything else becomes an object with one key tha
 `$tuple`, `$set`,  a list of the elements
 `$frozenset`
 `$dict`            a list of pairs: a dict with a key that is not a string or starts with `$`
-`$scalar`          a NumPy scalar: dtype and value
+`$make_scalar`          a NumPy scalar: dtype and value
 `$array`           a small NumPy array: dtype, shape and elements
 `$space`           a Gymnasium space
 `$import`          a class or function, by its import path "package.module:qualname"
@@ -35,7 +35,7 @@ from tfpolicies.storage.arrays_json import (
     encode_number,
     is_plain_dtype,
 )
-from tfpolicies.storage.import_paths import Missing, describe, import_path
+from tfpolicies.storage.import_paths import UnresolvedObject, get_declared_path, get_import_path
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 from tfpolicies.type_aliases import Json, Setting
 
@@ -46,8 +46,8 @@ _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}
 def encode_value(value: object) -> Any:
     """Returns `value` as JSON values.
 
-    Objects without an import path are stored only by name: lambdas, functions defined in
-    functions, instances. `decode_value` replaces them by a `Missing`, and `warn_of_unavailable`
+    Objects without an import path are stored only by name: lambdas, functions defined in functions,
+    instances. `decode_value` replaces them by a `UnresolvedObject`, and `warn_unavailable_objects`
     lists them. An `OrderedDict` becomes a dict.
 
     Raises:
@@ -65,14 +65,14 @@ def encode_value(value: object) -> Any:
         ) from None
 
 
-def warn_of_unavailable(record: Json) -> None:
+def warn_unavailable_objects(record: Json) -> None:
     """Warns once about all objects in a record that have no import path.
 
     Args:
         record: JSON values that contain results of `encode_value`.
     """
-    parts = parts_in(record, "")
-    names = dict.fromkeys(x for place, x in parts if place.endswith("['$unavailable']"))
+    parts = iterate_parts(record, "")
+    names = dict.fromkeys(x for path, x in parts if path.endswith("['$unavailable']"))
     if names:
         warnings.warn(
             f"These have no import path and are stored by name only: {', '.join(names)}. Loading "
@@ -86,8 +86,9 @@ def warn_of_unavailable(record: Json) -> None:
 def decode_value(record: Json) -> Any:
     """Inverse of `encode_value`, but without objects: nothing that a record names is imported.
 
-    Each class and function becomes a `Missing`. `places.admitted` replaces those that are allowed;
-    without it all stay unresolved, so a location without a rule never gets an object.
+    Each class and function becomes a `UnresolvedObject`. `places.resolve_allowed` replaces those
+    that are allowed; without it all stay unresolved, so a location without a rule never gets an
+    object.
 
     Args:
         record: Result of `encode_value`, perhaps read from a JSON file.
@@ -106,16 +107,18 @@ def decode_value(record: Json) -> Any:
         raise CheckpointError("The record of a value is nested too deeply.") from None
 
 
-def find_missing(value: Setting) -> dict[str, Missing]:
-    """Returns each `Missing` in a decoded value by its path; empty if there is none.
+def find_unresolved(value: Setting) -> dict[str, UnresolvedObject]:
+    """Returns each `UnresolvedObject` in a decoded value by its path; empty if there is none.
 
-    >>> find_missing({"multi_agent": {"mapping": Missing("train:<lambda>")}, "lr": 0.1})
+    >>> find_unresolved({"multi_agent": {"mapping": UnresolvedObject("train:<lambda>")}, "lr": 0.1})
     {"['multi_agent']['mapping']": Missing(name='train:<lambda>', importable=False)}
     """
-    return {place: found for place, found in parts_in(value, "") if isinstance(found, Missing)}
+    return {
+        path: part for path, part in iterate_parts(value, "") if isinstance(part, UnresolvedObject)
+    }
 
 
-def parts_in(value: Setting, place: str) -> Iterator[tuple[str, Any]]:
+def iterate_parts(value: Setting, path: str) -> Iterator[tuple[str, Any]]:
     """Yields the elements of nested dicts, lists, tuples and sets, each with its path.
 
     Args:
@@ -124,13 +127,13 @@ def parts_in(value: Setting, place: str) -> Iterator[tuple[str, Any]]:
     """
     if isinstance(value, dict):
         for key, element in value.items():
-            yield from parts_in(key, f"{place}.keys()")
-            yield from parts_in(element, f"{place}[{key!r}]")
+            yield from iterate_parts(key, f"{path}.keys()")
+            yield from iterate_parts(element, f"{path}[{key!r}]")
     elif isinstance(value, list | tuple | set | frozenset):
         for index, element in enumerate(value):
-            yield from parts_in(element, f"{place}[{index}]")
+            yield from iterate_parts(element, f"{path}[{index}]")
     else:
-        yield place, value
+        yield path, value
 
 
 def _encode(value: Any) -> Any:
@@ -163,10 +166,10 @@ def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _encode_object(value: Setting) -> dict[str, str]:
-    if isinstance(value, Missing):
+    if isinstance(value, UnresolvedObject):
         return {"$import" if value.importable else "$unavailable": value.name}
-    path = import_path(value)
-    return {"$unavailable": describe(value)} if path is None else {"$import": path}
+    path = get_import_path(value)
+    return {"$unavailable": get_declared_path(value)} if path is None else {"$import": path}
 
 
 def _decode(record: Json) -> Any:
@@ -187,14 +190,14 @@ def _decode(record: Json) -> Any:
 def _decode_tagged(tag: str, content: Any) -> Any:
     if tag in _COLLECTIONS and isinstance(content, list):
         elements = [_decode(element) for element in content]
-        return _hashable(tag, lambda: _COLLECTIONS[tag](elements))
+        return _build_hashable(tag, lambda: _COLLECTIONS[tag](elements))
     if tag == "$dict" and isinstance(content, list):
         if any(not isinstance(pair, list) or len(pair) != 2 for pair in content):
             raise CheckpointError("A $dict record needs a list of pairs.")
         pairs = [[_decode(part) for part in pair] for pair in content]
-        return _hashable(tag, lambda: dict(pairs))
+        return _build_hashable(tag, lambda: dict(pairs))
     if tag in ("$import", "$unavailable") and isinstance(content, str):
-        return Missing(content, importable=tag == "$import")
+        return UnresolvedObject(content, importable=tag == "$import")
     if tag == "$float":
         return decode_number({tag: content})
     if tag == "$array":
@@ -206,7 +209,7 @@ def _decode_tagged(tag: str, content: Any) -> Any:
     raise CheckpointError(f"A record tagged {tag!r} is unknown or malformed.")
 
 
-def _hashable(tag: str, build: Callable[[], Any]) -> Any:
+def _build_hashable(tag: str, build: Callable[[], Any]) -> Any:
     try:
         return build()
     except TypeError as error:

@@ -10,16 +10,23 @@ from typing import Any
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import CheckpointError
-from tfpolicies.storage.spaces_json import require_plausible_spaces
+from tfpolicies.storage.spaces_json import check_space_sizes
 from tfpolicies.type_aliases import Json
 
 FORMAT_VERSION = 1
-LARGEST = 1 << 25  # bytes of a manifest
-_MOST_VALUES, _MOST_PARTS = 1 << 22, 1 << 20  # limits of values, and of lists and objects
+MAX_MANIFEST_BYTES = 1 << 25  # bytes of a manifest
+_MAX_VALUES, _MAX_CONTAINERS = 1 << 22, 1 << 20  # limits of values, and of lists and objects
 
 POLICIES = "policies"
 SEGMENT, SEGMENTS = "segment", "segments"
-_OWN_ENTRIES = ("format_version", "tfpolicies_version", "arrays", POLICIES, SEGMENTS, "checksum")
+_RESERVED_ENTRIES = (
+    "format_version",
+    "tfpolicies_version",
+    "arrays",
+    POLICIES,
+    SEGMENTS,
+    "checksum",
+)
 GROUP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 MANIFEST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
 ARRAY_FILE = re.compile(r"[A-Za-z][A-Za-z0-9_]*-[0-9a-f]{16}\.h5")
@@ -42,9 +49,9 @@ def check_new_manifest(name: str, manifest: dict[str, Any]) -> None:
         raise CheckpointError(
             f"`manifest` for {name} must be a dict with a string 'type', got {manifest!r}."
         )
-    taken = sorted(set(manifest) & set(_OWN_ENTRIES))
-    if taken:
-        raise CheckpointError(f"`manifest` for {name} must not set {taken}: they are reserved.")
+    reserved = sorted(set(manifest) & set(_RESERVED_ENTRIES))
+    if reserved:
+        raise CheckpointError(f"`manifest` for {name} must not set {reserved}: they are reserved.")
     _check_json(name, manifest)
 
 
@@ -61,14 +68,14 @@ def dump_manifest(
     Raises:
         CheckpointError: if it exceeds the limit for reading.
     """
-    require_plausible_spaces(manifest)
+    check_space_sizes(manifest)
     versions = {"format_version": FORMAT_VERSION, "tfpolicies_version": __version__}
-    whole = {**manifest, **versions, "arrays": arrays, POLICIES: policies}
+    entries = {**manifest, **versions, "arrays": arrays, POLICIES: policies}
     if segments:
-        whole[SEGMENTS] = segments
-    whole["checksum"] = checksum(whole)
-    text = (json.dumps(whole, indent=2) + "\n").encode()
-    reason = _excess(text)
+        entries[SEGMENTS] = segments
+    entries["checksum"] = compute_checksum(entries)
+    text = (json.dumps(entries, indent=2) + "\n").encode()
+    reason = _find_excess(text)
     if reason:
         raise CheckpointError(
             f"The manifest of a checkpoint cannot be written: {reason}. Put large arrays of "
@@ -87,9 +94,9 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
     try:
         manifest = load_json(text)
     except (ValueError, RecursionError) as error:
-        raise invalid(path, f"it is not JSON ({error})") from error
+        raise make_invalid_error(path, f"it is not JSON ({error})") from error
     if not isinstance(manifest, dict):
-        raise invalid(path, f"it holds a JSON {type(manifest).__name__}, not an object")
+        raise make_invalid_error(path, f"it holds a JSON {type(manifest).__name__}, not an object")
     if manifest.get("type") != kind:
         raise CheckpointError(
             f"{str(path)!r} has type {manifest.get('type')!r}, but must have {kind!r}. "
@@ -102,20 +109,22 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
             f"{manifest.get('tfpolicies_version')!r}; this is tfpolicies {__version__}, which "
             f"reads version {FORMAT_VERSION}. Use the tfpolicies that wrote it, or a newer one."
         )
-    if manifest.get("checksum") != checksum(manifest):
-        raise invalid(path, "its checksum differs: it was damaged or edited after it was written")
-    require_plausible_spaces(manifest)
+    if manifest.get("checksum") != compute_checksum(manifest):
+        raise make_invalid_error(
+            path, "its checksum differs: it was damaged or edited after it was written"
+        )
+    check_space_sizes(manifest)
     for entry in ("arrays", POLICIES):
         if not isinstance(manifest.get(entry), dict):
-            raise invalid(path, f"its entry {entry!r} is not an object")
-    for group, listed in manifest["arrays"].items():
-        _check_array_entry(path, group, listed)
-    for policy_id, listed in manifest[POLICIES].items():
-        _check_policy_entry(path, policy_id, listed)
+            raise make_invalid_error(path, f"its entry {entry!r} is not an object")
+    for group, file_entry in manifest["arrays"].items():
+        _check_array_entry(path, group, file_entry)
+    for policy_id, file_entry in manifest[POLICIES].items():
+        _check_policy_entry(path, policy_id, file_entry)
     if not isinstance(manifest.setdefault(SEGMENTS, []), list):
-        raise invalid(path, f"its entry {SEGMENTS!r} is not a list")
-    for listed in manifest[SEGMENTS]:
-        _check_array_entry(path, SEGMENT, listed)
+        raise make_invalid_error(path, f"its entry {SEGMENTS!r} is not a list")
+    for file_entry in manifest[SEGMENTS]:
+        _check_array_entry(path, SEGMENT, file_entry)
     return manifest
 
 
@@ -125,22 +134,22 @@ def load_json(text: bytes) -> Any:
     Raises:
         ValueError: if it is too long, or not JSON.
     """
-    reason = _excess(text)
+    reason = _find_excess(text)
     if reason:
         raise ValueError(reason)
     return json.loads(text)
 
 
-def _excess(text: bytes) -> str | None:
+def _find_excess(text: bytes) -> str | None:
     """Returns a message about the exceeded limit of a JSON text, or None."""
-    values, parts = text.count(b","), text.count(b"[") + text.count(b"{")
-    for count, most, what in (
-        (len(text), LARGEST, "bytes"),
-        (values, _MOST_VALUES, "values"),
-        (parts, _MOST_PARTS, "lists and objects"),
+    values, containers = text.count(b","), text.count(b"[") + text.count(b"{")
+    for count, limit, unit in (
+        (len(text), MAX_MANIFEST_BYTES, "bytes"),
+        (values, _MAX_VALUES, "values"),
+        (containers, _MAX_CONTAINERS, "lists and objects"),
     ):
-        if count > most:
-            return f"it has about {count} {what}, and the limit is {most}"
+        if count > limit:
+            return f"it has about {count} {unit}, and the limit is {limit}"
     return None
 
 
@@ -149,7 +158,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def invalid(path: Path, reason: str) -> CheckpointError:
+def make_invalid_error(path: Path, reason: str) -> CheckpointError:
     """Returns the error for a checkpoint that cannot be read at all."""
     return CheckpointError(f"{str(path)!r} does not seem to be valid: {reason}.")
 
@@ -169,38 +178,44 @@ def _check_json(name: str, manifest: dict[str, Any]) -> None:
 
 
 def _check_array_entry(path: Path, group: str, entry: Json) -> None:
-    where = f"the entry of array group {group!r}"
-    file, digest, size = _fields(path, where, entry, "file", "sha256", "bytes")
-    if not _is_text(digest, _SHA256) or type(size) is not int or size < 0:
-        raise invalid(path, f"{where} has no proper checksum or size")
-    if not _is_text(file, ARRAY_FILE) or file != f"{group}-{digest[:16]}.h5":
-        raise invalid(path, f"{where} names {file!r}, which is not an array file of this folder")
+    subject = f"the entry of array group {group!r}"
+    file, digest, size = _get_fields(path, subject, entry, "file", "sha256", "bytes")
+    if not _is_matching_text(digest, _SHA256) or type(size) is not int or size < 0:
+        raise make_invalid_error(path, f"{subject} has no proper checksum or size")
+    if not _is_matching_text(file, ARRAY_FILE) or file != f"{group}-{digest[:16]}.h5":
+        raise make_invalid_error(
+            path, f"{subject} names {file!r}, which is not an array file of this folder"
+        )
 
 
 def _check_policy_entry(path: Path, policy_id: str, entry: Json) -> None:
-    where = f"the entry of policy {policy_id!r}"
-    folder, name, kind, digest = _fields(path, where, entry, "folder", "manifest", "type", "sha256")
-    if not _is_text(digest, _SHA256) or not isinstance(kind, str):
-        raise invalid(path, f"{where} has no proper checksum or type")
+    subject = f"the entry of policy {policy_id!r}"
+    folder, name, kind, digest = _get_fields(
+        path, subject, entry, "folder", "manifest", "type", "sha256"
+    )
+    if not _is_matching_text(digest, _SHA256) or not isinstance(kind, str):
+        raise make_invalid_error(path, f"{subject} has no proper checksum or type")
     parent, _, leaf = folder.rpartition("/") if isinstance(folder, str) else ("", "", "")
-    named = POLICY_FOLDER.fullmatch(leaf)
-    if parent != POLICIES or not named or named[1] != digest[:16]:
-        raise invalid(path, f"{where} names {folder!r}, which is not a policy of this folder")
-    if not _is_text(name, MANIFEST_NAME):
-        raise invalid(path, f"{where} names {name!r}, which is not a manifest")
+    match = POLICY_FOLDER.fullmatch(leaf)
+    if parent != POLICIES or not match or match[1] != digest[:16]:
+        raise make_invalid_error(
+            path, f"{subject} names {folder!r}, which is not a policy of this folder"
+        )
+    if not _is_matching_text(name, MANIFEST_NAME):
+        raise make_invalid_error(path, f"{subject} names {name!r}, which is not a manifest")
 
 
-def _fields(path: Path, where: str, entry: Json, *names: str) -> list[Any]:
+def _get_fields(path: Path, subject: str, entry: Json, *names: str) -> list[Any]:
     if not isinstance(entry, dict) or set(entry) != set(names):
-        raise invalid(path, f"{where} is malformed")
+        raise make_invalid_error(path, f"{subject} is malformed")
     return [entry[name] for name in names]
 
 
-def _is_text(value: Json, pattern: re.Pattern[str]) -> bool:
+def _is_matching_text(value: Json, pattern: re.Pattern[str]) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
-def checksum(manifest: dict[str, Any]) -> str:
+def compute_checksum(manifest: dict[str, Any]) -> str:
     """Returns the SHA-256 of all entries but "checksum"; white space does not matter."""
     entries = {key: value for key, value in manifest.items() if key != "checksum"}
     return sha256(json.dumps(entries, separators=(",", ":")).encode())

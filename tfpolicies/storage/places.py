@@ -7,44 +7,45 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfpolicies.errors import CheckpointError
-from tfpolicies.storage.import_paths import TRUSTED, Missing, resolve
+from tfpolicies.storage.import_paths import TRUSTED_PACKAGES, UnresolvedObject, resolve_import_path
 from tfpolicies.type_aliases import Setting
 
 
 @dataclass(frozen=True)
-class Place:
+class AllowedObject:
     """Rule for the objects allowed at one location.
 
     Attributes:
         role: the role for which an object there must be allowed (`tfpolicies.marks`).
         allows_functions: whether functions, or classes used as functions, are allowed.
-        decode_plain: converts plain JSON at that location to itself, or to a `Missing` if it would import
+        decode_plain: converts plain JSON at that location to itself, or to a `UnresolvedObject` if
+        it would import
             something; None if plain values are harmless.
     """
 
-    kind: str
-    functions: bool = False
-    plain: Callable[[Any], Any] | None = None
+    role: str
+    allows_functions: bool = False
+    decode_plain: Callable[[Any], Any] | None = None
 
 
-Places = Place | Mapping[Any, "Places"] | None
+AllowedObjects = AllowedObject | Mapping[Any, "AllowedObjects"] | None
 """A rule, or rules in a dict, list or tuple by key or index ("*": any); None: nothing allowed."""
 
 
-def admitted(
+def resolve_allowed(
     value: Setting,
-    places: Places,
+    allowed: AllowedObjects,
     *,
-    known: Mapping[str, Any] | None = None,
-    trusted: Collection[str] = TRUSTED,
+    objects: Mapping[str, Any] | None = None,
+    trusted: Collection[str] = TRUSTED_PACKAGES,
 ) -> Any:
     """Returns a result of `decode_value` with the allowed objects resolved.
 
-    All others stay `Missing` (see `find_missing`): those of other packages, those not allowed at
-    their location, and all at locations without a rule.
+    All others stay `UnresolvedObject` (see `find_unresolved`): those of other packages, those not
+    allowed at their location, and all at locations without a rule.
 
     Args:
-        value: with a `Missing` for each object.
+        value: with a `UnresolvedObject` for each object.
         allowed: the rules by location.
         objects: import path or stored name -> the object to use for it, provided by the caller.
         trusted: names of the top-level packages that may be imported.
@@ -52,39 +53,50 @@ def admitted(
     Raises:
         CheckpointError: if the value is nested hundreds of levels deep.
 
-    >>> watching = Missing("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
-    >>> admitted({"callbacks": watching, "more": watching}, {"callbacks": Place("callbacks")})
-    {'callbacks': <class '...DefaultCallbacks'>, 'more': Missing(name='...', importable=True)}
+    >>> watching = UnresolvedObject("tfpolicies.make_config.callbacks:DefaultCallbacks",
+    importable=True) >>> resolve_allowed({"callbacks": watching, "more": watching}, {"callbacks":
+    AllowedObject("callbacks")}) {'callbacks': <class '...DefaultCallbacks'>, 'more':
+    Missing(name='...', importable=True)}
     """
-    given = known or {}
+    objects_by_name = objects or {}
 
-    def looked_up(missing: Missing, place: Places) -> Any:
-        if missing.name in given:
-            return given[missing.name]
-        if not missing.importable or not isinstance(place, Place):
+    def look_up(missing: UnresolvedObject, allowed_object: AllowedObjects) -> Any:
+        if missing.name in objects_by_name:
+            return objects_by_name[missing.name]
+        if not missing.importable or not isinstance(allowed_object, AllowedObject):
             return missing
-        return resolve(missing.name, place.kind, functions=place.functions, trusted=trusted)
+        return resolve_import_path(
+            missing.name,
+            allowed_object.role,
+            functions=allowed_object.allows_functions,
+            trusted=trusted,
+        )
 
-    def walk(value: Setting, places: Places) -> Any:
-        if isinstance(places, Place) and not isinstance(value, Missing):
-            value = value if places.plain is None else places.plain(value)
-        if isinstance(value, Missing):
-            return looked_up(value, places)
+    def walk(value: Setting, allowed_here: AllowedObjects) -> Any:
+        if isinstance(allowed_here, AllowedObject) and not isinstance(value, UnresolvedObject):
+            value = value if allowed_here.decode_plain is None else allowed_here.decode_plain(value)
+        if isinstance(value, UnresolvedObject):
+            return look_up(value, allowed_here)
         if isinstance(value, dict):  # not Mapping: a space is one
             pairs = value.items()
-            return {walk(key, None): walk(each, _place_of(places, key)) for key, each in pairs}
+            return {
+                walk(key, None): walk(element, _get_allowed_at(allowed_here, key))
+                for key, element in pairs
+            }
         if isinstance(value, list | tuple):
-            found = [walk(each, _place_of(places, i)) for i, each in enumerate(value)]
-            return found if isinstance(value, list) else tuple(found)
+            elements = [
+                walk(element, _get_allowed_at(allowed_here, i)) for i, element in enumerate(value)
+            ]
+            return elements if isinstance(value, list) else tuple(elements)
         if isinstance(value, set | frozenset):
-            return type(value)(walk(each, None) for each in value)
+            return type(value)(walk(element, None) for element in value)
         return value
 
     try:
-        return walk(value, places)
+        return walk(value, allowed)
     except RecursionError:
         raise CheckpointError("The record of a value is nested too deeply.") from None
 
 
-def _place_of(places: Places, key: object) -> Places:
-    return places.get(key, places.get("*")) if isinstance(places, Mapping) else None
+def _get_allowed_at(allowed: AllowedObjects, key: object) -> AllowedObjects:
+    return allowed.get(key, allowed.get("*")) if isinstance(allowed, Mapping) else None

@@ -1,8 +1,8 @@
 """Segments: constant rows in array files that checkpoints share.
 
 A checkpoint lists its segments by content, like its array files. The owner of the rows keeps the
-`Home` of a segment: once it is written, the next checkpoint gets the same file, by a hard link
-if it is in another folder, and nothing is packed or hashed again.
+`SegmentFileRef` of a segment: once it is written, the next checkpoint gets the same file, by a hard
+link if it is in another folder, and nothing is packed or hashed again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
 from tfpolicies.storage.manifest import SEGMENT, sha256
-from tfpolicies.system.atomic import place_file, replacing
-from tfpolicies.system.regular_files import content_of, open_regular, size_of
+from tfpolicies.system.atomic import replace_on_success, write_atomically
+from tfpolicies.system.regular_files import get_size, open_regular, read_content
 
 
 class SegmentFile(NamedTuple):
@@ -30,7 +30,7 @@ class SegmentFile(NamedTuple):
     size: int
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """True if there is a file of this name and size."""
         try:
             return self.path.stat().st_size == self.size
@@ -45,7 +45,7 @@ class SegmentFile(NamedTuple):
         """
         try:
             with open_regular(self.path) as file:
-                content = content_of(file, self.size) if size_of(file) == self.size else b""
+                content = read_content(file, self.size) if get_size(file) == self.size else b""
         except OSError as error:
             raise CheckpointError(f"{str(self.path)!r} cannot be read: {error}.") from error
         if sha256(content) != self.sha256:
@@ -57,7 +57,7 @@ class SegmentFile(NamedTuple):
 
 
 @dataclass(eq=False)
-class Home:
+class SegmentFileRef:
     """Reference to the file to which a segment was last written.
 
     Attributes:
@@ -67,9 +67,9 @@ class Home:
     file: SegmentFile | None = None
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """True if the file still exists."""
-        return self.file is not None and self.file.is_there
+        return self.file is not None and self.file.exists
 
 
 class Segment:
@@ -83,16 +83,18 @@ class Segment:
         CheckpointError: if an array holds something else than numbers.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray] | None, home: Home | None = None) -> None:
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray] | None, file_ref: SegmentFileRef | None = None
+    ) -> None:
         if arrays is not None:
             check_arrays(SEGMENT, arrays)
         self._arrays = arrays
-        self.home = home or Home()
+        self.file_ref = file_ref or SegmentFileRef()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Segment, (dict(self.arrays()),)
+        return Segment, (dict(self.get_arrays()),)
 
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def get_arrays(self) -> Mapping[str, np.ndarray]:
         """Returns the rows, by name.
 
         Raises:
@@ -100,7 +102,7 @@ class Segment:
         """
         if self._arrays is not None:
             return self._arrays
-        file = self._file()
+        file = self._get_file()
         try:
             return unpack_arrays(file.read())
         except CheckpointError as error:
@@ -113,29 +115,29 @@ class Segment:
             CheckpointError: if the rows are only in a file, which is missing or damaged.
             OSError: if it cannot be written.
         """
-        if not self.home.is_there and self._arrays is not None:
+        if not self.file_ref.exists and self._arrays is not None:
             image = pack_arrays(self._arrays)
             digest = sha256(image)
-            path = folder / segment_name(digest)
-            place_file(path, image)
-            self.home.file = SegmentFile(path, digest, len(image))
-        file = self._file()
-        own = SegmentFile(folder / segment_name(file.sha256), file.sha256, file.size)
-        if not own.is_there:
-            _link_or_copy(file, own.path)
-        self.home.file = own
-        return {"file": own.path.name, "sha256": own.sha256, "bytes": own.size}
+            path = folder / make_segment_name(digest)
+            write_atomically(path, image)
+            self.file_ref.file = SegmentFile(path, digest, len(image))
+        file = self._get_file()
+        target = SegmentFile(folder / make_segment_name(file.sha256), file.sha256, file.size)
+        if not target.exists:
+            _link_or_copy(file, target.path)
+        self.file_ref.file = target
+        return {"file": target.path.name, "sha256": target.sha256, "bytes": target.size}
 
-    def _file(self) -> SegmentFile:
-        if self.home.file is None:
+    def _get_file(self) -> SegmentFile:
+        if self.file_ref.file is None:
             raise CheckpointError("A segment has neither rows nor a file.")
-        return self.home.file
+        return self.file_ref.file
 
 
-def segment_name(digest: str) -> str:
+def make_segment_name(digest: str) -> str:
     """Returns the name of a segment's file.
 
-    >>> segment_name("03b1e51cc59b8a0f66")
+    >>> make_segment_name("03b1e51cc59b8a0f66")
     'segment-03b1e51cc59b8a0f.h5'
     """
     return f"{SEGMENT}-{digest[:16]}.h5"
@@ -143,7 +145,7 @@ def segment_name(digest: str) -> str:
 
 def _link_or_copy(file: SegmentFile, path: Path) -> None:
     try:
-        with replacing(path) as temporary:
+        with replace_on_success(path) as temporary:
             os.link(file.path, temporary)
     except OSError:  # on another disk, or one without hard links
-        place_file(path, file.read())
+        write_atomically(path, file.read())

@@ -25,10 +25,10 @@ from tfpolicies.type_aliases import Json
 Space = spaces.Space[Any]
 Record = dict[str, Any]
 
-_ORIGINAL = "original_space"  # RLlib's attribute of a flattened space
-_LARGEST = 1 << 26  # bytes of one bound, summed over all spaces of a file
-_DEEPEST = 32  # levels of nested spaces
-_DEPTHS = {"Dict": 1, "Tuple": 1, "OneOf": 1, "Graph": 1, "Sequence": 8}
+_ORIGINAL_SPACE_KEY = "original_space"  # RLlib's attribute of a flattened space
+_MAX_BOUND_BYTES = 1 << 26  # bytes of one bound, summed over all spaces of a file
+_MAX_DEPTH = 32  # levels of nested spaces
+_DEPTH_COSTS = {"Dict": 1, "Tuple": 1, "OneOf": 1, "Graph": 1, "Sequence": 8}
 """Levels that each counts: Gymnasium takes 2.3 times as long per Sequence around a Sequence."""
 
 
@@ -51,8 +51,8 @@ def encode_space(space: Space) -> Record:
             f"stored; supported are Gymnasium's {sorted(_CODECS)}. Rebuild it from these."
         )
     record = {"type": type(space).__name__, **codec[1](space)}
-    original = getattr(space, _ORIGINAL, None)
-    return record if original is None else {**record, _ORIGINAL: encode_space(original)}
+    original = getattr(space, _ORIGINAL_SPACE_KEY, None)
+    return record if original is None else {**record, _ORIGINAL_SPACE_KEY: encode_space(original)}
 
 
 def decode_space(record: Json) -> Space:
@@ -66,8 +66,8 @@ def decode_space(record: Json) -> Space:
         raise CheckpointError(f"A space record needs a type of {sorted(_CODECS)}, got {kind!r}.")
     try:
         space = _CODECS[kind][2](record)
-        if _ORIGINAL in record:
-            setattr(space, _ORIGINAL, decode_space(record[_ORIGINAL]))
+        if _ORIGINAL_SPACE_KEY in record:
+            setattr(space, _ORIGINAL_SPACE_KEY, decode_space(record[_ORIGINAL_SPACE_KEY]))
         return space
     except CheckpointError:
         raise
@@ -77,7 +77,7 @@ def decode_space(record: Json) -> Space:
         raise CheckpointError(f"The record of a {kind} space is malformed: {e!r}.") from e
 
 
-def require_plausible_spaces(record: Any) -> None:
+def check_space_sizes(record: Any) -> None:
     """Checks that the spaces in a manifest are not implausibly large.
 
     Bounds that are the same everywhere are stored as one number, so that a few bytes can ask for
@@ -96,22 +96,22 @@ def require_plausible_spaces(record: Any) -> None:
         inner = part
         if isinstance(part, dict):
             inner = part.values()
-            size += _declared(part)
+            size += _get_bound_bytes(part)
             kind = part.get("type")
-            depth += _DEPTHS.get(kind, 0) if isinstance(kind, str) else 0
-        if depth > _DEEPEST:
+            depth += _DEPTH_COSTS.get(kind, 0) if isinstance(kind, str) else 0
+        if depth > _MAX_DEPTH:
             raise CheckpointError(
                 "Spaces that are nested more than 32 deep, or Sequences more than 4 deep, cannot "
                 "be stored."
             )
         pending += [(x, depth) for x in inner if isinstance(x, dict | list)]
-    if size > _LARGEST:
+    if size > _MAX_BOUND_BYTES:
         raise CheckpointError(
-            f"Spaces whose bounds take {size} bytes cannot be stored: the limit is {_LARGEST}."
+            f"Spaces whose bounds take {size} bytes cannot be stored: the limit is {_MAX_BOUND_BYTES}."
         )
 
 
-def _declared(record: Record) -> int:
+def _get_bound_bytes(record: Record) -> int:
     """Returns the bytes of one bound of a space; 0 for other records."""
     kind = record.get("type")
     shape = record.get("n" if kind == "MultiBinary" else "shape")
@@ -121,8 +121,8 @@ def _declared(record: Record) -> int:
     if any(type(n) is not int or n < 0 for n in shape):
         return 0
     name = record.get("dtype", "int8")
-    known = isinstance(name, str) and name in DTYPES
-    return math.prod(shape) * (DTYPES[name].itemsize if known else 1)
+    is_known = isinstance(name, str) and name in DTYPES
+    return math.prod(shape) * (DTYPES[name].itemsize if is_known else 1)
 
 
 def _encode_box(space: spaces.Box) -> Record:
@@ -204,11 +204,11 @@ def _decode_dict(record: Record) -> spaces.Dict:
     return spaces.Dict(entries, sort_keys=False)
 
 
-def _encode_many(space: spaces.Tuple | spaces.OneOf) -> Record:
+def _encode_parts(space: spaces.Tuple | spaces.OneOf) -> Record:
     return {"spaces": [encode_space(inner) for inner in space.spaces]}
 
 
-def _decode_many(kind: type[spaces.Tuple | spaces.OneOf]) -> Callable[[Record], Space]:
+def _make_parts_decoder(kind: type[spaces.Tuple | spaces.OneOf]) -> Callable[[Record], Space]:
     return lambda record: kind([decode_space(inner) for inner in record["spaces"]])
 
 
@@ -268,8 +268,8 @@ def _compress(array: np.ndarray) -> Any:
 def _expand(record: Json, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     if isinstance(record, list):
         return decode_elements(record, dtype, shape)
-    one = decode_elements([decode_number(record)], dtype, (1,))
-    return np.full(shape, one[0], dtype)
+    element = decode_elements([decode_number(record)], dtype, (1,))
+    return np.full(shape, element[0], dtype)
 
 
 _Codec = tuple[type[Any], Callable[[Any], Record], Callable[[Record], Space]]
@@ -279,8 +279,8 @@ _CODECS: dict[str, _Codec] = {
     "MultiDiscrete": (spaces.MultiDiscrete, _encode_multi_discrete, _decode_multi_discrete),
     "MultiBinary": (spaces.MultiBinary, _encode_multi_binary, _decode_multi_binary),
     "Dict": (spaces.Dict, _encode_dict, _decode_dict),
-    "Tuple": (spaces.Tuple, _encode_many, _decode_many(spaces.Tuple)),
-    "OneOf": (spaces.OneOf, _encode_many, _decode_many(spaces.OneOf)),
+    "Tuple": (spaces.Tuple, _encode_parts, _make_parts_decoder(spaces.Tuple)),
+    "OneOf": (spaces.OneOf, _encode_parts, _make_parts_decoder(spaces.OneOf)),
     "Text": (spaces.Text, _encode_text, _decode_text),
     "Sequence": (spaces.Sequence, _encode_sequence, _decode_sequence),
     "Graph": (spaces.Graph, _encode_graph, _decode_graph),

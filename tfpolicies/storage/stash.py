@@ -7,7 +7,7 @@ An entry is a file `<name>.state`: a header of 64 bytes, then the memory of a st
     offset 12   uint32    CRC-32 of the image
     offset 16   uint64    bytes of the image
 
-An entry may have a record, `<name>.json`: the data needed to make a policy of it in another
+An entry may have a record, `<name>.encode`: the data needed to make a policy of it in another
 process. Files are replaced as a whole, so readers find the old or the new one. An image that a
 record describes is not replaced: the next version of the policy gets another name, and the old
 entry is removed after the record of the new one is written. Entries are named
@@ -35,17 +35,17 @@ from urllib.parse import quote
 import numpy as np
 
 from tfpolicies.errors import StashError
-from tfpolicies.storage.manifest import LARGEST, load_json
-from tfpolicies.storage.spaces_json import require_plausible_spaces
-from tfpolicies.system.atomic import place_file, remove_file, replacing, sync_folder
+from tfpolicies.storage.manifest import MAX_MANIFEST_BYTES, load_json
+from tfpolicies.storage.spaces_json import check_space_sizes
+from tfpolicies.system.atomic import remove_file, replace_on_success, sync_folder, write_atomically
 from tfpolicies.system.folder_lock import FolderLock, make_locked_folder, remove_abandoned
 from tfpolicies.system.regular_files import open_regular, read_regular
 
-HEADER = 64
-_FORM = struct.Struct("<8sIIQ")
+HEADER_BYTES = 64
+_HEADER_STRUCT = struct.Struct("<8sIIQ")
 _MAGIC, _VERSION = b"TFPSTASH", 1
-_TEMPORARY = "tfpolicies-stash-"  # prefix of the names of temporary folders
-_LONGEST = 120  # characters of an entry's name that its file name may contain
+_TEMPORARY_PREFIX = "tfpolicies-stash-"  # prefix of the names of temporary folders
+_MAX_NAME_LENGTH = 120  # characters of an entry's name that its file name may contain
 
 
 class RecordSummary(NamedTuple):
@@ -78,26 +78,26 @@ class Stash:
         self._scratch = scratch
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        self._held: FolderLock | None = None  # of a temporary folder
+        self._folder_lock: FolderLock | None = None  # of a temporary folder
 
     @property
     def folder(self) -> Path:
         """The folder of the entries."""
         with self._lock:
             if self._folder is None:
-                remove_abandoned(Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"))
-                self._folder, self._held = make_locked_folder(
-                    lambda: Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+                remove_abandoned(Path(tempfile.gettempdir()).glob(f"{_TEMPORARY_PREFIX}*"))
+                self._folder, self._folder_lock = make_locked_folder(
+                    lambda: Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX))
                 )
-                weakref.finalize(self, _remove, self._folder, self._owner)
+                weakref.finalize(self, _remove_temporary, self._folder, self._owner)
             return self._folder
 
-    def path(self, name: str, ending: str = "state") -> Path:
+    def get_path(self, name: str, ending: str = "state") -> Path:
         """Returns the file of an entry; its name may have any characters."""
         safe = quote(name, safe=" ").replace(".", "%2E")
-        if len(safe) > _LONGEST:
+        if len(safe) > _MAX_NAME_LENGTH:
             digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-            safe = f"{safe[:_LONGEST]}-{digest}"
+            safe = f"{safe[:_MAX_NAME_LENGTH]}-{digest}"
         return self.folder / f"{safe}.{ending}"
 
     def write(self, name: str, image: np.ndarray) -> None:
@@ -114,32 +114,32 @@ class Stash:
         Raises:
             StashError: if it cannot be written.
         """
-        return self._write(name, image, _link)
+        return self._write(name, image, _link_to_free_name)
 
-    def _write(self, name: str, image: np.ndarray, place: Callable[[Path, Path], None]) -> bool:
+    def _write(self, name: str, image: np.ndarray, move: Callable[[Path, Path], None]) -> bool:
         if os.getpid() != self._owner:
             raise StashError(
-                f"The policy {policy_of_entry(name)!r} cannot be written to the stash: it "
+                f"The policy {get_policy_id(name)!r} cannot be written to the stash: it "
                 f"belongs to process {self._owner}, from which this one was forked. It stays in "
                 "memory. Make a PolicyMap in this process, or one whose `capacity` holds all "
                 "policies."
             )
-        path = self.path(name)
-        header = _FORM.pack(_MAGIC, _VERSION, zlib.crc32(image.data), image.nbytes)
+        path = self.get_path(name)
+        header = _HEADER_STRUCT.pack(_MAGIC, _VERSION, zlib.crc32(image.data), image.nbytes)
         try:
             self.make_folders()
             with (
-                replacing(path, self._scratch, place) as temporary,
+                replace_on_success(path, self._scratch, move) as temporary,
                 open(temporary, "wb", buffering=0) as file,
             ):
-                _write_all(file, header.ljust(HEADER, b"\0"))
+                _write_all(file, header.ljust(HEADER_BYTES, b"\0"))
                 _write_all(file, image.data)
             return True
         except FileExistsError:
             return False
         except OSError as error:
             raise StashError(
-                f"The policy {policy_of_entry(name)!r} cannot be written to the stash: {error}. It "
+                f"The policy {get_policy_id(name)!r} cannot be written to the stash: {error}. It "
                 "stays in memory. Free some space, or raise `capacity`, so that fewer policies go "
                 "there."
             ) from error
@@ -161,13 +161,13 @@ class Stash:
         """
         image = np.empty(size, np.uint8)
         try:
-            with open_regular(self.path(name)) as file:
-                header = file.read(HEADER)
+            with open_regular(self.get_path(name)) as file:
+                header = file.read(HEADER_BYTES)
                 count = file.readinto(image.data)
-                more = file.read(1)
+                surplus = file.read(1)
         except OSError as error:
-            self._unreadable(name, error)
-        self._check(name, header, image, count, more)
+            self._raise_unreadable(name, error)
+        self._check(name, header, image, count, surplus)
         return image
 
     def map(self, name: str, size: int) -> np.ndarray:
@@ -177,16 +177,22 @@ class Stash:
             StashError: if it is missing, damaged or of another size.
         """
         try:
-            with open_regular(self.path(name)) as file:
-                mapped = np.memmap(file, np.uint8, mode="r")
+            with open_regular(self.get_path(name)) as file:
+                memory_map = np.memmap(file, np.uint8, mode="r")
         except (OSError, ValueError) as error:
-            self._unreadable(name, error)
-        image = np.asarray(mapped)[HEADER : HEADER + size]
-        self._check(name, bytes(mapped[:HEADER]), image, image.size, mapped[HEADER + size :])
+            self._raise_unreadable(name, error)
+        image = np.asarray(memory_map)[HEADER_BYTES : HEADER_BYTES + size]
+        self._check(
+            name,
+            bytes(memory_map[:HEADER_BYTES]),
+            image,
+            image.size,
+            memory_map[HEADER_BYTES + size :],
+        )
         return image
 
-    def _unreadable(self, name: str, error: Exception) -> NoReturn:
-        policy_id = policy_of_entry(name)
+    def _raise_unreadable(self, name: str, error: Exception) -> NoReturn:
+        policy_id = get_policy_id(name)
         raise StashError(
             f"The policy {policy_id!r} was stashed and cannot be read back: {error}. Other "
             f"policies are not affected; `del policy_map[{policy_id!r}]` removes it, or "
@@ -194,42 +200,42 @@ class Stash:
         ) from error
 
     def _check(
-        self, name: str, header: bytes, image: np.ndarray, count: int, more: bytes | np.ndarray
+        self, name: str, header: bytes, image: np.ndarray, count: int, surplus: bytes | np.ndarray
     ) -> None:
-        wrong = None
-        if len(header) < HEADER or header[: len(_MAGIC)] != _MAGIC:
-            wrong = "it is not a stash file"
+        fault = None
+        if len(header) < HEADER_BYTES or header[: len(_MAGIC)] != _MAGIC:
+            fault = "it is not a stash file"
         else:
-            _, version, crc, size = _FORM.unpack(header[: _FORM.size])
+            _, version, crc, size = _HEADER_STRUCT.unpack(header[: _HEADER_STRUCT.size])
             if version != _VERSION:
-                wrong = f"its format has version {version}, supported is {_VERSION}"
-            elif size != image.size or count != size or len(more):
-                wrong = f"it does not have the expected {image.size} bytes"
+                fault = f"its format has version {version}, supported is {_VERSION}"
+            elif size != image.size or count != size or len(surplus):
+                fault = f"it does not have the expected {image.size} bytes"
             elif zlib.crc32(image.data) != crc:
-                wrong = "its checksum differs from its content"
-        if wrong:
-            path = str(self.path(name))
-            self._unreadable(name, StashError(f"{path!r} is damaged: {wrong}"))
+                fault = "its checksum differs from its content"
+        if fault:
+            path = str(self.get_path(name))
+            self._raise_unreadable(name, StashError(f"{path!r} is damaged: {fault}"))
 
     def has(self, name: str) -> bool:
         """Returns True if there is an image under a name."""
-        return self.path(name).is_file()
+        return self.get_path(name).is_file()
 
-    def size(self, name: str) -> int:
+    def get_size(self, name: str) -> int:
         """Returns the bytes of an entry's file.
 
         Raises:
             StashError: if it is missing.
         """
         try:
-            return self.path(name).stat().st_size
+            return self.get_path(name).stat().st_size
         except OSError as error:
-            self._unreadable(name, error)
+            self._raise_unreadable(name, error)
 
     def remove(self, name: str) -> None:
         """Removes an entry and its record, if they exist."""
-        remove_file(self.path(name, "json"))
-        remove_file(self.path(name))
+        remove_file(self.get_path(name, "json"))
+        remove_file(self.get_path(name))
 
     # -- records ------------------------------------------------------------------------------
 
@@ -242,11 +248,11 @@ class Stash:
         content = json.dumps({"name": name, **record}, indent=1).encode()
         try:
             self.make_folders()
-            place_file(self.path(name, "json"), content, scratch=self._scratch)
+            write_atomically(self.get_path(name, "json"), content, scratch=self._scratch)
             sync_folder(self.folder)
         except OSError as error:
             raise StashError(
-                f"The record of the policy {policy_of_entry(name)!r} cannot be written to the "
+                f"The record of the policy {get_policy_id(name)!r} cannot be written to the "
                 f"stash: {error}."
             ) from error
 
@@ -257,32 +263,32 @@ class Stash:
             StashError: if it is missing or damaged.
         """
         try:
-            record = load_json(read_regular(self.path(name, "json"), LARGEST))
+            record = load_json(read_regular(self.get_path(name, "json"), MAX_MANIFEST_BYTES))
             if record["name"] != name:
                 raise ValueError(f"it is the record of {record['name']!r:.80}")
             if not isinstance(record["policy"], dict):
                 raise ValueError("it holds no policy")
-            require_plausible_spaces(record)
+            check_space_sizes(record)
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            self._unreadable(name, error)
+            self._raise_unreadable(name, error)
         return dict(record)
 
     def has_record(self, name: str) -> bool:
         """Returns True if there is a record under a name."""
-        return self.path(name, "json").is_file()
+        return self.get_path(name, "json").is_file()
 
     def list_records(self) -> list[RecordSummary]:
         """Returns summaries of the readable records whose entries exist, the newest record last."""
         summaries = []
         for path in sorted(self.folder.glob("*.json")):
             try:
-                record = load_json(read_regular(path, LARGEST))
+                record = load_json(read_regular(path, MAX_MANIFEST_BYTES))
                 name, policy_ids = record["name"], list(record["policy_ids"])
                 number = record.get("number", 0)  # not written by earlier versions
             except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 continue
             is_valid = all(isinstance(x, str) for x in (name, *policy_ids)) and type(number) is int
-            if is_valid and self.path(name, "json") == path and self.has(name):
+            if is_valid and self.get_path(name, "json") == path and self.has(name):
                 summaries.append(RecordSummary(name, policy_ids, number))
         return sorted(summaries, key=lambda summary: summary.number)
 
@@ -293,27 +299,27 @@ class Stash:
                 remove_file(path)
 
 
-def new_name(policy_id: str) -> str:
+def make_entry_name(policy_id: str) -> str:
     """Returns a unique name for an image of a policy."""
     return f"{policy_id}~{secrets.token_hex(4)}"
 
 
-def policy_of_entry(name: str) -> str:
+def get_policy_id(name: str) -> str:
     """Returns the policy id in an entry's name.
 
-    >>> policy_of_entry("main~v2~0f3a")
+    >>> get_policy_id("main~v2~0f3a")
     'main~v2'
     """
     return name.rpartition("~")[0]
 
 
-def _link(temporary: Path, path: Path) -> None:
+def _link_to_free_name(temporary: Path, path: Path) -> None:
     """Gives a file its name, which must be free."""
     os.link(temporary, path)
     remove_file(temporary)
 
 
-def _remove(folder: Path, owner: int) -> None:
+def _remove_temporary(folder: Path, owner: int) -> None:
     """Removes a temporary stash, unless this process is a fork of its owner."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

@@ -37,7 +37,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def place_file(path: Path, content: bytes, *, scratch: Path | None = None) -> None:
+def write_atomically(path: Path, content: bytes, *, scratch: Path | None = None) -> None:
     """Makes `path` hold `content`, atomically: readers find the old or the new content.
 
     A file that already holds `content` is not written. The new name is durable once
@@ -51,35 +51,35 @@ def place_file(path: Path, content: bytes, *, scratch: Path | None = None) -> No
     Raises:
         OSError: if it cannot be written; the old file is then untouched.
     """
-    if _holds(path, content):
+    if _has_content(path, content):
         return
-    with replacing(path, scratch) as temporary, open(temporary, "wb") as file:
+    with replace_on_success(path, scratch) as temporary, open(temporary, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def replacing(
-    path: Path, scratch: Path | None = None, place: Callable[[Path, Path], None] | None = None
+def replace_on_success(
+    path: Path, scratch: Path | None = None, move: Callable[[Path, Path], None] | None = None
 ) -> Iterator[Path]:
     """Yields a temporary path that replaces `path` on success, and is removed after an error.
 
     Args:
         path: the file.
-        scratch: as in `place_file`.
+        scratch: as in `write_atomically`.
         move: moves the temporary file to `path`; `os.replace` by default.
     """
-    temporary = temporary_beside(path, scratch)
+    temporary = make_temporary_path(path, scratch)
     try:
         yield temporary
-        (place or os.replace)(temporary, path)
+        (move or os.replace)(temporary, path)
     except BaseException:
         remove_file(temporary)
         raise
 
 
-def temporary_beside(path: Path, scratch: Path | None = None) -> Path:
+def make_temporary_path(path: Path, scratch: Path | None = None) -> Path:
     """Returns a new temporary path for `path`, in its folder or in `scratch`."""
     return (scratch or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tfp-tmp"
 
@@ -114,7 +114,7 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def _holds(path: Path, content: bytes) -> bool:
+def _has_content(path: Path, content: bytes) -> bool:
     try:
         return path.stat().st_size == len(content) and read_regular(path) == content
     except OSError:

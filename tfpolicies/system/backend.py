@@ -15,19 +15,21 @@ def require_tensorflow_backend() -> None:
     Raises:
         ConfigError: if it has another backend; the message says where that is set.
     """
-    chosen, where = _chosen()
-    if chosen == "tensorflow":
+    backend, source = _find_backend()
+    if backend == "tensorflow":
         return
     raise ConfigError(
-        f"Keras must use TensorFlow as its backend, but {where} sets {chosen!r}. Set "
+        f"Keras must use TensorFlow as its backend, but {source} sets {backend!r}. Set "
         "KERAS_BACKEND=tensorflow before Python starts, or before anything imports Keras."
     )
 
 
-def _chosen() -> tuple[str, str]:
-    loaded = getattr(getattr(sys.modules.get("keras"), "backend", None), "backend", None)
-    if loaded is not None:
-        return loaded(), "Keras, which this process has already imported,"
+def _find_backend() -> tuple[str, str]:
+    get_loaded_backend = getattr(
+        getattr(sys.modules.get("keras"), "backend", None), "backend", None
+    )
+    if get_loaded_backend is not None:
+        return get_loaded_backend(), "Keras, which this process has already imported,"
     variable = os.environ.get("KERAS_BACKEND")
     if variable:
         return variable, "the environment variable KERAS_BACKEND"

@@ -12,10 +12,10 @@ from typing import Any
 from tfpolicies._version import __version__
 from tfpolicies.errors import MissingPackageError, UsageError
 
-WHOLE, SERVING = "tfpolicies", "tfpolicies-serve"
+FULL_DISTRIBUTION, SERVING_DISTRIBUTION = "tfpolicies", "tfpolicies-serve"
 
 
-def import_needed(user: str, module: str) -> Any:
+def import_or_explain(user: str, module: str) -> Any:
     """Imports a module of this package, and explains a missing package.
 
     Args:
@@ -28,45 +28,45 @@ def import_needed(user: str, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        missing = (error.name or WHOLE).partition(".")[0]
-        if missing == WHOLE:
+        missing = (error.name or FULL_DISTRIBUTION).partition(".")[0]
+        if missing == FULL_DISTRIBUTION:
             raise
         raise MissingPackageError(
             f"{user} needs the package {missing!r}, which is not installed. Of the two "
-            f"distributions, {SERVING} only serves exports; {WHOLE} depends on TensorFlow and all "
-            f"other packages. Install it: pip install {WHOLE}=={__version__}"
+            f"distributions, {SERVING_DISTRIBUTION} only serves exports; {FULL_DISTRIBUTION} depends on TensorFlow and all "
+            f"other packages. Install it: pip install {FULL_DISTRIBUTION}=={__version__}"
         ) from error
 
 
-def install_command(extra: str) -> str:
+def get_install_command(extra: str) -> str:
     """Returns the command that installs an extra of the installed distribution.
 
-    >>> install_command("data")
+    >>> get_install_command("data")
     "pip install 'tfpolicies[data]'"
     """
-    return f"pip install '{next(iter(_installed_versions()), WHOLE)}[{extra}]'"
+    return f"pip install '{next(iter(_get_installed_versions()), FULL_DISTRIBUTION)}[{extra}]'"
 
 
-def require_one_version() -> None:
+def check_same_version() -> None:
     """Checks that both distributions have the same version if both are installed.
 
     Raises:
         UsageError: if they differ, so that files of one may have replaced files of the other.
     """
-    versions = _installed_versions()
+    versions = _get_installed_versions()
     if len(set(versions.values())) > 1:
         names = " and ".join(f"{name} {version}" for name, version in versions.items())
         raise UsageError(
             f"{names} are both installed, but have different versions of the same files. Keep "
-            f"one: pip uninstall -y {WHOLE} {SERVING}, then pip install {WHOLE} or {SERVING}."
+            f"one: pip uninstall -y {FULL_DISTRIBUTION} {SERVING_DISTRIBUTION}, then pip install {FULL_DISTRIBUTION} or {SERVING_DISTRIBUTION}."
         )
 
 
-def _installed_versions() -> dict[str, str]:
+def _get_installed_versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version  # takes long to import
 
     versions = {}
-    for name in (WHOLE, SERVING):
+    for name in (FULL_DISTRIBUTION, SERVING_DISTRIBUTION):
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tfpolicies.errors import FolderInUseError
-from tfpolicies.system.regular_files import require_regular
+from tfpolicies.system.regular_files import check_regular
 
 logger = logging.getLogger("tfpolicies")
 
-_LOCK = "lock"
-_PATIENCE = 60.0  # seconds; the wait takes milliseconds unless the other process is stopped
-_PAUSE = 0.02
+_LOCK_FILE_NAME = "lock"
+_TIMEOUT_SECONDS = 60.0  # seconds; the wait takes milliseconds unless the other process is stopped
+_POLL_SECONDS = 0.02
 
 
 class FolderLock:
@@ -46,21 +46,21 @@ class FolderLock:
 
     def __init__(self, folder: Path, *, warns: bool = True) -> None:
         self.is_held = False
-        self._file = _open_lock(folder / _LOCK)
+        self._file = _open_lock(folder / _LOCK_FILE_NAME)
         try:
-            self._take(folder, warns=warns)
+            self._acquire(folder, warns=warns)
         except BaseException:
             self._file.close()
             raise
-        _LOCKS.add(self)
+        _open_locks.add(self)
         weakref.finalize(self, self._file.close)
 
-    def _take(self, folder: Path, *, warns: bool) -> None:
+    def _acquire(self, folder: Path, *, warns: bool) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.is_held = True
         except BlockingIOError as error:
-            owner = self._owner()
+            owner = self._read_owner()
             raise FolderInUseError(
                 f"{str(folder)!r} is in use by {owner}. Wait until it has ended, or use another "
                 "folder.",
@@ -73,14 +73,14 @@ class FolderLock:
                     str(folder),
                     error,
                 )
-        self._write(b"%d\n" % os.getpid())
+        self._write_content(b"%d\n" % os.getpid())
 
-    def _owner(self) -> str:
+    def _read_owner(self) -> str:
         self._file.seek(0)
         number = self._file.read(32).decode(errors="replace").strip()
         return f"process {number}" if number.isdecimal() else "another process"
 
-    def _write(self, content: bytes) -> None:
+    def _write_content(self, content: bytes) -> None:
         """Writes the content, such as the process id; ignores errors, such as a full disk."""
         with contextlib.suppress(OSError):
             self._file.seek(0)
@@ -91,10 +91,10 @@ class FolderLock:
     def release(self) -> None:
         """Releases the lock; does nothing in a forked child, or a second time."""
         if not self._file.closed:
-            self._write(b"")
+            self._write_content(b"")
             self._file.close()
 
-    def drop(self) -> None:
+    def close_inherited(self) -> None:
         """Closes this process's copy of the file; another process still holds the lock."""
         self._file.close()
 
@@ -103,7 +103,7 @@ def _open_lock(path: Path) -> BinaryIO:
     """Opens or makes a lock file; refuses links and other files than regular ones."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
-        require_regular(path, os.fstat(descriptor))
+        check_regular(path, os.fstat(descriptor))
         return os.fdopen(descriptor, "r+b")
     except BaseException:
         os.close(descriptor)
@@ -141,7 +141,7 @@ def remove_abandoned(folders: Iterable[Path]) -> None:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[bool]:
+def exclusive_access(folder: Path) -> Iterator[bool]:
     """Gives exclusive access to a folder for a short time; waits for other processes.
 
     Yields whether access is exclusive: False, without waiting, if the file system has no locks.
@@ -159,7 +159,7 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 def _wait_for_flock(descriptor: int, folder: Path) -> bool:
     """Locks a folder's descriptor; returns False if the file system has no locks."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,22 +167,22 @@ def _wait_for_flock(descriptor: int, folder: Path) -> bool:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 raise FolderInUseError(
-                    f"{str(folder)!r} has been in use by another process for {_PATIENCE:g} s, "
+                    f"{str(folder)!r} has been in use by another process for {_TIMEOUT_SECONDS:g} s, "
                     "which writes there and may be stopped. Let that process continue, or end it; "
                     "then try again.",
                     "another process",
                 ) from error
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_SECONDS)
         except OSError:
             return False
 
 
-_LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_open_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
-def _drop_all() -> None:
-    for lock in _LOCKS:
-        lock.drop()
+def _close_inherited_locks() -> None:
+    for lock in _open_locks:
+        lock.close_inherited()
 
 
-os.register_at_fork(after_in_child=_drop_all)
+os.register_at_fork(after_in_child=_close_inherited_locks)

@@ -11,19 +11,19 @@ import sys
 
 from tfpolicies.errors import ForkError
 
-forked_from: int | None = None
+forked_from_pid: int | None = None
 """Process id of the parent, in a child that lacks TensorFlow's threads."""
 
 
-def require_tensorflow() -> None:
+def check_tensorflow_survived_fork() -> None:
     """Checks that TensorFlow can run in this process.
 
     Raises:
         ForkError: if the process was forked from one in which TensorFlow ran.
     """
-    if forked_from is not None:
+    if forked_from_pid is not None:
         raise ForkError(
-            f"TensorFlow cannot run here: this process was forked from process {forked_from} "
+            f"TensorFlow cannot run here: this process was forked from process {forked_from_pid} "
             "after TensorFlow had started there, and its threads do not survive a fork. Start the "
             'process with multiprocessing.get_context("spawn") instead, or use Ray workers '
             "(config.rollouts(num_rollout_workers=...)). Methods without TensorFlow work here: "
@@ -31,10 +31,10 @@ def require_tensorflow() -> None:
         )
 
 
-def _note_fork() -> None:
-    global forked_from
+def _record_fork() -> None:
+    global forked_from_pid
     if _tensorflow_has_run():
-        forked_from = os.getppid()
+        forked_from_pid = os.getppid()
 
 
 def _tensorflow_has_run() -> bool:
@@ -44,4 +44,4 @@ def _tensorflow_has_run() -> bool:
     return getattr(context, "_context_handle", None) is not None
 
 
-os.register_at_fork(after_in_child=_note_fork)
+os.register_at_fork(after_in_child=_record_fork)

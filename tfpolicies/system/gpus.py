@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import tensorflow as tf
 
-GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
+GROWTH_VARIABLE = "TF_FORCE_GPU_ALLOW_GROWTH"
 """Environment variable; if "true", TensorFlow allocates GPU memory as needed."""
 
 logger = logging.getLogger("tfpolicies")
 
-_process = {"is_own": False, "only_samples": False}
+_process_role = {"is_own": False, "only_samples": False}
 
 
 def claim_process(*, only_samples: bool = False) -> None:
@@ -24,11 +24,11 @@ def claim_process(*, only_samples: bool = False) -> None:
     Args:
         only_samples: whether policies in it do not learn, so that no GPU is expected.
     """
-    _process.update(is_own=True, only_samples=only_samples)
+    _process_role.update(is_own=True, only_samples=only_samples)
 
 
 @functools.cache
-def limit_gpus(*, wanted: bool) -> None:
+def limit_gpus(*, uses_gpu: bool) -> None:
     """Keeps TensorFlow from taking all memory of all GPUs. Call it before TensorFlow starts.
 
     In processes of this package GPUs are hidden, or memory grows as needed. In a user's process
@@ -40,36 +40,38 @@ def limit_gpus(*, wanted: bool) -> None:
     import tensorflow as tf
 
     visible = tf.config.get_visible_devices("GPU")
-    if not visible or (wanted and all(map(_is_limited, visible))):
+    if not visible or (uses_gpu and all(map(_is_limited, visible))):
         return
-    if not _process["is_own"]:
+    if not _process_role["is_own"]:
         if not all(map(_is_limited, visible)):
-            logger.warning(_WANTED if wanted else _UNWANTED)
+            logger.warning(_SHARED_GPU_WARNING if uses_gpu else _UNUSED_GPU_WARNING)
         return
     try:
-        if wanted:
+        if uses_gpu:
             for gpu in visible:
                 tf.config.experimental.set_memory_growth(gpu, True)
         else:
             tf.config.set_visible_devices([], "GPU")
     except RuntimeError:  # TensorFlow has started and cannot be changed any more
-        logger.warning(_WANTED if wanted else _UNWANTED)
+        logger.warning(_SHARED_GPU_WARNING if uses_gpu else _UNUSED_GPU_WARNING)
 
 
 def _is_limited(gpu: tf.config.PhysicalDevice) -> bool:
     import tensorflow as tf
 
-    if os.environ.get(GROWS, "").lower() == "true":
+    if os.environ.get(GROWTH_VARIABLE, "").lower() == "true":
         return True
     grows = tf.config.experimental.get_memory_growth(gpu)
     return bool(grows or tf.config.get_logical_device_configuration(gpu))
 
 
-_HOW = f"set the environment variable {GROWS}=true before TensorFlow starts"
-_WANTED = f"TensorFlow takes all memory of the GPU. To leave some for other processes, {_HOW}."
-_UNWANTED = (
+_GROWTH_ADVICE = f"set the environment variable {GROWTH_VARIABLE}=true before TensorFlow starts"
+_SHARED_GPU_WARNING = (
+    f"TensorFlow takes all memory of the GPU. To leave some for other processes, {_GROWTH_ADVICE}."
+)
+_UNUSED_GPU_WARNING = (
     "Nothing learns on the GPU (num_gpus=0), but TensorFlow takes all of its memory. Call "
-    f"tf.config.set_visible_devices([], 'GPU') before the first policy is made, or {_HOW}; to "
+    f"tf.config.set_visible_devices([], 'GPU') before the first policy is made, or {_GROWTH_ADVICE}; to "
     "learn on it, config.resources(num_gpus=1)."
 )
 
@@ -77,5 +79,5 @@ _UNWANTED = (
 @functools.cache
 def warn_without_gpu(num_gpus: float) -> None:
     """Warns once that a GPU is configured for learning and there is none."""
-    if not _process["only_samples"]:
+    if not _process_role["only_samples"]:
         logger.warning("num_gpus=%s, but there is no GPU: learning runs on the CPU", num_gpus)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
-_TICK = 0.2  # seconds
+_POLL_SECONDS = 0.2  # seconds
 
 
 class BackgroundCall(Generic[Result]):
@@ -51,9 +51,9 @@ class BackgroundCall(Generic[Result]):
         Raises:
             TimeoutError: if it takes longer; the call continues, and its result is discarded.
         """
-        until = time.monotonic() + seconds
-        while not futures.wait([self._future], min(_TICK, seconds)).done:
-            if time.monotonic() > until:
+        deadline = time.monotonic() + seconds
+        while not futures.wait([self._future], min(_POLL_SECONDS, seconds)).done:
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"it took longer than {seconds:g} s")
         return self._future.result()
 

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import psutil
 
-_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of the container that this process runs in
+_CGROUP_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")  # of the container that this process runs in
 
 
-def available_memory() -> int:
+def get_available_memory() -> int:
     """Returns the bytes that can be allocated without swapping."""
     try:
-        limit: float = int(_LIMIT.read_text())
+        limit: float = int(_CGROUP_LIMIT_FILE.read_text())
     except (OSError, ValueError):  # "max": no limit
         limit = math.inf
     return int(min(psutil.virtual_memory().available, limit))
 
 
-def readable_size(size: float) -> str:
+def format_size(size: float) -> str:
     """Formats a number of bytes for messages.
 
-    >>> readable_size(2_500_000_000), readable_size(12_000)
+    >>> format_size(2_500_000_000), format_size(12_000)
     ('2.5 GB', '12 kB')
     """
     for unit in ("bytes", "kB", "MB", "GB", "TB"):

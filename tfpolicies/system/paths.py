@@ -26,17 +26,17 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     >>> resolve_path("runs/a") == Path.cwd() / "runs" / "a"
     True
     """
-    written: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(written, str) or not written:
+    text: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text:
         raise UsageError(
             f"A path must be a text or an os.PathLike of one, and not empty, got {show_value(path)}"
             ". The working folder is '.'."
         )
     try:
-        return Path(os.path.expanduser(written)).absolute()
+        return Path(os.path.expanduser(text)).absolute()
     except FileNotFoundError as error:
         raise UsageError(
-            f"The path {show_value(written)} is relative to the working folder, which was removed. "
+            f"The path {show_value(text)} is relative to the working folder, which was removed. "
             "Give an absolute path, or change to a folder that is there."
         ) from error
 
@@ -61,17 +61,17 @@ def link_without_wildcards(folder: Path) -> Iterator[Path]:
         yield link
 
 
-def describe_path(written: str | os.PathLike[str], path: Path) -> str:
+def describe_path(user_path: str | os.PathLike[str], path: Path) -> str:
     """Returns a path for a message: as the user wrote it, and resolved by `resolve_path`.
 
     >>> describe_path("~/run", Path("/home/me/run")), describe_path("/tmp/run", Path("/tmp/run"))
     ("'~/run' (/home/me/run)", "'/tmp/run'")
     """
-    text = os.fspath(written)
+    text = os.fspath(user_path)
     return show_value(text) if text == str(path) else f"{show_value(text)} ({str(path)[:200]})"
 
 
-def shown(path: Path) -> str:
+def shorten_path(path: Path) -> str:
     """Returns a path relative to the current folder if it is in that folder."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))

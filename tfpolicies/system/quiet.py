@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from tfpolicies.system.backend import require_tensorflow_backend
 
 _NATIVE_LOG = rb"^([IWEF]\d{4} |WARNING: All log messages before absl|To enable the follow)"
-_patterns: list[bytes] = []  # of the blocks since the first of them was entered
-_has_failed = False  # whether one of these blocks raised
+_suppressed_patterns: list[bytes] = []  # of the blocks since the first of them was entered
+_has_any_failed = False  # whether one of these blocks raised
 
 
 class _SharedContext:
@@ -44,7 +44,7 @@ class _SharedContext:
 
 
 @contextlib.contextmanager
-def native_stderr_without(pattern: bytes = _NATIVE_LOG) -> Iterator[None]:
+def suppress_native_stderr(pattern: bytes = _NATIVE_LOG) -> Iterator[None]:
     """Removes matching lines from standard error.
 
     Other lines are written at the end; after an error all lines are. Several threads may be inside:
@@ -55,45 +55,45 @@ def native_stderr_without(pattern: bytes = _NATIVE_LOG) -> Iterator[None]:
         pattern: a regular expression, searched in each line. By default it matches the logs of
             native code.
     """
-    global _has_failed
-    with _stderr.enter():
+    global _has_any_failed
+    with _shared_redirection.enter():
         try:
-            _patterns.append(pattern)
+            _suppressed_patterns.append(pattern)
             yield
         except BaseException:
-            _has_failed = True
+            _has_any_failed = True
             raise
 
 
 @contextlib.contextmanager
 def _redirect_stderr() -> Iterator[None]:
-    global _has_failed
-    _patterns.clear()
-    _has_failed = False
+    global _has_any_failed
+    _suppressed_patterns.clear()
+    _has_any_failed = False
     if sys.stderr is not None:
         sys.stderr.flush()
     try:
-        kept = os.dup(2)
+        original_descriptor = os.dup(2)
     except OSError:
         yield
         return
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
             if sys.stderr is not None:
                 sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            is_left_out = re.compile(b"|".join(_patterns)).search
-            lines = [line for line in held if _has_failed or not is_left_out(line)]
+            os.dup2(original_descriptor, 2)
+            os.close(original_descriptor)
+            captured.seek(0)
+            is_suppressed = re.compile(b"|".join(_suppressed_patterns)).search
+            lines = [line for line in captured if _has_any_failed or not is_suppressed(line)]
             with contextlib.suppress(OSError):  # the pipe may be closed
                 os.write(2, b"".join(lines))
 
 
-_stderr = _SharedContext(_redirect_stderr)  # the file descriptor belongs to the process
+_shared_redirection = _SharedContext(_redirect_stderr)  # the file descriptor belongs to the process
 
 
 def load_tensorflow() -> None:
@@ -105,77 +105,85 @@ def load_tensorflow() -> None:
     require_tensorflow_backend()
     if "tensorflow" in sys.modules:
         return
-    with native_stderr_without():
+    with suppress_native_stderr():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
 
 
-_CONVERTERS = ("absl", "keras", "onnx", "tensorflow", "tf2onnx")  # and the loggers below them
+_CONVERTER_LOGGERS = (
+    "absl",
+    "keras",
+    "onnx",
+    "tensorflow",
+    "tf2onnx",
+)  # and the loggers below them
 
 
 @contextlib.contextmanager
-def quiet_conversion() -> Iterator[None]:
+def suppress_conversion_output() -> Iterator[None]:
     """Suppresses the output of TensorFlow and tf2onnx during a conversion.
 
     Afterwards logging, warning filters and environment variables are restored, whatever the
     libraries did to them. Errors are raised as usual. Several threads may be inside; see
-    `native_stderr_without`.
+    `suppress_native_stderr`.
     """
-    with _quiet.enter(), native_stderr_without():
+    with _shared_suppression.enter(), suppress_native_stderr():
         yield
 
 
 @contextlib.contextmanager
-def _quiet_logging() -> Iterator[None]:
-    with _logging_kept(), _environment_kept(), warnings.catch_warnings():
+def _suppress_logging() -> Iterator[None]:
+    with _preserve_logging(), _preserve_environment(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in ("tf2onnx", "tensorflow"):  # they log errors that they also raise
             logging.getLogger(name).setLevel(logging.CRITICAL)
         yield
 
 
-_quiet = _SharedContext(_quiet_logging)
+_shared_suppression = _SharedContext(_suppress_logging)
 
 
 @contextlib.contextmanager
-def _logging_kept() -> Iterator[None]:
+def _preserve_logging() -> Iterator[None]:
     """Restores the root logger and those of converters, including new ones."""
-    root, nothing = logging.getLogger(), logging.NullHandler()
-    root.addHandler(nothing)  # so that `logging.basicConfig` does nothing
-    loggers = {name: logging.getLogger(name) for name in _converters()}
-    kept = {name: (x.level, [*x.handlers], x.propagate) for name, x in loggers.items()}
+    root, null_handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(null_handler)  # so that `logging.basicConfig` does nothing
+    loggers = {name: logging.getLogger(name) for name in _list_converter_loggers()}
+    settings = {name: (x.level, [*x.handlers], x.propagate) for name, x in loggers.items()}
     level = root.level
     try:
         yield
     finally:
-        root.removeHandler(nothing)
+        root.removeHandler(null_handler)
         root.setLevel(level)
-        for name in _converters():
-            found = logging.getLogger(name)
-            level, found.handlers[:], found.propagate = kept.get(name, (logging.NOTSET, [], True))
-            found.setLevel(level)
+        for name in _list_converter_loggers():
+            logger = logging.getLogger(name)
+            level, logger.handlers[:], logger.propagate = settings.get(
+                name, (logging.NOTSET, [], True)
+            )
+            logger.setLevel(level)
 
 
-def _converters() -> list[str]:
-    known = set(_CONVERTERS) | set(logging.root.manager.loggerDict)
-    return [name for name in sorted(known) if name.partition(".")[0] in _CONVERTERS]
+def _list_converter_loggers() -> list[str]:
+    names = set(_CONVERTER_LOGGERS) | set(logging.root.manager.loggerDict)
+    return [name for name in sorted(names) if name.partition(".")[0] in _CONVERTER_LOGGERS]
 
 
 @contextlib.contextmanager
-def _environment_kept() -> Iterator[None]:
-    kept = _of_tensorflow()
+def _preserve_environment() -> Iterator[None]:
+    variables = _get_tensorflow_variables()
     try:
         yield
     finally:
-        for name in _of_tensorflow().keys() - kept.keys():
+        for name in _get_tensorflow_variables().keys() - variables.keys():
             del os.environ[name]
-        os.environ.update(kept)
+        os.environ.update(variables)
 
 
-def _of_tensorflow() -> dict[str, str]:
+def _get_tensorflow_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("TF_")}
 
 
-def extend_paths(paths: Iterable[str]) -> None:
+def extend_sys_path(paths: Iterable[str]) -> None:
     """Adds another process's `sys.path` to that of this process."""
     sys.path.extend(path for path in paths if path not in sys.path)

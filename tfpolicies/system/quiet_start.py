@@ -67,7 +67,7 @@ class _QuietLoader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: Any) -> None:
-        from tfpolicies.system.quiet import native_stderr_without
+        from tfpolicies.system.quiet import suppress_native_stderr
 
         module.__loader__ = module.__spec__.loader = self._loader
         if self._finder in sys.meta_path:
@@ -78,7 +78,7 @@ class _QuietLoader:
             return
         os.environ[_LEVEL] = _QUIET
         try:
-            with native_stderr_without(_START_LINES):
+            with suppress_native_stderr(_START_LINES):
                 self._loader.exec_module(module)
         finally:
             if level is None:

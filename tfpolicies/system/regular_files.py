@@ -11,7 +11,7 @@ import stat
 from io import FileIO
 from pathlib import Path
 
-from tfpolicies.system.memory import available_memory
+from tfpolicies.system.memory import get_available_memory
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -23,10 +23,10 @@ def open_regular(path: str | os.PathLike[str]) -> FileIO:
         OSError: if it cannot be opened, or is a folder, FIFO, socket or device.
         ValueError: if the path holds a NUL.
     """
-    require_regular(path, os.stat(path))  # opening some devices does something
+    check_regular(path, os.stat(path))  # opening some devices does something
     file = os.fdopen(os.open(path, _FLAGS), "rb", buffering=0)
     try:
-        require_regular(path, os.fstat(file.fileno()))
+        check_regular(path, os.fstat(file.fileno()))
     except OSError:
         file.close()
         raise
@@ -45,23 +45,23 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
         ValueError: if the path holds a NUL.
     """
     with open_regular(path) as file:
-        return content_of(file, limit)
+        return read_content(file, limit)
 
 
-def size_of(file: FileIO) -> int:
+def get_size(file: FileIO) -> int:
     """Returns the size that an open file reports."""
     return os.fstat(file.fileno()).st_size
 
 
-def content_of(file: FileIO, limit: int | None = None) -> bytes:
+def read_content(file: FileIO, limit: int | None = None) -> bytes:
     """Reads an open file up to its reported size: some files of /proc never end.
 
     Raises:
         OSError: if it cannot be read, or has more bytes than the limit, or than there is memory.
     """
-    size, room = size_of(file), available_memory() if limit is None else limit
-    if size > room:
-        raise OSError(errno.EFBIG, f"it has {size} bytes, more than {room}", str(file.name))
+    size, max_size = get_size(file), get_available_memory() if limit is None else limit
+    if size > max_size:
+        raise OSError(errno.EFBIG, f"it has {size} bytes, more than {max_size}", str(file.name))
     parts: list[bytes] = []
     while size > 0 and (part := file.read(size)):  # one part, unless a signal comes
         parts.append(part)
@@ -69,11 +69,11 @@ def content_of(file: FileIO, limit: int | None = None) -> bytes:
     return b"".join(parts)
 
 
-def require_regular(path: str | os.PathLike[str], found: os.stat_result) -> None:
+def check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
     """Checks by its status that a path is a regular file.
 
     Raises:
         OSError: if it is something else.
     """
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(Path(path)))

@@ -29,6 +29,6 @@ def discard_output() -> None:
 
     Otherwise each later flush would fail, also the interpreter's last one.
     """
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.close(nothing)
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, 1)
+    os.close(null_device)

@@ -11,13 +11,13 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.batch.view_builder import Trajectories
 from tfpolicies.errors import UsageError
-from tfpolicies.export.verify import random_inputs
-from tfpolicies.models.ports import leaf_ports
-from tfpolicies.models.spaces import action_leaves, nest
-from tfpolicies.policy.learning_batches import postprocessed
+from tfpolicies.export.verify import draw_random_inputs
+from tfpolicies.models.ports import make_leaf_ports
+from tfpolicies.models.spaces import action_leaves, unflatten
+from tfpolicies.policy.learning_batches import run_postprocessing
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
-from tfpolicies.testing.subject import ports_of, random_masks, with_masks
+from tfpolicies.testing.subject import draw_masks, get_ports, replace_masks
 
 
 def random_batch(
@@ -55,42 +55,46 @@ def random_batch(
     length = min(length, rows)
     count = -(-rows // length)
     rewards = rng.standard_normal((count, length)).astype(np.float32)
-    columns = {**_acted(policy, rewards, rng, explore), "rewards": rewards}
-    pieces, left = [], rows
+    columns = {**_collect_columns(policy, rewards, rng, explore), "rewards": rewards}
+    batches, remaining = [], rows
     for i in range(count):
-        steps = min(length, left)
-        left -= steps
+        steps = min(length, remaining)
+        remaining -= steps
         ends = np.arange(steps) == steps - 1
-        piece = SampleBatch(map_leaves(itemgetter((i, slice(steps))), columns)).copy()
-        piece["terminateds"] = ends & (i % 2 == 0)
-        piece["truncateds"] = ends & (i % 2 == 1)
-        piece["t"] = np.arange(steps)
-        piece["eps_id"] = piece["unroll_id"] = np.full(steps, i)
-        piece["agent_index"] = np.zeros(steps, np.int64)
-        piece.update(Trajectories(ends).views(piece, policy.driver.learning.settle_views()))
-        pieces.append(postprocessed(policy, piece, {}, None))
-    return concat_samples(pieces)  # type: ignore[return-value]
+        batch = SampleBatch(map_leaves(itemgetter((i, slice(steps))), columns)).copy()
+        batch["terminateds"] = ends & (i % 2 == 0)
+        batch["truncateds"] = ends & (i % 2 == 1)
+        batch["t"] = np.arange(steps)
+        batch["eps_id"] = batch["unroll_id"] = np.full(steps, i)
+        batch["agent_index"] = np.zeros(steps, np.int64)
+        batch.update(Trajectories(ends).build_views(batch, policy.driver.learning.freeze_views()))
+        batches.append(run_postprocessing(policy, batch, {}, None))
+    return concat_samples(batches)  # type: ignore[return-value]
 
 
-def _acted(
+def _collect_columns(
     policy: Policy, rewards: np.ndarray, rng: np.random.Generator, explore: bool
 ) -> dict[str, Any]:
     """Acts in N environments for T steps with `rewards` `[N, T]`; returns the columns."""
     count, length = rewards.shape
-    ports, found = ports_of(policy), action_leaves(policy.action_space)
-    shown = random_inputs(ports, count, length + 1, rng)[: len(ports.obs)]
-    shown = with_masks(ports, shown, random_masks(ports, found, count * (length + 1), rng))
+    ports, leaves = get_ports(policy), action_leaves(policy.action_space)
+    obs_arrays = draw_random_inputs(ports, count, length + 1, rng)[: len(ports.obs)]
+    obs_arrays = replace_masks(
+        ports, obs_arrays, draw_masks(ports, leaves, count * (length + 1), rng)
+    )
     memory, steps = RecurrentState(policy, count), []
     for t in range(length):
-        _, columns = memory.act([leaf[:, t] for leaf in shown], explore=explore)
-        memory.rewarded(rewards[:, t])
+        _, columns = memory.act([leaf[:, t] for leaf in obs_arrays], explore=explore)
+        memory.record_rewards(rewards[:, t])
         steps.append({name: np.array(column) for name, column in columns.items()})
     stacked = {name: np.stack([step[name] for step in steps], axis=1) for name in steps[0]}
-    parts = [stacked.pop(port.name) for port in leaf_ports("actions", found)]
-    stacked["actions"] = nest(policy.action_space, parts)
+    parts = [stacked.pop(port.name) for port in make_leaf_ports("actions", leaves)]
+    stacked["actions"] = unflatten(policy.action_space, parts)
     for view in policy.driver.acting.input_views:
-        for each in filter(None, (view, view.following)):
-            stacked[each.name] = each.nested([stacked.pop(port.name) for port in each.ports])
-    stacked["obs"] = nest(policy.observation_space, [leaf[:, :-1] for leaf in shown])
-    stacked["new_obs"] = nest(policy.observation_space, [leaf[:, 1:] for leaf in shown])
+        for input_view in filter(None, (view, view.next_step_view)):
+            stacked[input_view.name] = input_view.unflatten(
+                [stacked.pop(port.name) for port in input_view.ports]
+            )
+    stacked["obs"] = unflatten(policy.observation_space, [leaf[:, :-1] for leaf in obs_arrays])
+    stacked["new_obs"] = unflatten(policy.observation_space, [leaf[:, 1:] for leaf in obs_arrays])
     return stacked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 
-from tfpolicies.errors import UsageError, near_matches
+from tfpolicies.errors import UsageError, suggest_similar_names
 from tfpolicies.policy.policy import Policy
 from tfpolicies.testing import (
     acting_checks,
@@ -19,14 +19,14 @@ from tfpolicies.testing.report import (
     FAILED,
     NOT_APPLICABLE,
     PASSED,
-    Broken,
+    CheckFailed,
     CheckReport,
     CheckResult,
     NotApplicable,
 )
-from tfpolicies.testing.subject import Subject
+from tfpolicies.testing.subject import PolicyUnderTest
 
-CHECKS: dict[str, Callable[[Subject], str]] = {
+CHECKS: dict[str, Callable[[PolicyUnderTest], str]] = {
     check.__name__: check
     for check in (
         acting_checks.outputs,
@@ -101,24 +101,24 @@ def check_policy(
     for name in names:
         if name not in CHECKS:
             raise UsageError(
-                f"checks has {name!r}, which is not a check.{near_matches(name, CHECKS)} There "
+                f"checks has {name!r}, which is not a check.{suggest_similar_names(name, CHECKS)} There "
                 f"are {', '.join(CHECKS)}."
             )
-    subject = Subject(policy, rows=rows, seed=seed, exports=exports)
-    report = CheckReport(type(policy).__name__, tuple(_result(name, subject) for name in names))
+    subject = PolicyUnderTest(policy, rows=rows, seed=seed, exports=exports)
+    report = CheckReport(type(policy).__name__, tuple(_run_check(name, subject) for name in names))
     report.raise_failures()
     return report
 
 
-def _result(name: str, subject: Subject) -> CheckResult:
+def _run_check(name: str, subject: PolicyUnderTest) -> CheckResult:
     try:
         return CheckResult(name, PASSED, CHECKS[name](subject))
     except NotApplicable as reason:
         return CheckResult(name, NOT_APPLICABLE, str(reason))
-    except Broken as failure:
+    except CheckFailed as failure:
         return CheckResult(name, FAILED, str(failure))
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        advice = f"Look at {place.filename}:{place.lineno} in {place.name}, where it was raised."
-        problem = Broken("no error", f"{type(error).__name__}: {error}", advice)
-        return CheckResult(name, FAILED, str(problem))
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        advice = f"Look at {frame.filename}:{frame.lineno} in {frame.name}, where it was raised."
+        check_failure = CheckFailed("no error", f"{type(error).__name__}: {error}", advice)
+        return CheckResult(name, FAILED, str(check_failure))

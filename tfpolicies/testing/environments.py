@@ -46,22 +46,22 @@ class MemoryEnv(gym.Env):
     ) -> tuple[Any, dict]:
         """Starts an episode with a cue drawn at random."""
         super().reset(seed=seed)
-        self._now, self._cue = 0, int(self.np_random.integers(self._cues))
-        return self._observation(), {}
+        self._step, self._cue = 0, int(self.np_random.integers(self._cues))
+        return self._make_observation(), {}
 
-    def _observation(self) -> np.ndarray:
-        shown = np.zeros(self._cues + 1, np.float32)
-        if self._now == 0:
-            shown[self._cue] = 1.0
-        shown[-1] = float(self._now == self._delay + 1)
-        return shown
+    def _make_observation(self) -> np.ndarray:
+        obs = np.zeros(self._cues + 1, np.float32)
+        if self._step == 0:
+            obs[self._cue] = 1.0
+        obs[-1] = float(self._step == self._delay + 1)
+        return obs
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
         """Ignores the action, or evaluates it as the answer at the last step."""
-        asked = self._now == self._delay + 1
-        reward = float(asked and int(action) == self._cue)
-        self._now += 1
-        return self._observation(), reward, asked, False, {}
+        is_question = self._step == self._delay + 1
+        reward = float(is_question and int(action) == self._cue)
+        self._step += 1
+        return self._make_observation(), reward, is_question, False, {}
 
 
 class MaskedEnv(gym.Env):
@@ -75,7 +75,7 @@ class MaskedEnv(gym.Env):
         actions: number of actions.
         length: steps of an episode.
 
-    >>> env = MaskedEnv(actions=3, length=2)
+    >>> env = MaskedEnv(action_ports=3, length=2)
     >>> mask = env.reset(seed=1)[0]["action_mask"]
     >>> mask, env.step(int(mask.argmin()))[1:4]
     (array([0, 0, 1], dtype=int8), (-1.0, True, False))
@@ -97,22 +97,22 @@ class MaskedEnv(gym.Env):
     ) -> tuple[Any, dict]:
         """Starts an episode."""
         super().reset(seed=seed)
-        self._now = 0
-        return self._observation(), {}
+        self._step = 0
+        return self._make_observation(), {}
 
-    def _observation(self) -> dict[str, np.ndarray]:
+    def _make_observation(self) -> dict[str, np.ndarray]:
         count = int(self.action_space.n)  # type: ignore[attr-defined]
         self._mask = (self.np_random.random(count) < 0.5).astype(np.int8)
         self._mask[self.np_random.integers(count)] = 1
-        now = np.array([self._now / self._length], np.float32)
-        return {"observations": now, "action_mask": self._mask.copy()}
+        progress = np.array([self._step / self._length], np.float32)
+        return {"observations": progress, "action_mask": self._mask.copy()}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
         """Takes an action and draws the next mask."""
         allowed = bool(self._mask[int(action)])
-        self._now += 1
-        over = not allowed or self._now == self._length
-        return self._observation(), 1.0 if allowed else -1.0, over, False, {}
+        self._step += 1
+        over = not allowed or self._step == self._length
+        return self._make_observation(), 1.0 if allowed else -1.0, over, False, {}
 
 
 class RandomEnv(gym.Env):
@@ -149,15 +149,15 @@ class RandomEnv(gym.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
-        self._now, self._episode = 0, self._episode + 1
+        self._step, self._episode = 0, self._episode + 1
         return self.observation_space.sample(), {}
 
     def step(self, action: Structure) -> tuple[Any, float, bool, bool, dict]:
         """Checks the action and draws the next observation and reward."""
         if not self.action_space.contains(action):
             raise EnvError(f"The action {action!r} is not in {self.action_space}.")
-        self._now += 1
-        over = self._now >= self._length
-        cut = over and self._episode % 2 == 1
+        self._step += 1
+        over = self._step >= self._length
+        is_truncated = over and self._episode % 2 == 1
         reward = float(self.np_random.standard_normal())
-        return self.observation_space.sample(), reward, over and not cut, cut, {}
+        return self.observation_space.sample(), reward, over and not is_truncated, is_truncated, {}

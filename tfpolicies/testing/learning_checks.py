@@ -6,29 +6,29 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import NonFiniteError
-from tfpolicies.program.columns import travelling_columns
-from tfpolicies.program.view import LOSS_MASK, ModelView
+from tfpolicies.program.columns import to_loss_columns
+from tfpolicies.program.view import LOSS_MASK, TracedModel
 from tfpolicies.testing.batches import random_batch
-from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import Subject, all_same, arrays_in
+from tfpolicies.testing.report import CheckFailed, NotApplicable
+from tfpolicies.testing.subject import PolicyUnderTest, collect_arrays, compare_arrays
 
 
-def learning(subject: Subject) -> str:
+def learning(subject: PolicyUnderTest) -> str:
     """An update changes the weights, keeps them finite, counts, and is the same every time."""
-    subject.needs_learning()
-    policy, twin = subject.twin(), subject.twin()
+    subject.require_learning()
+    policy, copy = subject.make_copy(), subject.make_copy()
     batch = random_batch(policy, subject.rows, seed=subject.seed)
-    random_batch(twin, subject.rows, seed=subject.seed)
-    before, updates = arrays_in(policy.get_weights()), policy.num_grad_updates
+    random_batch(copy, subject.rows, seed=subject.seed)
+    before, updates = collect_arrays(policy.get_weights()), policy.num_grad_updates
     try:
         result = policy.learn_on_batch(batch)
     except NonFiniteError as error:
-        raise _not_finite(str(error)) from error
-    twin.learn_on_batch(batch)
-    after = arrays_in(policy.get_weights())
+        raise _make_non_finite_failure(str(error)) from error
+    copy.learn_on_batch(batch)
+    after = collect_arrays(policy.get_weights())
     moved = [name for name in after if not np.array_equal(after[name], before[name])]
     if after and not moved:
-        raise Broken(
+        raise CheckFailed(
             "learn_on_batch to change at least one weight",
             f"the same {len(after)} weights",
             "Check that the loss depends on the weights, that the learning rate is not 0, and "
@@ -38,12 +38,12 @@ def learning(subject: Subject) -> str:
     numbers = {f"learner_stats/{name}": np.asarray(x) for name, x in stats.items()}
     for name, array in {**after, **numbers}.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise _not_finite(f"{array[~np.isfinite(array)].reshape(-1)[0]} in {name}")
+            raise _make_non_finite_failure(f"{array[~np.isfinite(array)].reshape(-1)[0]} in {name}")
     advice = "Let only the state and the batch decide an update: seed all random numbers."
     expected = "two policies in one state to learn the same from one batch"
-    all_same(arrays_in(twin.get_weights()), after, expected, advice)
+    compare_arrays(collect_arrays(copy.get_weights()), after, expected, advice)
     if subject.is_tf and policy.num_grad_updates != updates + 1:
-        raise Broken(
+        raise CheckFailed(
             "one update to raise num_grad_updates by 1",
             f"{policy.num_grad_updates - updates}",
             "Call `super().learn_on_batch` exactly once in an override.",
@@ -51,68 +51,68 @@ def learning(subject: Subject) -> str:
     return f"{len(moved)} of {len(after)} weights moved"
 
 
-def _not_finite(found: str) -> Broken:
-    return Broken(
+def _make_non_finite_failure(actual: str) -> CheckFailed:
+    return CheckFailed(
         "weights and statistics to stay finite",
-        found,
+        actual,
         "Look for a logarithm of 0, a division by 0 or an exponential of a large number in the "
         "loss; lower lr or set grad_clip.",
     )
 
 
-def gradients(subject: Subject) -> str:
+def gradients(subject: PolicyUnderTest) -> str:
     """`compute_gradients` returns a finite gradient per trainable variable and changes nothing."""
-    subject.needs_tf("compute_gradients needs a Keras model")
-    subject.needs_learning()
-    policy = subject.twin()
+    subject.require_program("compute_gradients needs a Keras model")
+    subject.require_learning()
+    policy = subject.make_copy()
     batch = random_batch(policy, subject.rows, seed=subject.seed)
     before = policy.get_state()
-    found, _ = policy.compute_gradients(batch)
+    grads, _ = policy.compute_gradients(batch)
     noise = {key: before[key] for key in ("learning_rng",) if key in before}  # which it may draw
     after, advice = {**policy.get_state(), **noise}, "Apply gradients in `apply_gradients` only."
     expected = "compute_gradients to change nothing"
-    all_same(arrays_in(after), arrays_in(before), expected, advice, tolerance=0.0)
+    compare_arrays(collect_arrays(after), collect_arrays(before), expected, advice, tolerance=0.0)
     shapes = [tuple(x.shape) for x in policy.program.functions.optimizer.differentiated]
-    if [x.shape for x in found] != shapes or not all(np.isfinite(x).all() for x in found):
-        raise Broken(
+    if [x.shape for x in grads] != shapes or not all(np.isfinite(x).all() for x in grads):
+        raise CheckFailed(
             f"finite gradients of the shapes {shapes}",
-            f"{[x.shape for x in found]}, finite: {[bool(np.isfinite(x).all()) for x in found]}",
+            f"{[x.shape for x in grads]}, finite: {[bool(np.isfinite(x).all()) for x in grads]}",
             "Return a (gradient, variable) pair for each variable in `compute_gradients_fn`.",
         )
     return ""
 
 
-def learner(subject: Subject) -> str:
+def learner(subject: PolicyUnderTest) -> str:
     """The learner computes the same for each row of a batch as acting did when it was sampled.
 
     A noisy network acts with its mean weights here.
     """
-    subject.needs_tf("a learner's view of a batch needs a Keras model")
-    subject.needs_learning()
-    policy = subject.twin()
+    subject.require_program("a learner's view of a batch needs a Keras model")
+    subject.require_learning()
+    policy = subject.make_copy()
     program, network = policy.program, policy.program.functions.network
     is_noisy = program.ports.noise_size > 0
     batch = random_batch(policy, subject.rows, seed=subject.seed, explore=not is_noisy)
     if "action_dist_inputs" not in batch:
         raise NotApplicable("the batch has no action_dist_inputs")
     columns = tf.nest.map_structure(
-        tf.constant, travelling_columns(program.spec, program.ports, batch)
+        tf.constant, to_loss_columns(program.spec, program.ports, batch)
     )
     items = len(tf.nest.flatten(columns)[0])
-    rows = program.functions.loss_columns(columns, tf.ones([items]))
+    rows = program.functions.make_loss_columns(columns, tf.ones([items]))
     with program.lock:
         _ = policy.model  # loads the weights
-        view = ModelView(network, program.spec.time_steps, training=False)
-        ours = {"action_dist_inputs": view(rows)[0]}
+        view = TracedModel(network, program.spec.time_steps, training=False)
+        outputs = {"action_dist_inputs": view(rows)[0]}
         if program.has_values and "vf_preds" in batch:
-            ours["vf_preds"] = view.value_function()
+            outputs["vf_preds"] = view.value_function()
     valid = rows[LOSS_MASK].numpy() > 0
     expected = "the learner to compute the same as acting for the same rows"
     advice = (
         "Rebuild each row's inputs in the batch as acting had them: memory at the beginning of "
         "each sequence, previous actions and rewards, masks, filters."
     )
-    found = {name: x.numpy()[valid] for name, x in ours.items()}
-    wanted = {name: batch[name] for name in ours}
-    worst = all_same(found, wanted, expected, advice, tolerance=1e-4)
+    actual = {name: x.numpy()[valid] for name, x in outputs.items()}
+    reference = {name: batch[name] for name in outputs}
+    worst = compare_arrays(actual, reference, expected, advice, tolerance=1e-4)
     return f"largest difference {worst:.1e}"

@@ -36,7 +36,7 @@ class CheckReport(NamedTuple):
         return tuple(result for result in self.results if result.outcome == FAILED)
 
     @property
-    def passed(self) -> tuple[str, ...]:
+    def passes(self) -> tuple[str, ...]:
         """The names of the checks that passed."""
         return tuple(result.check for result in self.results if result.outcome == PASSED)
 
@@ -50,12 +50,14 @@ class CheckReport(NamedTuple):
             PolicyCheckError: naming each check, expected and actual values, and the next step.
         """
         if self.failures:
-            count, of = len(self.failures), len(self.results)
-            listed = "\n\n".join(map(str, self.failures))
-            raise PolicyCheckError(f"{self.policy} fails {count} of {of} checks.\n\n{listed}")
+            count, total = len(self.failures), len(self.results)
+            failure_list = "\n\n".join(map(str, self.failures))
+            raise PolicyCheckError(
+                f"{self.policy} fails {count} of {total} checks.\n\n{failure_list}"
+            )
 
 
-class Broken(Exception):
+class CheckFailed(Exception):
     """Ends a check: the policy violates the policy API.
 
     Args:
@@ -64,8 +66,8 @@ class Broken(Exception):
         advice: the next step.
     """
 
-    def __init__(self, expected: str, got: str, advice: str) -> None:
-        super().__init__(f"expected {expected}\n    got: {got}\n    next step: {advice}")
+    def __init__(self, expected: str, actual: str, advice: str) -> None:
+        super().__init__(f"expected {expected}\n    got: {actual}\n    next step: {advice}")
 
 
 class NotApplicable(Exception):

@@ -10,46 +10,46 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.spaces import nest
+from tfpolicies.models.spaces import unflatten
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.program.program import Program
 from tfpolicies.testing.batches import random_batch
-from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, all_same
+from tfpolicies.testing.report import CheckFailed, NotApplicable
+from tfpolicies.testing.subject import DEFAULT_ROWS, PolicyUnderTest, compare_arrays
 
 _STEPS = 5
 
 
-def traces(subject: Subject) -> str:
+def traces(subject: PolicyUnderTest) -> str:
     """Other batch sizes, policies with the same program and other numbers cause no new trace."""
-    subject.needs_tf("traces are counted by a Program")
-    policy = subject.twin()
+    subject.require_program("traces are counted by a Program")
+    policy = subject.make_copy()
     if not policy.config["eager_tracing"]:
         raise NotApplicable("eager_tracing=False runs everything untraced")
     counts = policy.program.functions.traces
-    _use_all(subject, policy, ROWS)
+    _act_and_learn(subject, policy, DEFAULT_ROWS)
     before = dict(counts)
-    for rows in (2, 2 * ROWS + 1):
-        _use_all(subject, policy, rows)
-    _use_all(subject, subject.twin(), ROWS)
-    grown = {
+    for rows in (2, 2 * DEFAULT_ROWS + 1):
+        _act_and_learn(subject, policy, rows)
+    _act_and_learn(subject, subject.make_copy(), DEFAULT_ROWS)
+    retraced = {
         name: f"{before.get(name, 0)} -> {n}"
         for name, n in counts.items()
         if n != before.get(name, 0)
     }
-    if grown:
-        raise Broken(
+    if retraced:
+        raise CheckFailed(
             "every function to be traced once, whatever the batch size and the policy",
-            f"more traces of {grown}",
+            f"more traces of {retraced}",
             "Use the Program's functions as they are; keep batch sizes and numbers of one policy "
             "out of traced code.",
         )
     return ", ".join(f"{name}: {n}" for name, n in sorted(counts.items()))
 
 
-def _use_all(subject: Subject, policy: Policy, rows: int) -> None:
-    inputs = subject.inputs(rows, subject.rng())
+def _act_and_learn(subject: PolicyUnderTest, policy: Policy, rows: int) -> None:
+    inputs = subject.draw_inputs(rows, subject.make_rng())
     for explore in (True, False):
         subject.act(policy, inputs, explore)
     if subject.learns:
@@ -58,10 +58,10 @@ def _use_all(subject: Subject, policy: Policy, rows: int) -> None:
         policy.learn_on_batch(batch)
 
 
-def runtimes(subject: Subject) -> str:
+def runtimes(subject: PolicyUnderTest) -> str:
     """ONNX Runtime and graph mode give the results of the traced functions, from the same noise."""
-    subject.needs_tf("runtimes run a Program")
-    policy, rng = subject.twin(), subject.rng()
+    subject.require_program("runtimes run a Program")
+    policy, rng = subject.make_copy(), subject.make_rng()
     program, explorer = policy.program, policy.program.spec.explorer
     notes = []
     advice = (
@@ -73,39 +73,41 @@ def runtimes(subject: Subject) -> str:
         notes.append("onnx not compared: inference='tf'")
     else:
         name = "onnx" if name == "auto" else name
-        what, worst, actor = RUNTIMES[name].name, 0.0, _actor(program, name)
+        runtime_name, worst, runtime = RUNTIMES[name].name, 0.0, _get_runtime(program, name)
         names = [port.name for port in program.act_layout.ports()]
-        own = policy.driver.generator
-        for rows in (1, ROWS):
-            inputs = subject.inputs(rows, rng)
+        generator = policy.driver.generator
+        for rows in (1, DEFAULT_ROWS):
+            inputs = subject.draw_inputs(rows, rng)
             params = policy.exploration.params(policy.global_timestep, True)
-            noise = explorer.draw_noise(own, rows, params)
-            found = []
-            for runner in (actor, program.runtime):
-                acted = runner.run(policy.driver.state, inputs, noise, params)
-                arrays = [np.array(x) for x in program.act_layout.flatten(acted)]
-                found.append(dict(zip(names, arrays, strict=True)))
-            expected = f"{what} to act like TensorFlow on {rows} rows"
-            worst = max(worst, all_same(found[0], found[1], expected, advice))
+            noise = explorer.draw_noise(generator, rows, params)
+            results = []
+            for runner in (runtime, program.runtime):
+                outputs = runner.run(policy.driver.state, inputs, noise, params)
+                arrays = [np.array(x) for x in program.act_layout.flatten(outputs)]
+                results.append(dict(zip(names, arrays, strict=True)))
+            expected = f"{runtime_name} to act like TensorFlow on {rows} rows"
+            worst = max(worst, compare_arrays(results[0], results[1], expected, advice))
         notes.append(f"{name}: {worst:.1e}")
-    graph = graph_twin(policy)
+    graph = make_graph_copy(policy)
     if graph is not None:
-        notes.append(f"{type(graph).__name__}: {_compare_twins(subject, policy, graph):.1e}")
+        notes.append(
+            f"{type(graph).__name__}: {_compare_with_graph_copy(subject, policy, graph):.1e}"
+        )
     return ", ".join(notes)
 
 
-def _actor(program: Program, name: str) -> Any:
+def _get_runtime(program: Program, name: str) -> Any:
     try:
-        return program.inference.actor(name)
+        return program.inference.get_runtime(name)
     except ConfigError as error:
-        raise Broken(
+        raise CheckFailed(
             f"the policy to act in {RUNTIMES[name].name}",
             str(error),
             "Change the operations that it names, or set inference='tf' in the config.",
         ) from error
 
 
-def graph_twin(policy: Policy) -> Any:
+def make_graph_copy(policy: Policy) -> Any:
     """Returns a graph-mode policy in the same state, or None if there is no such class.
 
     The graph-mode version of `XTF2Policy` is the class `XTF1Policy` of the same module.
@@ -121,28 +123,31 @@ def graph_twin(policy: Policy) -> Any:
     return copy
 
 
-def _compare_twins(subject: Subject, policy: Policy, twin: Policy) -> float:
+def _compare_with_graph_copy(subject: PolicyUnderTest, policy: Policy, graph_copy: Policy) -> float:
     """Lets both act and learn from the same state; returns the largest difference."""
-    inputs, worst = subject.inputs(ROWS, subject.rng()), 0.0
-    policy.set_state(twin.get_state())
+    inputs, worst = subject.draw_inputs(DEFAULT_ROWS, subject.make_rng()), 0.0
+    policy.set_state(graph_copy.get_state())
     advice = "Give both classes one implementation; they may differ only in their runtime."
     for when in ("at once", "after an update"):
         for explore in (False, True):
-            ours, wanted = (subject.acted(each, inputs, explore) for each in (twin, policy))
-            expected = f"{type(twin).__name__} to act like {type(policy).__name__} {when}"
-            worst = max(worst, all_same(ours, wanted, expected, advice, tolerance=1e-4))
+            actual, reference = (
+                subject.act_as_arrays(compared, inputs, explore)
+                for compared in (graph_copy, policy)
+            )
+            expected = f"{type(graph_copy).__name__} to act like {type(policy).__name__} {when}"
+            worst = max(worst, compare_arrays(actual, reference, expected, advice, tolerance=1e-4))
         if when == "at once" and subject.learns:
-            for each in (policy, twin):
-                each.learn_on_batch(random_batch(each, subject.rows, seed=subject.seed))
+            for compared in (policy, graph_copy):
+                compared.learn_on_batch(random_batch(compared, subject.rows, seed=subject.seed))
     return worst
 
 
-def exports(subject: Subject) -> str:
+def exports(subject: PolicyUnderTest) -> str:
     """SavedModel and ONNX exports verify themselves, and the ONNX player acts like the policy."""
     if not subject.exports:
         raise NotApplicable("exports=False")
-    subject.needs_tf("export_model needs a Keras model")
-    policy = subject.twin()
+    subject.require_program("export_model needs a Keras model")
+    policy = subject.make_copy()
     with tempfile.TemporaryDirectory() as folder:
         saved = policy.export_model(Path(folder) / "saved")
         onnx = policy.export_model(Path(folder) / "onnx", onnx=True)
@@ -151,17 +156,19 @@ def exports(subject: Subject) -> str:
     return f"largest difference {worst:.1e}"
 
 
-def _check_player(subject: Subject, policy: Policy, path: Path) -> None:
+def _check_player(subject: PolicyUnderTest, policy: Policy, path: Path) -> None:
     """Runs an episode-like sequence with the exported player and with a `Session`."""
     from tfpolicies.export.player import OnnxPolicy
 
-    player, session, rng = OnnxPolicy(path), policy.session(3), subject.rng()
+    player, session, rng = OnnxPolicy(path), policy.session(3), subject.make_rng()
     reward = np.zeros(3, np.float32)
     for _ in range(_STEPS):
-        inputs = subject.inputs(3, rng)[: len(subject.ports.obs)]
-        obs = nest(policy.observation_space, inputs)
-        acted = player.act(obs, reward), session.act(obs, reward, explore=False)
-        ours, wanted = (subject.by_leaf(each) for each in acted)
+        inputs = subject.draw_inputs(3, rng)[: len(subject.ports.obs)]
+        obs = unflatten(policy.observation_space, inputs)
+        results = player.act(obs, reward), session.act(obs, reward, explore=False)
+        actual, reference = (subject.flatten_actions(result) for result in results)
         expected = "the exported player to act like the policy's Session"
-        all_same(ours, wanted, expected, "Report it: the export passed its own verification.")
+        compare_arrays(
+            actual, reference, expected, "Report it: the export passed its own verification."
+        )
         reward = rng.standard_normal(3).astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfpolicies._version import __version__
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.layouts.kserve import fill_template, kubernetes_name
+from tfpolicies.export.layouts.kserve import fill_template, make_kubernetes_name
 from tfpolicies.export.onnx_file import write_onnx
 from tfpolicies.export.result import SPEC_FILE, ExportResult
 from tfpolicies.export.verify import ONNX_FILES
@@ -23,7 +23,7 @@ def export_kubernetes(job: ExportJob) -> ExportResult:
     Kubernetes accepts. A recurrent policy has one replica; others have an autoscaler. Raises as
     `export_onnx` does.
     """
-    target, name = job.target, kubernetes_name(job.target.name)
+    target, name = job.target, make_kubernetes_name(job.target.name)
     files = [*ONNX_FILES.values(), SPEC_FILE]
     image = fill_template("Dockerfile", version=__version__, files=" ".join(files), name=name)
     if job.program.ports.is_recurrent:
@@ -31,8 +31,8 @@ def export_kubernetes(job: ExportJob) -> ExportResult:
     else:
         manifest = fill_template("kubernetes.yaml", name=name, replicas="")
         manifest += fill_template("autoscaler.yaml", name=name)
-    others = {IMAGE_FILE: image.encode(), MANIFEST_FILE: manifest.encode()}
-    parity = write_onnx(job, others, layout="kubernetes")
+    extra_files = {IMAGE_FILE: image.encode(), MANIFEST_FILE: manifest.encode()}
+    parity = write_onnx(job, extra_files, layout="kubernetes")
     use = (
         f"Build the image of its Dockerfile, then kubectl apply -f {str(target / MANIFEST_FILE)!r}."
     )

@@ -16,9 +16,9 @@ from tfpolicies.export.result import ExportResult
 from tfpolicies.export.serving import (
     GREEDY,
     ServingPort,
-    input_ports,
-    output_ports,
-    protocol_datatype,
+    get_protocol_datatype,
+    make_input_ports,
+    make_output_ports,
 )
 from tfpolicies.export.verify import ONNX_FILES
 from tfpolicies.program.program import Program
@@ -29,25 +29,25 @@ _RUNTIME = Path(__file__).with_name("mlserver_runtime.py")  # copied, not import
 
 
 def export_mlserver(job: ExportJob) -> ExportResult:
-    """Writes `model-settings.json`, `policy_runtime.py` and the ONNX files, verified.
+    """Writes `model-settings.encode`, `policy_runtime.py` and the ONNX files, verified.
 
     The folder's name is that of the model. Requests of policies that are not recurrent are batched;
     a recurrent one takes sequences, and clients send back the recurrent state that they received.
     Raises as `export_onnx` does.
     """
-    settings = json.dumps(_settings(job.program), indent=2) + "\n"
-    others = {RUNTIME_FILE: _RUNTIME.read_bytes(), SETTINGS_FILE: settings.encode()}
-    parity = write_onnx(job, others, layout="mlserver")
+    settings = json.dumps(_make_settings(job.program), indent=2) + "\n"
+    extra_files = {RUNTIME_FILE: _RUNTIME.read_bytes(), SETTINGS_FILE: settings.encode()}
+    parity = write_onnx(job, extra_files, layout="mlserver")
     use = f"Start it with mlserver start {str(job.target)!r}."
     return ExportResult(job.target, parity, use)
 
 
-def _settings(program: Program) -> dict[str, Any]:
+def _make_settings(program: Program) -> dict[str, Any]:
     return {
         "implementation": "policy_runtime.PolicyRuntime",
         "platform": "onnx",
-        "inputs": [_metadata(port) for port in input_ports(program)],
-        "outputs": [_metadata(port) for port in output_ports(program)],
+        "inputs": [_make_metadata(port) for port in make_input_ports(program)],
+        "outputs": [_make_metadata(port) for port in make_output_ports(program)],
         "parameters": {"extra": {"file": ONNX_FILES[GREEDY]}},
         **({} if program.ports.is_recurrent else _BATCHING),
     }
@@ -56,6 +56,6 @@ def _settings(program: Program) -> dict[str, Any]:
 _BATCHING = {"max_batch_size": MAX_BATCH_SIZE, "max_batch_time": MAX_BATCH_SECONDS}
 
 
-def _metadata(port: ServingPort) -> dict[str, Any]:
+def _make_metadata(port: ServingPort) -> dict[str, Any]:
     shape = [*[-1] * port.axes, *port.port.shape]
-    return {"name": port.name, "datatype": protocol_datatype(port.port.dtype), "shape": shape}
+    return {"name": port.name, "datatype": get_protocol_datatype(port.port.dtype), "shape": shape}

@@ -1,6 +1,6 @@
 """Serves an exported policy with MLServer; needs only MLServer, NumPy and ONNX Runtime.
 
-This file is next to `model.onnx` as `policy_runtime.py`, and `model-settings.json` names it. It
+This file is next to `model.onnx` as `policy_runtime.py`, and `model-settings.encode` names it. It
 never imports TensorFlow, Keras or the package that made the export.
 """
 
@@ -38,52 +38,54 @@ class PolicyRuntime(MLModel):
         Raises:
             InferenceError: if inputs are missing, unknown, or of another type or shape.
         """
-        feed = self._feed({tensor.name: tensor for tensor in payload.inputs})
-        wanted = [tensor.name for tensor in payload.outputs or []] or self._outputs
-        unknown = sorted(set(wanted) - set(self._outputs))
+        feed = self._decode_inputs({tensor.name: tensor for tensor in payload.inputs})
+        names = [tensor.name for tensor in payload.outputs or []] or self._outputs
+        unknown = sorted(set(names) - set(self._outputs))
         if unknown:
             raise InferenceError(f"There are no outputs {unknown}; there are {self._outputs}.")
-        found = self._session.run(wanted, feed)
-        outputs = [_encoded(name, array) for name, array in zip(wanted, found, strict=True)]
+        arrays = self._session.run(names, feed)
+        outputs = [_encode_output(name, array) for name, array in zip(names, arrays, strict=True)]
         return InferenceResponse(
             model_name=self.name, model_version=self.version, id=payload.id, outputs=outputs
         )
 
-    def _feed(self, given: dict[str, RequestInput]) -> dict[str, np.ndarray]:
+    def _decode_inputs(self, tensors: dict[str, RequestInput]) -> dict[str, np.ndarray]:
         ports = {port.name: port for port in self.settings.inputs}
-        if given.keys() != ports.keys():
+        if tensors.keys() != ports.keys():
             raise InferenceError(
-                f"The inputs must be {sorted(ports)}, but the request has {sorted(given)}."
+                f"The inputs must be {sorted(ports)}, but the request has {sorted(tensors)}."
             )
-        rows = {_rows(tensor) for tensor in given.values()}
+        rows = {_count_rows(tensor) for tensor in tensors.values()}
         if len(rows) > 1:
             raise InferenceError(
                 f"All inputs must have the same number of rows, but they have {rows}."
             )
-        return {name: self._array(ports[name], tensor) for name, tensor in given.items()}
+        return {name: self._decode_input(ports[name], tensor) for name, tensor in tensors.items()}
 
-    def _array(self, port: RequestInput, tensor: RequestInput) -> np.ndarray:
-        told = f"{tensor.datatype} of the shape {list(tensor.shape)}"
+    def _decode_input(self, port: RequestInput, tensor: RequestInput) -> np.ndarray:
+        description = f"{tensor.datatype} of the shape {list(tensor.shape)}"
         fits = len(tensor.shape) == len(port.shape) and all(
-            wanted in (-1, size) for wanted, size in zip(port.shape, tensor.shape, strict=True)
+            expected in (-1, size) for expected, size in zip(port.shape, tensor.shape, strict=True)
         )
         if tensor.datatype != port.datatype or not fits:
             raise InferenceError(
                 f"The input {port.name!r} must be {port.datatype} of the shape {port.shape}, "
-                f"got {told}."
+                f"got {description}."
             )
         try:
             return np.reshape(NumpyCodec.decode_input(tensor), tensor.shape)
         except (TypeError, ValueError) as error:
-            raise InferenceError(f"The input {port.name!r} is not {told}: {error}.") from error
+            raise InferenceError(
+                f"The input {port.name!r} is not {description}: {error}."
+            ) from error
 
 
-def _encoded(name: str, array: np.ndarray) -> ResponseOutput:
+def _encode_output(name: str, array: np.ndarray) -> ResponseOutput:
     """Returns an output in its original shape: the codec adds an axis to a row of numbers."""
     output = NumpyCodec.encode_output(name, array)
     output.shape = list(array.shape)
     return output
 
 
-def _rows(tensor: RequestInput) -> int:
+def _count_rows(tensor: RequestInput) -> int:
     return tensor.shape[0] if tensor.shape else 0

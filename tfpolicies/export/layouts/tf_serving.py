@@ -11,8 +11,8 @@ from tfpolicies.export.job import ExportJob
 from tfpolicies.export.player import encode_varint
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.export.serving import GREEDY, Serving
-from tfpolicies.export.verify import random_inputs
+from tfpolicies.export.serving import GREEDY, ServingFunctions
+from tfpolicies.export.verify import draw_random_inputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.program.program import Program
 
@@ -35,11 +35,11 @@ def export_tf_serving(job: ExportJob) -> ExportResult:
     """
     name = job.target.name
 
-    def add_requests(folder: Path, serving: Serving) -> None:
+    def add_requests(folder: Path, serving: ServingFunctions) -> None:
         (folder / WARM_UP).parent.mkdir()
         with tf.io.TFRecordWriter(str(folder / WARM_UP)) as records:
-            for inputs in _batches(job.program):
-                records.write(_prediction_log(name, inputs))
+            for inputs in _make_batches(job.program):
+                records.write(_encode_prediction_log(name, inputs))
 
     result = export_saved_model(job, add_requests)
     command = f"tensorflow_model_server --model_name={name} --model_base_path={job.target}"
@@ -47,37 +47,39 @@ def export_tf_serving(job: ExportJob) -> ExportResult:
     return result._replace(use=use)
 
 
-def _batches(program: Program) -> list[dict[str, np.ndarray]]:
-    ports, rng, found = program.ports, np.random.default_rng(0), []
+def _make_batches(program: Program) -> list[dict[str, np.ndarray]]:
+    ports, rng, batches = program.ports, np.random.default_rng(0), []
     for size in BATCH_SIZES:
-        drawn = random_inputs(ports, size, 1, rng)
+        drawn = draw_random_inputs(ports, size, 1, rng)
         inputs = {port.name: x for port, x in zip(ports.all, drawn, strict=True)}
         if ports.is_recurrent:
             inputs[SEQ_LENS] = np.ones(size, np.int32)
         else:
             inputs = {name: x[:, 0] for name, x in inputs.items()}
-        found.append(inputs)
-    return found
+        batches.append(inputs)
+    return batches
 
 
-def _prediction_log(model: str, inputs: dict[str, np.ndarray]) -> bytes:
+def _encode_prediction_log(model: str, inputs: dict[str, np.ndarray]) -> bytes:
     """Returns a serialised `tensorflow.serving.PredictionLog` of one request.
 
     All of its fields are texts, messages or maps, which are encoded in the same way: number, length
     and content. So a few lines replace a package of generated code.
     """
-    spec = _field(_NAME, model.encode()) + _field(_SIGNATURE, GREEDY.encode())
-    request = _field(_MODEL_SPEC, spec)
+    spec = _encode_field(_NAME, model.encode()) + _encode_field(_SIGNATURE, GREEDY.encode())
+    request = _encode_field(_MODEL_SPEC, spec)
     for name, array in inputs.items():
         tensor = tf.make_tensor_proto(array).SerializeToString()
-        request += _field(_INPUTS, _field(_KEY, name.encode()) + _field(_VALUE, tensor))
-    return _field(_PREDICT_LOG, _field(_REQUEST, request))
+        request += _encode_field(
+            _INPUTS, _encode_field(_KEY, name.encode()) + _encode_field(_VALUE, tensor)
+        )
+    return _encode_field(_PREDICT_LOG, _encode_field(_REQUEST, request))
 
 
-def _field(number: int, content: bytes) -> bytes:
+def _encode_field(number: int, content: bytes) -> bytes:
     """Returns a length-delimited field of a Protocol Buffers message.
 
-    >>> list(_field(1, b"hi"))
+    >>> list(_encode_field(1, b"hi"))
     [10, 2, 104, 105]
     """
     return bytes([number << 3 | 2]) + encode_varint(len(content)) + content

@@ -18,13 +18,15 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.catalog.inspection import STATE_IN
-from tfpolicies.models.catalog.layers import Memory, Tensor, rows_of, sequences_of
+from tfpolicies.models.catalog.layers import RecurrentCore, Tensor, fold_time, unfold_time
 from tfpolicies.models.settings import Settings
 
 
-def attention_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels) -> Memory:
+def build_attention_core(
+    x: Tensor, seq_lens: Tensor, settings: Settings, kernels: KernelInitializers
+) -> RecurrentCore:
     """Applies `attention_num_transformer_units` gated transformer units to `x`.
 
     A step attends to itself and the N = `attention_memory_inference` steps before it. The states
@@ -41,29 +43,29 @@ def attention_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Ker
         The outputs `[B, T, attention_dim]`, the state inputs, and the states after the sequences.
     """
     dim, steps = int(settings["attention_dim"]), int(settings["attention_memory_inference"])
-    count = int(settings["attention_num_transformer_units"])
-    shapes = [(steps, dim)] * count + [(1,)]
+    num_units = int(settings["attention_num_transformer_units"])
+    shapes = [(steps, dim)] * num_units + [(1,)]
     states = [
         keras.Input(shape, name=f"{STATE_IN}{i}", dtype="float32") for i, shape in enumerate(shapes)
     ]
     x = keras.layers.Dense(dim, kernel_initializer=kernels.glorot(), name="embedding")(x)
-    seen, after_filled = Window(steps, name="window")([x, seq_lens, states[-1]])
-    after = []
+    visible, new_num_remembered = Window(steps, name="window")([x, seq_lens, states[-1]])
+    new_states = []
     for i, memory in enumerate(states[:-1], start=1):
         unit = GatedTransformerUnit(
             heads=int(settings["attention_num_heads"]),
             head_dim=int(settings["attention_head_dim"]),
             mlp_dim=int(settings["attention_position_wise_mlp_dim"]),
             gate_bias=float(settings["attention_init_gru_gate_bias"]),
-            seed=kernels.seed(),
+            seed=kernels.next_seed(),
             name=f"transformer_{i}",
         )
-        after.append(LastSteps(name=f"memory_{i}")([memory, x, seq_lens]))
-        x = unit([memory, x, seen])
-    return x, states, [*after, after_filled]
+        new_states.append(LastSteps(name=f"memory_{i}")([memory, x, seq_lens]))
+        x = unit([memory, x, visible])
+    return x, states, [*new_states, new_num_remembered]
 
 
-def _distances(steps: int, time: Tensor) -> Any:
+def _compute_distances(steps: int, time: Tensor) -> Any:
     """Returns the steps from each remembered or current step to each current one: [T, N + T]."""
     now = steps + ops.arange(time, dtype="int32")
     return now[:, None] - ops.arange(steps + time, dtype="int32")[None, :]
@@ -87,13 +89,13 @@ class Window(keras.layers.Layer):
         Takes sequences `[B, T, F]`, their lengths `[B]` and the number of remembered steps
         `[B, 1]`.
         """
-        x, seq_lens, filled = inputs
-        distances = _distances(self.steps, ops.shape(x)[1])[None]
+        x, seq_lens, num_remembered = inputs
+        distances = _compute_distances(self.steps, ops.shape(x)[1])[None]
         slots = ops.arange(self.steps + ops.shape(x)[1], dtype="int32")
-        empty = self.steps - ops.cast(filled, "int32")[:, :, None]
-        seen = (distances >= 0) & (distances <= self.steps) & (slots[None, None] >= empty)
+        empty = self.steps - ops.cast(num_remembered, "int32")[:, :, None]
+        visible = (distances >= 0) & (distances <= self.steps) & (slots[None, None] >= empty)
         lengths = ops.cast(seq_lens, "float32")[:, None]
-        return seen, ops.minimum(filled + lengths, float(self.steps))
+        return visible, ops.minimum(num_remembered + lengths, float(self.steps))
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -105,10 +107,10 @@ class LastSteps(keras.layers.Layer):
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
         memory, x, seq_lens = inputs
-        both = ops.concatenate([memory, x], axis=1)
+        all_steps = ops.concatenate([memory, x], axis=1)
         steps = ops.arange(memory.shape[1], dtype="int32")
-        chosen = ops.cast(seq_lens, "int32")[:, None] + steps[None, :]
-        return tf.gather(both, chosen, batch_dims=1)
+        indices = ops.cast(seq_lens, "int32")[:, None] + steps[None, :]
+        return tf.gather(all_steps, indices, batch_dims=1)
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -139,24 +141,24 @@ class GatedTransformerUnit(keras.layers.Layer):
 
     def build(self, input_shape: Sequence[Sequence[int]]) -> None:
         (_, steps, _), (*_, dim), _ = input_shape
-        kernels = Kernels(ortho_init=False, seed=self.seed)
+        kernels = KernelInitializers(ortho_init=False, seed=self.seed)
 
-        def built(layer: keras.layers.Layer, width: int) -> keras.layers.Layer:
+        def build_layer(layer: keras.layers.Layer, width: int) -> keras.layers.Layer:
             layer.build((None, None, width))
             return layer
 
         def dense(width: int, units: int, name: str, *, bias: bool = True) -> keras.layers.Dense:
             kernel = kernels.glorot()
-            return built(
+            return build_layer(
                 keras.layers.Dense(units, use_bias=bias, kernel_initializer=kernel, name=name),
                 width,
             )
 
         def norm(name: str) -> keras.layers.Layer:
-            return built(keras.layers.LayerNormalization(epsilon=1e-5, name=name), dim)
+            return build_layer(keras.layers.LayerNormalization(epsilon=1e-5, name=name), dim)
 
         def gate(name: str) -> keras.layers.Layer:
-            return built(GruGate(self.gate_bias, kernels.seed(), name=name), dim)
+            return build_layer(GruGate(self.gate_bias, kernels.next_seed(), name=name), dim)
 
         inner = self.heads * self.head_dim
         self.norm_1, self.norm_2 = norm("norm_1"), norm("norm_2")
@@ -175,28 +177,31 @@ class GatedTransformerUnit(keras.layers.Layer):
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
         # Dense layers get rows: with three axes each of them would reshape twice.
-        memory, x, seen = inputs
-        both = self.norm_1(ops.concatenate([ops.stop_gradient(memory), x], axis=1))
-        rows = rows_of(x)
-        attended = self._attend(both, memory.shape[1], seen)
-        y = self.gate_1([rows, ops.relu(self.project(rows_of(attended)))])
+        memory, x, visible = inputs
+        all_steps = self.norm_1(ops.concatenate([ops.stop_gradient(memory), x], axis=1))
+        rows = fold_time(x)
+        attention_outputs = self._attend(all_steps, memory.shape[1], visible)
+        y = self.gate_1([rows, ops.relu(self.project(fold_time(attention_outputs)))])
         hidden = ops.relu(self.expand(self.norm_2(y)))
-        return sequences_of(self.gate_2([y, ops.relu(self.contract(hidden))]), x)
+        return unfold_time(self.gate_2([y, ops.relu(self.contract(hidden))]), x)
 
-    def _attend(self, steps: Tensor, remembered: int, seen: Tensor) -> Any:
+    def _attend(self, steps: Tensor, memory_size: int, visible: Tensor) -> Any:
         """Lets the current ones of all steps `[B, N + T, F]` attend to the visible steps."""
-        query = self._heads(self.query, steps[:, remembered:])
-        keys, values = self._heads(self.keys, steps), self._heads(self.values, steps)
+        query = self._project_to_heads(self.query, steps[:, memory_size:])
+        keys, values = (
+            self._project_to_heads(self.keys, steps),
+            self._project_to_heads(self.values, steps),
+        )
         scores = ops.matmul(query, ops.transpose(keys, (0, 1, 3, 2))) / math.sqrt(self.head_dim)
-        distances = ops.clip(_distances(remembered, ops.shape(seen)[1]), 0, remembered)
+        distances = ops.clip(_compute_distances(memory_size, ops.shape(visible)[1]), 0, memory_size)
         scores += ops.take(self.distance_bias, distances, axis=1)  # [heads, T, N + T]
-        scores = ops.where(seen[:, None], scores, tf.float32.min)
-        found = ops.matmul(ops.softmax(scores, axis=-1), values)  # [B, heads, T, head_dim]
-        return ops.concatenate(ops.unstack(found, self.heads, axis=1), axis=-1)
+        scores = ops.where(visible[:, None], scores, tf.float32.min)
+        outputs = ops.matmul(ops.softmax(scores, axis=-1), values)  # [B, heads, T, head_dim]
+        return ops.concatenate(ops.unstack(outputs, self.heads, axis=1), axis=-1)
 
-    def _heads(self, layer: keras.layers.Layer, steps: Tensor) -> Any:
+    def _project_to_heads(self, layer: keras.layers.Layer, steps: Tensor) -> Any:
         """Projects `[B, S, F]` to `[B, heads, S, head_dim]`."""
-        projected = sequences_of(layer(rows_of(steps)), steps)
+        projected = unfold_time(layer(fold_time(steps)), steps)
         return ops.stack(ops.split(projected, self.heads, axis=-1), axis=1)
 
 
@@ -216,7 +221,7 @@ class GruGate(keras.layers.Layer):
         super().__init__(**kwargs)
         self.start = start
         self.seed = seed
-        kernels = Kernels(ortho_init=False, seed=seed)
+        kernels = KernelInitializers(ortho_init=False, seed=seed)
         self.new_kernel_initializer = kernels.glorot()
         self.gate_kernel_initializer = kernels.glorot()
         self.kernel_initializer = kernels.glorot()

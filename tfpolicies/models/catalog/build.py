@@ -6,11 +6,15 @@ import keras
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.encoders import Encoder
-from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.layers import action_outputs, value_output
-from tfpolicies.models.catalog.memory import memory_model, previous_inputs, sequence_inputs
+from tfpolicies.models.catalog.initializers import KernelInitializers
+from tfpolicies.models.catalog.layers import apply_action_outputs, apply_value_output
+from tfpolicies.models.catalog.memory import (
+    build_memory_model,
+    make_previous_step_inputs,
+    make_sequence_inputs,
+)
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import Settings, has_memory, model_settings
+from tfpolicies.models.settings import Settings, complete_model_config, has_memory
 from tfpolicies.models.spaces import Leaves, port_names
 
 
@@ -49,29 +53,36 @@ def build_model(
         ModelError: if a setting is wrong (then a `ModelSettingError`), there are no default
             convolutions for an image's size, or they do not fit it.
     """
-    settings = model_settings(config)
-    kernels = Kernels(ortho_init=settings["ortho_init"], seed=seed)
+    settings = complete_model_config(config)
+    kernels = KernelInitializers(ortho_init=settings["ortho_init"], seed=seed)
     names = port_names(space_leaves, "obs")
     encoder = Encoder(space_leaves, names, settings, kernels)
     if has_memory(settings):
         pairs = zip(names, space_leaves, strict=True)
-        own = sequence_inputs({name: encoded_shape(leaf) for name, leaf in pairs})
-        previous = previous_inputs(settings, action_leaves)
-        return memory_model(
-            lambda rows: encoder.fully_connected(encoder.joined(rows), encoder.hidden_layers, "fc"),
-            *(own, previous, num_outputs, settings, kernels),
+        obs_inputs = make_sequence_inputs({name: encoded_shape(leaf) for name, leaf in pairs})
+        previous = make_previous_step_inputs(settings, action_leaves)
+        return build_memory_model(
+            lambda rows: encoder.add_hidden_layers(
+                encoder.encode(rows), encoder.hidden_layers, "fc"
+            ),
+            *(obs_inputs, previous, num_outputs, settings, kernels),
             with_value=with_value,
         )
-    return _feedforward(encoder, kernels, num_outputs, settings, with_value=with_value)
+    return _build_feedforward(encoder, kernels, num_outputs, settings, with_value=with_value)
 
 
-def _feedforward(
-    encoder: Encoder, kernels: Kernels, num_outputs: int, settings: Settings, *, with_value: bool
+def _build_feedforward(
+    encoder: Encoder,
+    kernels: KernelInitializers,
+    num_outputs: int,
+    settings: Settings,
+    *,
+    with_value: bool,
 ) -> keras.Model:
-    inputs = encoder.inputs()
-    joined = encoder.joined(inputs)
+    inputs = encoder.make_inputs()
+    features = encoder.encode(inputs)
     layers = encoder.hidden_layers
-    actor_layers, final = layers, None
+    actor_layers, final_activation = layers, None
     if settings["no_final_linear"]:
         if not layers:
             raise ModelError(
@@ -79,12 +90,12 @@ def _feedforward(
                 "the output, got True. Add one to fcnet_hiddens (after an image: to "
                 "post_fcnet_hiddens)."
             )
-        actor_layers, final = layers[:-1], layers[-1][1]
-    hidden = encoder.fully_connected(joined, actor_layers, "fc")
-    outputs = action_outputs(kernels, hidden, num_outputs, settings, final)
+        actor_layers, final_activation = layers[:-1], layers[-1][1]
+    hidden = encoder.add_hidden_layers(features, actor_layers, "fc")
+    outputs = apply_action_outputs(kernels, hidden, num_outputs, settings, final_activation)
     if not with_value:
-        return encoder.model(inputs, outputs, "policy")
+        return encoder.make_model(inputs, outputs, "policy")
     if not settings["vf_share_layers"]:
-        own = encoder.joined(inputs, "value_") if encoder.has_images else joined
-        hidden = encoder.fully_connected(own, layers, "fc_value")
-    return encoder.model(inputs, [outputs, value_output(kernels, hidden)], "policy")
+        critic_features = encoder.encode(inputs, "value_") if encoder.has_images else features
+        hidden = encoder.add_hidden_layers(critic_features, layers, "fc_value")
+    return encoder.make_model(inputs, [outputs, apply_value_output(kernels, hidden)], "policy")

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.layers import Named, Tensor, dense
+from tfpolicies.models.catalog.initializers import KernelInitializers
+from tfpolicies.models.catalog.layers import NamedTensors, Tensor, apply_dense
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import Settings, pair
+from tfpolicies.models.settings import Settings, as_pair
 from tfpolicies.models.spaces import Leaf, Leaves
 from tfpolicies.models.warn_once import warn_once
 from tfpolicies.type_aliases import Setting
@@ -28,8 +28,8 @@ CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {
     (10, 10): [[16, 5, 2], [32, 5, 2]],
 }
 
-_LEAST_SIDE = 10  # pixels; smaller inputs, such as boards, are images only with `conv_filters`
-_COLOURS = (1, 3, 4)  # numbers of channels by which the axis of channels is recognised
+_MIN_IMAGE_SIDE = 10  # pixels; smaller inputs, such as boards, are images only with `conv_filters`
+_IMAGE_CHANNELS = (1, 3, 4)  # numbers of channels by which the axis of channels is recognised
 
 
 class Encoder:
@@ -53,7 +53,7 @@ class Encoder:
         space_leaves: Leaves,
         names: Sequence[str],
         config: Settings,
-        kernels: Kernels,
+        kernels: KernelInitializers,
         setting: str = "model",
     ) -> None:
         for key in ("fcnet_activation", "post_fcnet_activation", "conv_activation"):
@@ -62,14 +62,14 @@ class Encoder:
         self._config = config
         self._kernels = kernels
         self._filters = {
-            name: filters_for(leaf, name, config, setting)
+            name: get_filters(leaf, name, config, setting)
             for leaf, name in self._leaves
             if is_convolved(leaf, config)
         }
         self._channels_last: dict[str, Any] = {}  # transposed images by input, for both towers
-        wants_flat = config["conv_filters"] is not None and not config["conv_filters"]
+        flattens_images = config["conv_filters"] is not None and not config["conv_filters"]
         for leaf, name in self._leaves:
-            if name not in self._filters and _may_be_image(leaf) and not wants_flat:
+            if name not in self._filters and _may_be_image(leaf) and not flattens_images:
                 _warn_flattened(name, leaf.shape, leaf.dtype == np.uint8)
 
     @property
@@ -80,72 +80,88 @@ class Encoder:
     @property
     def hidden_layers(self) -> list[tuple[int, Any]]:
         """Units and activation of each fully connected layer."""
-        post = [(n, self._config["post_fcnet_activation"]) for n in _ints(self._config, "post_")]
+        post = [
+            (n, self._config["post_fcnet_activation"])
+            for n in _get_hidden_units(self._config, "post_")
+        ]
         if len(self._leaves) == 1 and self.has_images:
             return post
-        return [(n, self._config["fcnet_activation"]) for n in _ints(self._config, "")] + post
+        return [
+            (n, self._config["fcnet_activation"]) for n in _get_hidden_units(self._config, "")
+        ] + post
 
     @property
     def num_features(self) -> int:
         """The number of outputs of `hidden_layers` per row."""
         hidden = self.hidden_layers
-        return hidden[-1][0] if hidden else sum(self._size(*each) for each in self._leaves)
+        return (
+            hidden[-1][0]
+            if hidden
+            else sum(self._get_encoded_size(*leaf_and_name) for leaf_and_name in self._leaves)
+        )
 
-    def _size(self, leaf: Leaf, name: str) -> int:
+    def _get_encoded_size(self, leaf: Leaf, name: str) -> int:
         if name not in self._filters:
             return math.prod(encoded_shape(leaf))
-        *padded, (channels, kernel, stride) = self._filters[name]
-        strides = [step for _, _, step in padded]
+        *padded_layers, (channels, kernel, stride) = self._filters[name]
+        strides = [stride_size for _, _, stride_size in padded_layers]
         sides = zip(
-            _shrunk(_sides(leaf, self._config), strides), pair(kernel), pair(stride), strict=True
+            _shrink_sides(_get_sides(leaf, self._config), strides),
+            as_pair(kernel),
+            as_pair(stride),
+            strict=True,
         )
-        return channels * math.prod((side - size) // step + 1 for side, size, step in sides)
+        return channels * math.prod(
+            (side - size) // stride_size + 1 for side, size, stride_size in sides
+        )
 
-    def inputs(self) -> Named:
+    def make_inputs(self) -> NamedTensors:
         """Returns a model's input for each leaf, by name."""
         return {
             name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")
             for leaf, name in self._leaves
         }
 
-    def model(self, inputs: Named, outputs: Tensor | Sequence[Tensor], name: str) -> keras.Model:
+    def make_model(
+        self, inputs: NamedTensors, outputs: Tensor | Sequence[Tensor], name: str
+    ) -> keras.Model:
         """Returns a model; if the space is not nested, it takes its only leaf directly."""
         is_nested = len(inputs) > 1 or bool(self._leaves[0][0].path)
         return keras.Model(inputs if is_nested else inputs["obs"], outputs, name=name)
 
-    def joined(self, rows: Mapping[str, Any], tower: str = "") -> Any:
+    def encode(self, rows: Mapping[str, Any], tower: str = "") -> Any:
         """Encodes each leaf `[B, ...]` separately and concatenates the parts to `[B, F]`.
 
         Args:
             rows: the encoded observation leaves by input name.
             tower: a prefix in the names of convolutions: "" or "value_".
         """
-        parts = [self._part(leaf, name, rows[name], tower) for leaf, name in self._leaves]
+        parts = [self._encode_leaf(leaf, name, rows[name], tower) for leaf, name in self._leaves]
         return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name=f"{tower}join")(parts)
 
-    def fully_connected(self, x: Tensor, layers: Sequence[tuple[int, Any]], prefix: str) -> Any:
+    def add_hidden_layers(self, x: Tensor, layers: Sequence[tuple[int, Any]], prefix: str) -> Any:
         """Applies dense layers `<prefix>_1`, ... to `x`."""
         for i, (units, activation) in enumerate(layers, start=1):
-            x = dense(self._kernels, x, units, f"{prefix}_{i}", "hidden", activation)
+            x = apply_dense(self._kernels, x, units, f"{prefix}_{i}", "hidden", activation)
         return x
 
-    def _part(self, leaf: Leaf, name: str, x: Tensor, tower: str) -> Any:
+    def _encode_leaf(self, leaf: Leaf, name: str, x: Tensor, tower: str) -> Any:
         if name in self._filters:
-            where = f"{name}_" if leaf.path else ""
+            prefix = f"{name}_" if leaf.path else ""
             if has_channels_first(leaf, self._config):
                 if name not in self._channels_last:
-                    layer = keras.layers.Permute((2, 3, 1), name=f"{where}channels_last")
+                    layer = keras.layers.Permute((2, 3, 1), name=f"{prefix}channels_last")
                     self._channels_last[name] = layer(x)
                 x = self._channels_last[name]
-            x = self._convolutions(x, self._filters[name], f"{where}conv_{tower}")
-        return flattened(x)
+            x = self._add_convolutions(x, self._filters[name], f"{prefix}conv_{tower}")
+        return flatten_rows(x)
 
-    def _convolutions(self, x: Tensor, filters: Sequence[Any], prefix: str) -> Any:
+    def _add_convolutions(self, x: Tensor, filters: Sequence[Any], prefix: str) -> Any:
         for i, (channels, kernel, stride) in enumerate(filters, start=1):
             layer = keras.layers.Conv2D(
                 channels,
-                pair(kernel),
-                pair(stride),
+                as_pair(kernel),
+                as_pair(stride),
                 padding="valid" if i == len(filters) else "same",
                 data_format="channels_last",
                 activation=self._config["conv_activation"],
@@ -156,7 +172,7 @@ class Encoder:
         return x
 
 
-def flattened(x: Tensor) -> Any:
+def flatten_rows(x: Tensor) -> Any:
     """Returns rows `[B, ...]` as `[B, F]`."""
     return x if len(x.shape) == 2 else keras.layers.Flatten()(x)
 
@@ -169,7 +185,7 @@ def check_activation(setting: str, activation: Setting) -> None:
         raise ModelError(f"{setting}: {error}") from error
 
 
-def filters_for(leaf: Leaf, name: str, config: Settings, setting: str = "model") -> Sequence[Any]:
+def get_filters(leaf: Leaf, name: str, config: Settings, setting: str = "model") -> Sequence[Any]:
     """Returns the convolutions `[channels, kernel, stride]` of an image.
 
     All but the last are padded ("same"), the last one is not ("valid").
@@ -178,20 +194,20 @@ def filters_for(leaf: Leaf, name: str, config: Settings, setting: str = "model")
         ModelError: if there are neither configured nor default filters for the size, or if the
             image becomes smaller than the last kernel.
     """
-    height, width = _sides(leaf, config)
+    height, width = _get_sides(leaf, config)
     filters = config["conv_filters"]
     if filters is None:
         filters = CONV_FILTERS.get((height, width))
     if filters is None:
-        example = _example(height, width)
+        example = _make_example_filters(height, width)
         raise ModelError(
             f"{setting}['conv_filters'] must be set for {name!r}, an image of shape "
-            f"{leaf.shape}: there are defaults only for {_known_sizes()}; [] flattens images."
-        ).advised(
+            f"{leaf.shape}: there are defaults only for {_format_default_sizes()}; [] flattens images."
+        ).add_advice(
             f"Try {setting}={{'conv_filters': {example}}}.", {f"{setting}.conv_filters": example}
         )
-    height, width = _shrunk((height, width), [stride for _, _, stride in filters[:-1]])
-    kernel = pair(filters[-1][1])
+    height, width = _shrink_sides((height, width), [stride for _, _, stride in filters[:-1]])
+    kernel = as_pair(filters[-1][1])
     if kernel[0] > height or kernel[1] > width:
         raise ModelError(
             f"The last kernel {kernel} of {setting}['conv_filters'] must not be larger than its "
@@ -209,15 +225,15 @@ def is_convolved(leaf: Leaf, config: Settings) -> bool:
 
     >>> from tfpolicies.models.spaces import leaves
     >>> board, screen = spaces.Box(0, 1, (6, 7, 2)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    >>> config = {"conv_filters": None, "channels_first": None}
-    >>> is_convolved(leaves(board)[0], config), is_convolved(leaves(screen)[0], config)
+    >>> make_config = {"conv_filters": None, "channels_first": None}
+    >>> is_convolved(leaves(board)[0], make_config), is_convolved(leaves(screen)[0], make_config)
     (False, True)
     """
     filters = config["conv_filters"]
     if not _has_rank_3(leaf) or filters is not None:
         return _has_rank_3(leaf) and len(filters) > 0
-    sides = _sides(leaf, config)
-    return min(sides) >= _LEAST_SIDE and (leaf.dtype == np.uint8 or sides in CONV_FILTERS)
+    sides = _get_sides(leaf, config)
+    return min(sides) >= _MIN_IMAGE_SIDE and (leaf.dtype == np.uint8 or sides in CONV_FILTERS)
 
 
 def has_channels_first(leaf: Leaf, config: Settings) -> bool:
@@ -226,26 +242,30 @@ def has_channels_first(leaf: Leaf, config: Settings) -> bool:
     By shape they are first if that axis has size 1, 3 or 4, the last one has not, and both sides
     have at least 10 pixels.
     """
-    chosen, (first, *sides) = config["channels_first"], leaf.shape
-    if chosen is not None:
-        return bool(chosen)
-    return first in _COLOURS and sides[-1] not in _COLOURS and min(sides) >= _LEAST_SIDE
+    setting, (first, *sides) = config["channels_first"], leaf.shape
+    if setting is not None:
+        return bool(setting)
+    return (
+        first in _IMAGE_CHANNELS
+        and sides[-1] not in _IMAGE_CHANNELS
+        and min(sides) >= _MIN_IMAGE_SIDE
+    )
 
 
 def _has_rank_3(leaf: Leaf) -> bool:
     return isinstance(leaf.space, spaces.Box) and len(leaf.shape) == 3
 
 
-def _sides(leaf: Leaf, config: Settings) -> tuple[int, int]:
-    one, two, three = leaf.shape
-    return (two, three) if has_channels_first(leaf, config) else (one, two)
+def _get_sides(leaf: Leaf, config: Settings) -> tuple[int, int]:
+    first, second, third = leaf.shape
+    return (second, third) if has_channels_first(leaf, config) else (first, second)
 
 
 def _may_be_image(leaf: Leaf) -> bool:
     """Returns whether a leaf may hold images: rank 3 or more, or a large uint8 matrix."""
     if not isinstance(leaf.space, spaces.Box) or len(leaf.shape) < 2:
         return False
-    return len(leaf.shape) > 2 or (leaf.dtype == np.uint8 and min(leaf.shape) >= _LEAST_SIDE)
+    return len(leaf.shape) > 2 or (leaf.dtype == np.uint8 and min(leaf.shape) >= _MIN_IMAGE_SIDE)
 
 
 def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
@@ -256,9 +276,9 @@ def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
             "(%s). For convolutions set model={'conv_filters': %s}.",
             name,
             shape,
-            _LEAST_SIDE,
-            _known_sizes(),
-            str(_example(*shape[:2])),
+            _MIN_IMAGE_SIDE,
+            _format_default_sizes(),
+            str(_make_example_filters(*shape[:2])),
         )
         return
     advice = (
@@ -277,25 +297,25 @@ def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
     )
 
 
-def _shrunk(sides: Sequence[int], strides: Sequence[Any]) -> list[int]:
+def _shrink_sides(sides: Sequence[int], strides: Sequence[Any]) -> list[int]:
     """Returns the sides of an image after padded convolutions with these strides."""
     for stride in strides:
-        sides = [-(-n // s) for n, s in zip(sides, pair(stride), strict=True)]
+        sides = [-(-n // s) for n, s in zip(sides, as_pair(stride), strict=True)]
     return list(sides)
 
 
-def _known_sizes() -> str:
+def _format_default_sizes() -> str:
     return ", ".join(f"{height}x{width}" for height, width in CONV_FILTERS)
 
 
-def _ints(config: Settings, which: str) -> list[int]:
-    return [int(units) for units in config[f"{which}fcnet_hiddens"]]
+def _get_hidden_units(config: Settings, prefix: str) -> list[int]:
+    return [int(units) for units in config[f"{prefix}fcnet_hiddens"]]
 
 
-def _example(height: int, width: int) -> list[list[Any]]:
+def _make_example_filters(height: int, width: int) -> list[list[Any]]:
     """Returns filters that reduce an image to one pixel.
 
-    >>> _example(32, 32), _example(5, 7)
+    >>> _make_example_filters(32, 32), _make_example_filters(5, 7)
     ([[16, 4, 2], [32, 4, 2], [256, 8, 1]], [[256, [5, 7], 1]])
     """
     filters: list[list[Any]] = []

@@ -29,9 +29,11 @@ class NormalizedColumns(keras.initializers.Initializer):
     def draw(self, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
         """Draws a kernel with the given generator, float32."""
         weights = rng.standard_normal(tuple(shape), np.float32)
-        length = np.sqrt(np.square(weights).sum(axis=0, keepdims=True))
-        length[length == 0.0] = 1.0  # a draw may be 0, and columns of one row are one draw
-        return (weights * (self.norm / length)).astype(np.float32)
+        column_norms = np.sqrt(np.square(weights).sum(axis=0, keepdims=True))
+        column_norms[column_norms == 0.0] = (
+            1.0  # a draw may be 0, and columns of one row are one draw
+        )
+        return (weights * (self.norm / column_norms)).astype(np.float32)
 
     def get_config(self) -> dict[str, Any]:
         return {"norm": self.norm, "seed": self.seed}
@@ -46,15 +48,15 @@ class UnitForgetBias(keras.initializers.Initializer):
         other_gates: the initializer of the three other gates.
     """
 
-    def __init__(self, others: keras.initializers.Initializer) -> None:
-        self.others = others
+    def __init__(self, other_gates: keras.initializers.Initializer) -> None:
+        self.other_gates = other_gates
 
     def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Any:
         units = shape[0] // 4
         parts = [
-            self.others((units,), dtype=dtype),
+            self.other_gates((units,), dtype=dtype),
             keras.ops.ones((units,), dtype=dtype),
-            self.others((2 * units,), dtype=dtype),
+            self.other_gates((2 * units,), dtype=dtype),
         ]
         return keras.ops.concatenate(parts)
 
@@ -63,7 +65,7 @@ _COLUMN_NORMS = {"hidden": 1.0, "action": 0.01, "value": 0.01}
 _ORTHOGONAL_GAINS = {"hidden": math.sqrt(2.0), "action": 0.01, "value": 1.0}
 
 
-class Kernels:
+class KernelInitializers:
     """Returns the initializers of a model's kernels, each with a different seed.
 
     Args:
@@ -81,29 +83,29 @@ class Kernels:
     def dense(self, role: str) -> keras.initializers.Initializer:
         """Returns the next initializer for a dense layer: "hidden", "action" or "value"."""
         if self._ortho_init:
-            return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS[role], seed=self.seed())
-        return NormalizedColumns(_COLUMN_NORMS[role], seed=self.seed())
+            return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS[role], seed=self.next_seed())
+        return NormalizedColumns(_COLUMN_NORMS[role], seed=self.next_seed())
 
     def conv(self) -> keras.initializers.Initializer:
         """Returns the next initializer for a convolution."""
         if self._ortho_init:
-            return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS["hidden"], seed=self.seed())
+            return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS["hidden"], seed=self.next_seed())
         return self.glorot()
 
     def glorot(self) -> keras.initializers.Initializer:
         """Returns the next Glorot-uniform initializer."""
-        return keras.initializers.GlorotUniform(seed=self.seed())
+        return keras.initializers.GlorotUniform(seed=self.next_seed())
 
     def orthogonal(self) -> keras.initializers.Initializer:
         """Returns the next orthogonal initializer, for a recurrent kernel."""
-        return keras.initializers.Orthogonal(seed=self.seed())
+        return keras.initializers.Orthogonal(seed=self.next_seed())
 
-    def seed(self) -> int:
+    def next_seed(self) -> int:
         """Returns the next seed."""
         return int(self._rng.integers(2**31))
 
 
-def initializer_of(layer: keras.layers.Layer, variable: keras.Variable) -> Any:
+def get_initializer(layer: keras.layers.Layer, variable: keras.Variable) -> Any:
     """Returns the initializer of one of a layer's variables, or None if the layer has none for it.
 
     The layer's attribute or config entry `<name>_initializer` is looked up, also under the names
@@ -122,11 +124,11 @@ def initializer_of(layer: keras.layers.Layer, variable: keras.Variable) -> Any:
         config = layer.get_config()
     except NotImplementedError:  # a user's class
         config = {}
-    found = None
+    initializer = None
     # The attributes of `recurrent_kernel`, `depthwise_kernel` and the like have shorter names.
     for name in (variable.name, variable.name.removesuffix("_kernel")):
         name = f"{name}_initializer"
-        found = found or getattr(layer, name, None) or config.get(name)
+        initializer = initializer or getattr(layer, name, None) or config.get(name)
     if variable.name == "bias" and getattr(layer, "unit_forget_bias", False):
-        return UnitForgetBias(keras.initializers.get(found))
-    return found
+        return UnitForgetBias(keras.initializers.get(initializer))
+    return initializer

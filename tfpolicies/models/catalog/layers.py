@@ -10,24 +10,24 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.settings import Settings
 
 Tensor: TypeAlias = keras.KerasTensor
 """A tensor of a functional model, or the argument of a layer's call."""
-Named: TypeAlias = dict[str, Tensor]
+NamedTensors: TypeAlias = dict[str, Tensor]
 """Tensors by name."""
-Memory: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor]]
+RecurrentCore: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor]]
 """The outputs of a memory, its state inputs, and the states after the sequences."""
 
 
-def rows_of(sequences: Tensor) -> Any:
+def fold_time(sequences: Tensor) -> Any:
     """Reshapes sequences `[B, T, ...]` to rows `[B * T, ...]`."""
     return ops.reshape(sequences, (-1, *sequences.shape[2:]))
 
 
-def sequences_of(rows: Tensor, like: Tensor) -> Any:
-    """Reshapes rows `[B * T, F]` to sequences `[B, T, F]`; `like` is any tensor `[B, T, ...]`."""
+def unfold_time(rows: Tensor, like: Tensor) -> Any:
+    """Reshapes rows `[B * T, F]` to sequences `[B, T, F]`; `with_model` is any tensor `[B, T, ...]`."""
     batch, time = ops.shape(like)[:2]
     return ops.reshape(rows, (batch, time, rows.shape[-1]))
 
@@ -62,7 +62,7 @@ class FoldTime(keras.layers.Layer):
     """Reshapes sequences `[B, T, ...]` to rows `[B * T, ...]`."""
 
     def call(self, sequences: Tensor) -> Any:
-        return rows_of(sequences)
+        return fold_time(sequences)
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -70,7 +70,7 @@ class UnfoldTime(keras.layers.Layer):
     """Reshapes rows `[B * T, F]` to sequences `[B, T, F]`; the second input is `[B, T, ...]`."""
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
-        return sequences_of(*inputs)
+        return unfold_time(*inputs)
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -129,11 +129,11 @@ class NoisyDense(keras.layers.Layer):
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
         x, noise = inputs
-        shaped = ops.sign(noise) * ops.sqrt(ops.abs(noise))
-        of_inputs, of_outputs = shaped[:, : x.shape[-1]], shaped[:, x.shape[-1] :]
-        disturbed = ops.matmul(of_inputs * x, self.kernel_sigma) + self.bias_sigma
+        scaled_noise = ops.sign(noise) * ops.sqrt(ops.abs(noise))
+        input_noise, output_noise = scaled_noise[:, : x.shape[-1]], scaled_noise[:, x.shape[-1] :]
+        noise_term = ops.matmul(input_noise * x, self.kernel_sigma) + self.bias_sigma
         mean = ops.matmul(x, self.kernel) + self.bias
-        return self.activation(mean + of_outputs * disturbed)
+        return self.activation(mean + output_noise * noise_term)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -145,8 +145,13 @@ class NoisyDense(keras.layers.Layer):
         }
 
 
-def dense(
-    kernels: Kernels, x: Tensor, units: int, name: str, role: str, activation: str | None = None
+def apply_dense(
+    kernels: KernelInitializers,
+    x: Tensor,
+    units: int,
+    name: str,
+    role: str,
+    activation: str | None = None,
 ) -> Any:
     """Applies one dense layer to `x`; its role determines the kernel initializer."""
     kernel = kernels.dense(role)
@@ -154,20 +159,28 @@ def dense(
     return layer(x)
 
 
-def action_outputs(
-    kernels: Kernels, x: Tensor, num_outputs: int, settings: Settings, final: str | None = None
+def apply_action_outputs(
+    kernels: KernelInitializers,
+    x: Tensor,
+    num_outputs: int,
+    settings: Settings,
+    final_activation: str | None = None,
 ) -> Any:
     """Computes the inputs of the action distribution from `x`, with the activation `final_activation`.
 
     With `free_log_std` only their first half is computed from `x`.
     """
-    free = settings["free_log_std"]
-    units = num_outputs // 2 if free else num_outputs
+    has_free_log_std = settings["free_log_std"]
+    units = num_outputs // 2 if has_free_log_std else num_outputs
     role = "action" if not settings["no_final_linear"] else "hidden"
-    outputs = dense(kernels, x, units, "fc_out", role, final)
-    return FreeLogStd(settings["log_std_init"], name="log_std")(outputs) if free else outputs
+    outputs = apply_dense(kernels, x, units, "fc_out", role, final_activation)
+    return (
+        FreeLogStd(settings["log_std_init"], name="log_std")(outputs)
+        if has_free_log_std
+        else outputs
+    )
 
 
-def value_output(kernels: Kernels, x: Tensor) -> Any:
+def apply_value_output(kernels: KernelInitializers, x: Tensor) -> Any:
     """Computes the value from `x`."""
-    return dense(kernels, x, 1, "value_out", "value")
+    return apply_dense(kernels, x, 1, "value_out", "value")

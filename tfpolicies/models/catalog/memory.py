@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog.attention import attention_core
-from tfpolicies.models.catalog.encoders import flattened
-from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.attention import build_attention_core
+from tfpolicies.models.catalog.encoders import flatten_rows
+from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.catalog.inspection import (
     PREV_ACTIONS,
     PREV_N_ACTIONS,
@@ -21,20 +21,20 @@ from tfpolicies.models.catalog.inspection import (
 )
 from tfpolicies.models.catalog.layers import (
     FoldTime,
-    Memory,
-    Named,
+    NamedTensors,
+    RecurrentCore,
     SequenceMask,
     Tensor,
     UnfoldTime,
-    action_outputs,
-    value_output,
+    apply_action_outputs,
+    apply_value_output,
 )
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaves, port_names
 
 
-class _WithoutLoop:
+class _UnrolledSingleStep:
     """A Keras recurrent layer that runs a single step without a loop.
 
     A step costs ONNX Runtime half the time without it. Longer sequences keep the loop: unrolled,
@@ -44,25 +44,27 @@ class _WithoutLoop:
     unroll: bool
 
     def inner_loop(self, sequences: Tensor, *args: object, **kwargs: object) -> Any:
-        before = self.unroll
-        self.unroll = before or sequences.shape[1] == 1
+        saved = self.unroll
+        self.unroll = saved or sequences.shape[1] == 1
         try:
             return super().inner_loop(sequences, *args, **kwargs)  # type: ignore[misc]
         finally:
-            self.unroll = before
+            self.unroll = saved
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
-class LSTM(_WithoutLoop, keras.layers.LSTM):
+class LSTM(_UnrolledSingleStep, keras.layers.LSTM):
     """Keras's LSTM, without a loop if there is only one step."""
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
-class GRU(_WithoutLoop, keras.layers.GRU):
+class GRU(_UnrolledSingleStep, keras.layers.GRU):
     """Keras's GRU, without a loop if there is only one step."""
 
 
-def recurrent_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels) -> Memory:
+def build_recurrent_core(
+    x: Tensor, seq_lens: Tensor, settings: Settings, kernels: KernelInitializers
+) -> RecurrentCore:
     """Applies Keras's LSTM or GRU to `x`, with `lstm_cell_size` units.
 
     LSTM: Hochreiter & Schmidhuber 1997, with a forget gate that starts open; states h and c. GRU:
@@ -96,8 +98,8 @@ def recurrent_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Ker
         for i in range(2 if is_lstm else 1)
     ]
     mask = SequenceMask(name="mask")([x, seq_lens])
-    outputs, *after = layer(x, initial_state=states, mask=mask)
-    return outputs, states, after
+    outputs, *new_states = layer(x, initial_state=states, mask=mask)
+    return outputs, states, new_states
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -116,7 +118,7 @@ class RememberingModel(keras.Model):
         return getattr(self.features, name)
 
 
-def sequence_inputs(shapes: Mapping[str, Sequence[int]]) -> Named:
+def make_sequence_inputs(shapes: Mapping[str, Sequence[int]]) -> NamedTensors:
     """Returns inputs of sequences `[B, T, ...]`, given the shape of a step of each."""
     return {
         name: keras.Input((None, *shape), name=name, dtype="float32")
@@ -124,15 +126,15 @@ def sequence_inputs(shapes: Mapping[str, Sequence[int]]) -> Named:
     }
 
 
-def previous_inputs(settings: Settings, action_leaves: Leaves) -> Named:
+def make_previous_step_inputs(settings: Settings, action_leaves: Leaves) -> NamedTensors:
     """Returns the inputs of previous actions and rewards that a memory reads besides features.
 
     Raises:
         ModelError: if it reads actions, and `action_leaves` is empty.
     """
     actions, rewards = (
-        int(settings[f"lstm_use_prev_{what}"] or settings[f"attention_use_n_prev_{what}s"])
-        for what in ("action", "reward")
+        int(settings[f"lstm_use_prev_{column}"] or settings[f"attention_use_n_prev_{column}s"])
+        for column in ("action", "reward")
     )
     if actions and not action_leaves:
         raise ModelError(
@@ -147,16 +149,16 @@ def previous_inputs(settings: Settings, action_leaves: Leaves) -> Named:
             shapes[name] = (*steps, *encoded_shape(leaf))
     if rewards:
         shapes[PREV_REWARDS if rewards == 1 else PREV_N_REWARDS] = (rewards,)
-    return sequence_inputs(shapes)
+    return make_sequence_inputs(shapes)
 
 
-def memory_model(
-    features: Callable[[Named], Any],
-    own: Named,
-    previous: Named,
+def build_memory_model(
+    features: Callable[[NamedTensors], Any],
+    feature_inputs: NamedTensors,
+    previous: NamedTensors,
     num_outputs: int,
     settings: Settings,
-    kernels: Kernels,
+    kernels: KernelInitializers,
     *,
     with_value: bool,
     kind: type[keras.Model] = keras.Model,
@@ -173,27 +175,29 @@ def memory_model(
         with_value: whether the model also estimates values.
         kind: the class of the model.
     """
-    inputs = {**own, **previous, **own}  # an input that both read is `own`'s
+    inputs = {**feature_inputs, **previous, **feature_inputs}  # an input that both read is `own`'s
     rows = {name: FoldTime(name=f"{name}_rows")(x) for name, x in inputs.items()}
-    found = features({name: rows[name] for name in own})
-    extras = [flattened(rows[name]) for name in previous]
+    feature_rows = features({name: rows[name] for name in feature_inputs})
+    extras = [flatten_rows(rows[name]) for name in previous]
     if extras:
-        found = keras.layers.Concatenate(name="with_previous")([found, *extras])
-    x = UnfoldTime(name="sequences")([found, next(iter(inputs.values()))])
+        feature_rows = keras.layers.Concatenate(name="with_previous")([feature_rows, *extras])
+    x = UnfoldTime(name="sequences")([feature_rows, next(iter(inputs.values()))])
     seq_lens = keras.Input((), name=SEQ_LENS, dtype="int32")
-    core = attention_core if settings["use_attention"] else recurrent_core
-    remembered, states_in, states_out = core(x, seq_lens, settings, kernels)
-    outputs = {"action_dist_inputs": action_outputs(kernels, remembered, num_outputs, settings)}
+    core = build_attention_core if settings["use_attention"] else build_recurrent_core
+    core_outputs, states_in, states_out = core(x, seq_lens, settings, kernels)
+    outputs = {
+        "action_dist_inputs": apply_action_outputs(kernels, core_outputs, num_outputs, settings)
+    }
     if with_value:
-        outputs["vf_preds"] = value_output(kernels, remembered)
+        outputs["vf_preds"] = apply_value_output(kernels, core_outputs)
     outputs |= {f"state_out_{i}": state for i, state in enumerate(states_out)}
     inputs |= {f"{STATE_IN}{i}": state for i, state in enumerate(states_in)}
     return kind({**inputs, SEQ_LENS: seq_lens}, outputs, name="policy")
 
 
-def build_remembering(
+def build_with_memory(
     model: keras.Model,
-    features: Callable[[Named], Any],
+    features: Callable[[NamedTensors], Any],
     shapes: Mapping[str, Sequence[int]],
     num_outputs: int,
     settings: Settings,
@@ -215,18 +219,23 @@ def build_remembering(
     Raises:
         ModelError: if Keras cannot build it, or model and memory read an input in different shapes.
     """
-    own, previous = sequence_inputs(shapes), previous_inputs(settings, action_leaves)
-    for name in own.keys() & previous.keys():
-        if own[name].shape != previous[name].shape:
+    feature_inputs, previous = (
+        make_sequence_inputs(shapes),
+        make_previous_step_inputs(settings, action_leaves),
+    )
+    for name in feature_inputs.keys() & previous.keys():
+        if feature_inputs[name].shape != previous[name].shape:
             raise ModelError(
-                f"The model {model.name!r} reads {name!r} of the shape {own[name].shape[2:]}, but "
+                f"The model {model.name!r} reads {name!r} of the shape {feature_inputs[name].shape[2:]}, but "
                 f"the memory around it {previous[name].shape[2:]}. Let both read the same number "
                 "of steps."
             )
-    kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
-    how: dict[str, Any] = {"with_value": with_value, "kind": RememberingModel}
+    kernels = KernelInitializers(ortho_init=settings["ortho_init"], seed=0)
+    options: dict[str, Any] = {"with_value": with_value, "kind": RememberingModel}
     try:
-        return memory_model(features, own, previous, num_outputs, settings, kernels, **how)
+        return build_memory_model(
+            features, feature_inputs, previous, num_outputs, settings, kernels, **options
+        )
     except Exception as error:
         raise ModelError(
             f"No memory can be built around the model {model.name!r}: {error} Give it another name "

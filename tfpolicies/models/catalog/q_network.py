@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
-from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.layers import NoisyDense, Tensor, dense
+from tfpolicies.models.catalog.initializers import KernelInitializers
+from tfpolicies.models.catalog.layers import NoisyDense, Tensor, apply_dense
 from tfpolicies.models.ports import NOISE
 from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaves, port_names
@@ -32,24 +32,28 @@ class QHeads(NamedTuple):
     sigma0: float  # scales the initial noise
 
     @classmethod
-    def of(cls, static: Settings) -> QHeads:
-        return cls(**{name: static[name] for name in cls._fields})
+    def from_settings(cls, settings: Settings) -> QHeads:
+        return cls(**{name: settings[name] for name in cls._fields})
 
-    def widths(self, num_actions: int) -> list[list[int]]:
+    def get_layer_sizes(self, num_actions: int) -> list[list[int]]:
         """Returns the units of all layers of each head: the values or advantages, then V."""
         outputs = [num_actions * self.num_atoms, self.num_atoms]
         return [[*self.hiddens, units] for units in outputs[: 1 + self.dueling]]
 
 
-def q_noise_size(space_leaves: Leaves, num_actions: int, settings: Settings, heads: QHeads) -> int:
+def get_q_noise_size(
+    space_leaves: Leaves, num_actions: int, settings: Settings, heads: QHeads
+) -> int:
     """Returns the number of noise values per row that the model of `build_q_model` takes.
 
     These are, for each noisy layer, one per input and one per output.
     """
     if not heads.noisy:
         return 0
-    width = _encoder(space_leaves, settings)[0].num_features
-    return sum(a + b for units in heads.widths(num_actions) for a, b in pairwise([width, *units]))
+    width = _make_encoder(space_leaves, settings)[0].num_features
+    return sum(
+        a + b for units in heads.get_layer_sizes(num_actions) for a, b in pairwise([width, *units])
+    )
 
 
 def build_q_model(
@@ -57,13 +61,13 @@ def build_q_model(
 ) -> keras.Model:
     """Builds a model from encoded observations to action values `[B, num_actions]`.
 
-    The encoder is the catalog's (convolutions for images, `fcnet_hiddens`). After it come the
-    dense layers `q_1`, ... and `q_out`; or, if duelling, `advantage_1`, ... `advantage_out` (A) and
+    The encoder is the catalog's (convolutions for images, `fcnet_hiddens`). After it come the dense
+    layers `q_1`, ... and `q_out`; or, if duelling, `advantage_1`, ... `advantage_out` (A) and
     `value_1`, ... `value_out` (V), combined to Q = V + A - mean(A): Wang et al. 2016
-    (arXiv:1511.06581), equation 9. With m atoms the outputs are their logits
-    `[B, num_actions * m]`, those of one action next to each other, combined atom by atom. A noisy
-    network also takes `noise` `[B, q_noise_size]`, whose columns go to the layers of the heads in
-    the order of their names here.
+    (arXiv:1511.06581), equation 9. With m atoms the outputs are their logits `[B, num_actions *
+    m]`, those of one action next to each other, combined atom by atom. A noisy network also takes
+    `noise` `[B, get_q_noise_size]`, whose columns go to the layers of the heads in the order of
+    their names here.
 
     Args:
         space_leaves: the leaves of the observation space, without an action mask.
@@ -71,39 +75,41 @@ def build_q_model(
         settings: the complete `model` config.
         heads: the layers after the encoder.
     """
-    encoder, kernels = _encoder(space_leaves, settings)
-    inputs = encoder.inputs()
-    features = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
-    size = q_noise_size(space_leaves, num_actions, settings, heads)
-    layer: Callable[..., Tensor] = functools.partial(dense, kernels)
+    encoder, kernels = _make_encoder(space_leaves, settings)
+    inputs = encoder.make_inputs()
+    features = encoder.add_hidden_layers(encoder.encode(inputs), encoder.hidden_layers, "fc")
+    size = get_q_noise_size(space_leaves, num_actions, settings, heads)
+    layer: Callable[..., Tensor] = functools.partial(apply_dense, kernels)
     if size:
         inputs[NOISE] = keras.Input((size,), name=NOISE, dtype="float32")
-        layer = _NoisyLayers(kernels, heads.sigma0, inputs[NOISE])
+        layer = _NoisyLayerFactory(kernels, heads.sigma0, inputs[NOISE])
     names = [("advantage", "action"), ("value", "value")] if heads.dueling else [("q", "action")]
     outputs = [
-        _head(layer, features, *named, units)
-        for named, units in zip(names, heads.widths(num_actions), strict=True)
+        _add_head(layer, features, *prefix_and_role, units)
+        for prefix_and_role, units in zip(names, heads.get_layer_sizes(num_actions), strict=True)
     ]
-    values = outputs[0] if len(outputs) == 1 else _joined(outputs[0], outputs[1], num_actions)
-    return encoder.model(inputs, values, "q_network")
+    values = (
+        outputs[0] if len(outputs) == 1 else _combine_dueling(outputs[0], outputs[1], num_actions)
+    )
+    return encoder.make_model(inputs, values, "q_network")
 
 
-def _encoder(space_leaves: Leaves, settings: Settings) -> tuple[Encoder, Kernels]:
-    kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
+def _make_encoder(space_leaves: Leaves, settings: Settings) -> tuple[Encoder, KernelInitializers]:
+    kernels = KernelInitializers(ortho_init=settings["ortho_init"], seed=0)
     return Encoder(space_leaves, port_names(space_leaves, "obs"), settings, kernels), kernels
 
 
-def _joined(advantage: Tensor, value: Tensor, num_actions: int) -> Any:
+def _combine_dueling(advantage: Tensor, value: Tensor, num_actions: int) -> Any:
     """Returns V + A - mean(A), atom by atom."""
     width, atoms = advantage.shape[-1], value.shape[-1]
     if atoms > 1:
         advantage = keras.ops.reshape(advantage, (-1, num_actions, atoms))
         value = keras.ops.reshape(value, (-1, 1, atoms))
-    joined = value + (advantage - keras.ops.mean(advantage, axis=1, keepdims=True))
-    return keras.ops.reshape(joined, (-1, width)) if atoms > 1 else joined
+    q_values = value + (advantage - keras.ops.mean(advantage, axis=1, keepdims=True))
+    return keras.ops.reshape(q_values, (-1, width)) if atoms > 1 else q_values
 
 
-def _head(
+def _add_head(
     layer: Callable[..., Tensor], x: Tensor, prefix: str, role: str, widths: Sequence[int]
 ) -> Tensor:
     """Applies `<prefix>_1`, ... and the linear `<prefix>_out` to `x`."""
@@ -112,20 +118,23 @@ def _head(
     return layer(x, widths[-1], f"{prefix}_out", role)
 
 
-class _NoisyLayers:
+class _NoisyLayerFactory:
     """Applies noisy layers; each uses the next columns of the noise."""
 
-    def __init__(self, kernels: Kernels, sigma0: float, noise: Tensor) -> None:
+    def __init__(self, kernels: KernelInitializers, sigma0: float, noise: Tensor) -> None:
         self._kernels, self._sigma0, self._noise = kernels, sigma0, noise
-        self._taken = 0
+        self._num_used_columns = 0
 
     def __call__(
         self, x: Tensor, units: int, name: str, role: str, activation: str | None = None
     ) -> Tensor:
-        first, self._taken = self._taken, self._taken + x.shape[-1] + units
+        start, self._num_used_columns = (
+            self._num_used_columns,
+            self._num_used_columns + x.shape[-1] + units,
+        )
         kernel = self._kernels.dense(role)
         layer = NoisyDense(units, self._sigma0, activation, kernel, name=name)
-        return layer([x, self._noise[:, first : self._taken]])
+        return layer([x, self._noise[:, start : self._num_used_columns]])
 
 
 def build_critic(
@@ -152,8 +161,10 @@ def build_critic(
     """
     leaves = [*space_leaves, *action_leaves]
     names = [*port_names(space_leaves, "obs"), *(ACTIONS for _ in action_leaves)]
-    kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
+    kernels = KernelInitializers(ortho_init=settings["ortho_init"], seed=0)
     encoder = Encoder(leaves, names, settings, kernels, setting)
-    inputs = encoder.inputs()
-    hidden = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
-    return encoder.model(inputs, dense(kernels, hidden, num_values, "q_out", "value"), "critic")
+    inputs = encoder.make_inputs()
+    hidden = encoder.add_hidden_layers(encoder.encode(inputs), encoder.hidden_layers, "fc")
+    return encoder.make_model(
+        inputs, apply_dense(kernels, hidden, num_values, "q_out", "value"), "critic"
+    )

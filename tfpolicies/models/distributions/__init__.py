@@ -10,10 +10,12 @@ Only operations of the Exp/Log/Abs class are used, so that every distribution co
 from tfpolicies.models.distributions.action_distribution import (
     ActionDistribution as ActionDistribution,
 )
-from tfpolicies.models.distributions.action_distribution import Product as Product
+from tfpolicies.models.distributions.action_distribution import (
+    ProductDistribution as ProductDistribution,
+)
 from tfpolicies.models.distributions.base import MASKED_LOGIT as MASKED_LOGIT
 from tfpolicies.models.distributions.base import Distribution as Distribution
-from tfpolicies.models.distributions.base import WholeSpace as WholeSpace
+from tfpolicies.models.distributions.base import WholeSpaceDistribution as WholeSpaceDistribution
 from tfpolicies.models.distributions.base import (
     register_box_distribution as register_box_distribution,
 )

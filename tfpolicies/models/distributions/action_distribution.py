@@ -18,18 +18,25 @@ from tfpolicies.models.distributions.base import (
     BOX_DISTRIBUTIONS,
     MASKED_LOGIT,
     Distribution,
-    checked_kind,
-    is_whole_space,
+    check_distribution_class,
+    is_whole_space_distribution,
 )
 from tfpolicies.models.distributions.categorical import Bernoulli, Categorical, MultiCategorical
 from tfpolicies.models.distributions.gaussian import DiagGaussian
 from tfpolicies.models.settings import Settings
-from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box, nest, pick
+from tfpolicies.models.spaces import (
+    Leaf,
+    action_leaves,
+    choices_per_cell,
+    get_at_path,
+    is_float_box,
+    unflatten,
+)
 from tfpolicies.models.warn_once import warn_once
 from tfpolicies.type_aliases import TensorStructure
 
 
-class Product:
+class ProductDistribution:
     """One distribution per leaf of a nested space, all independent; has `Distribution`'s methods.
 
     Actions are nested as the space is. Inputs, noise and masks of the leaves are concatenated in
@@ -50,25 +57,28 @@ class Product:
         inputs: tf.Tensor,
         space: spaces.Space,
         leaves: Sequence[Leaf],
-        kinds: Sequence[type[Distribution]],
+        leaf_classes: Sequence[type[Distribution]],
     ) -> None:
         self.inputs = inputs
         self.space = space
         self.leaves = tuple(leaves)
-        pairs = list(zip(kinds, self.leaves, strict=True))
-        self._noise_sizes = [kind.noise_size(leaf.space) for kind, leaf in pairs]
-        rows = split_columns(inputs, [kind.num_inputs(leaf.space) for kind, leaf in pairs])
+        pairs = list(zip(leaf_classes, self.leaves, strict=True))
+        self._noise_sizes = [leaf_class.noise_size(leaf.space) for leaf_class, leaf in pairs]
+        rows = split_columns(
+            inputs, [leaf_class.num_inputs(leaf.space) for leaf_class, leaf in pairs]
+        )
         self.parts = [
-            kind(columns, leaf.space) for (kind, leaf), columns in zip(pairs, rows, strict=True)
+            leaf_class(columns, leaf.space)
+            for (leaf_class, leaf), columns in zip(pairs, rows, strict=True)
         ]
 
     def sample(self, noise: tf.Tensor) -> Any:
         """Transforms noise `[B, noise_size]` to nested actions; zero noise gives the mode."""
-        return nest(self.space, self.sample_leaves(noise))
+        return unflatten(self.space, self.sample_leaves(noise))
 
     def deterministic_sample(self) -> Any:
         """Returns the mode, nested as the space is."""
-        return nest(self.space, [part.deterministic_sample() for part in self.parts])
+        return unflatten(self.space, [part.deterministic_sample() for part in self.parts])
 
     def sample_leaves(self, noise: tf.Tensor) -> list[tf.Tensor]:
         """Computes `sample` as one tensor per leaf of the space."""
@@ -77,7 +87,7 @@ class Product:
 
     def logp(self, actions: TensorStructure) -> tf.Tensor:
         """Returns the log-probability (density) of nested `actions`, float32 `[B]`."""
-        return self.logp_leaves([pick(actions, leaf.path) for leaf in self.leaves])
+        return self.logp_leaves([get_at_path(actions, leaf.path) for leaf in self.leaves])
 
     def logp_leaves(self, actions: Sequence[tf.Tensor]) -> tf.Tensor:
         """Computes `logp` of actions with one tensor per leaf of the space."""
@@ -94,10 +104,10 @@ class Product:
         """Returns the entropy in nats, float32 `[B]`."""
         return tf.add_n([part.entropy() for part in self.parts])
 
-    def kl(self, other: Product) -> tf.Tensor:
+    def kl(self, other: ProductDistribution) -> tf.Tensor:
         """Returns KL(self || other) in nats, float32 `[B]`."""
         pairs = zip(self.parts, other.parts, strict=True)
-        return tf.add_n([part.kl(its) for part, its in pairs])
+        return tf.add_n([part.kl(other_part) for part, other_part in pairs])
 
     def valid_mask(self) -> tf.Tensor:
         """Returns which maskable logits are not masked, bool `[B, mask_size]`."""
@@ -117,21 +127,21 @@ class ActionDistribution:
     """The distribution of one action space: `dist_class(inputs)` builds those of a batch.
 
     Attributes:
-        space: the action space; a Dict or Tuple gives a `Product`.
-        leaf_classes: the distribution class of each leaf; a single class if it is for the whole space.
+        space: the action space; a Dict or Tuple gives a `ProductDistribution`. leaf_classes: the
+        distribution class of each leaf; a single class if it is for the whole space.
         loss_noise_size: the number of noise values per row that a loss uses.
 
-    >>> dist_class = ActionDistribution.of(spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1)]))
-    >>> dist_class.num_inputs, dist_class.noise_blocks, dist_class.mask_size
-    (5, (('gumbel', 3), ('normal', 1)), 3)
+    >>> dist_class = ActionDistribution.for_space(spaces.Tuple([spaces.Discrete(3), spaces.Box(-1,
+    1)])) >>> dist_class.num_dist_inputs, dist_class.noise_blocks, dist_class.mask_size (5,
+    (('gumbel', 3), ('normal', 1)), 3)
     """
 
     space: spaces.Space
-    kinds: tuple[Any, ...]
-    loss_noise: ClassVar[int] = 0
+    leaf_classes: tuple[Any, ...]
+    loss_noise_size: ClassVar[int] = 0
 
     @classmethod
-    def of(
+    def for_space(
         cls, space: spaces.Space, custom: str | type | None = None, settings: Settings | None = None
     ) -> ActionDistribution:
         """Returns the distribution of `space`.
@@ -141,42 +151,42 @@ class ActionDistribution:
                 MultiCategorical, MultiBinary Bernoulli, a Box of floats DiagGaussian.
             custom: the distribution of each Box of floats in `space` instead of DiagGaussian:
                 a name of `BOX_DISTRIBUTIONS` or a subclass of `Distribution`. Other leaves ignore
-                it; a warning is logged if there are only such. A `WholeSpace` class, or its name,
-                is used for all of `space`.
-            settings: the `model` settings, for a `WholeSpace` class.
+                it; a warning is logged if there are only such. A `WholeSpaceDistribution` class, or
+                its name, is used for all of `space`.
+            settings: the `model` settings, for a `WholeSpaceDistribution` class.
 
         Raises:
             UnsupportedSpaceError: if a leaf has no distribution, or is a Box of too many integers.
             ConfigError: if `custom` is something else.
         """
         custom = BOX_DISTRIBUTIONS.find(custom) or custom
-        if is_whole_space(custom):
-            return custom.over(space, settings or {})
-        box_kind = DiagGaussian if custom is None else checked_kind(custom)
-        found = action_leaves(space)
-        kinds = tuple(_kind(leaf, box_kind) for leaf in found)
-        if not kinds:
+        if is_whole_space_distribution(custom):
+            return custom.for_space(space, settings or {})
+        box_class = DiagGaussian if custom is None else check_distribution_class(custom)
+        leaves = action_leaves(space)
+        leaf_classes = tuple(_choose_class(leaf, box_class) for leaf in leaves)
+        if not leaf_classes:
             raise UnsupportedSpaceError(f"The action space {space} is empty: there is no action.")
-        if custom is not None and not any(is_float_box(leaf.space) for leaf in found):
+        if custom is not None and not any(is_float_box(leaf.space) for leaf in leaves):
             warn_once(
                 "model['custom_action_dist'] is not used: %s is for Boxes of floats, and the "
-                "action space %s has none. A `WholeSpace` class can be used for any space.",
-                *(box_kind.__name__, str(space)),
+                "action space %s has none. A `WholeSpaceDistribution` class can be used for any space.",
+                *(box_class.__name__, str(space)),
             )
-        return cls(space, kinds)
+        return cls(space, leaf_classes)
 
     def __call__(self, inputs: tf.Tensor, model: keras.Model | None = None) -> Any:
-        """Builds the distributions of a batch: a `Distribution`, or for nested spaces a `Product`.
+        """Builds the distributions of a batch: a `Distribution`, or for nested spaces a `ProductDistribution`.
 
         Args:
-            inputs: `[B, num_inputs]` float32.
-            model: the model that computed them, with the policy's weights; for `WholeSpace`.
+            inputs: `[B, num_inputs]` float32. model: the model that computed them, with the
+            policy's weights; for `WholeSpaceDistribution`.
         """
         if self._is_nested:
-            return Product(inputs, self.space, self.leaves, self.kinds)
-        return self.kinds[0](inputs, self.space)
+            return ProductDistribution(inputs, self.space, self.leaves, self.leaf_classes)
+        return self.leaf_classes[0](inputs, self.space)
 
-    def drawing_from(self, noise: tf.Tensor | None) -> ActionDistribution:
+    def with_loss_noise(self, noise: tf.Tensor | None) -> ActionDistribution:
         """Returns the distribution that a loss uses.
 
         Args:
@@ -200,7 +210,7 @@ class ActionDistribution:
         """The number of outputs per row that a model must compute."""
         return self.num_inputs
 
-    def inputs_of(self, outputs: tf.Tensor) -> tf.Tensor:
+    def compute_inputs(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns inputs `[B, num_inputs]`, given a model's outputs after masking.
 
         Args:
@@ -214,8 +224,11 @@ class ActionDistribution:
 
         Adjacent blocks of one kind are merged; leaves without noise have no block.
         """
-        return noise.merge(
-            [(kind.noise_kind, kind.noise_size(leaf.space)) for kind, leaf in self._pairs]
+        return noise.merge_blocks(
+            [
+                (kind.noise_kind, kind.noise_size(leaf.space))
+                for kind, leaf in self._classes_and_leaves
+            ]
         )
 
     @cached_property
@@ -230,9 +243,9 @@ class ActionDistribution:
 
     def draw_noise(self, rng: np.random.Generator, batch_size: int) -> np.ndarray:
         """Draws the noise for `batch_size` rows, block by block, float32 `[B, noise_size]`."""
-        return noise.draw(self.noise_blocks, rng, batch_size)
+        return noise.draw_noise(self.noise_blocks, rng, batch_size)
 
-    def masked(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    def apply_mask(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """Replaces the logits of forbidden actions by `MASKED_LOGIT`.
 
         If everything in a row is forbidden, all actions are equally likely. A forbidden bit of a
@@ -269,19 +282,19 @@ class ActionDistribution:
         return isinstance(self.space, spaces.Dict | spaces.Tuple)
 
     @property
-    def _pairs(self) -> Sequence[tuple[type[Distribution], Leaf]]:
-        return list(zip(self.kinds, self.leaves, strict=True))
+    def _classes_and_leaves(self) -> Sequence[tuple[type[Distribution], Leaf]]:
+        return list(zip(self.leaf_classes, self.leaves, strict=True))
 
     @cached_property
     def _input_sizes(self) -> list[int]:
-        return [kind.num_inputs(leaf.space) for kind, leaf in self._pairs]
+        return [kind.num_inputs(leaf.space) for kind, leaf in self._classes_and_leaves]
 
     @cached_property
     def _mask_sizes(self) -> list[int]:
-        return [kind.mask_size(leaf.space) for kind, leaf in self._pairs]
+        return [kind.mask_size(leaf.space) for kind, leaf in self._classes_and_leaves]
 
 
-def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:
+def _choose_class(leaf: Leaf, box_class: type[Distribution]) -> type[Distribution]:
     if isinstance(leaf.space, spaces.Discrete):
         return Categorical
     if isinstance(leaf.space, spaces.MultiDiscrete):
@@ -289,12 +302,12 @@ def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:
     if isinstance(leaf.space, spaces.MultiBinary):
         return Bernoulli
     if is_float_box(leaf.space):
-        return box_kind
-    logits = sum(cell_sizes(leaf.space))
+        return box_class
+    logits = sum(choices_per_cell(leaf.space))
     if logits > MAX_BOX_LOGITS:
-        where = f" at {'/'.join(leaf.path)!r}" if leaf.path else ""
+        location = f" at {'/'.join(leaf.path)!r}" if leaf.path else ""
         raise UnsupportedSpaceError(
-            f"The Box of integers {leaf.space}{where} has {logits} possible values, counted over "
+            f"The Box of integers {leaf.space}{location} has {logits} possible values, counted over "
             f"all cells, and each needs a logit; at most {MAX_BOX_LOGITS} are supported. Narrow "
             "its bounds, or let the environment accept a Box of floats and round, for example with "
             "a gymnasium.ActionWrapper."

@@ -21,8 +21,8 @@ class DuelingValues(ActionDistribution):
     A mask also excludes forbidden actions from the mean.
     """
 
-    def masked(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        return super().masked(_centred(inputs, tf.cast(mask, tf.bool)), mask)
+    def apply_mask(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        return super().apply_mask(_center_over_allowed(inputs, tf.cast(mask, tf.bool)), mask)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class AtomValues(ActionDistribution):
     >>> from gymnasium import spaces
     >>> from tfpolicies.models.distributions import Categorical
     >>> two = AtomValues(spaces.Discrete(2), (Categorical,), 3, 0.0, 4.0, False)
-    >>> two.inputs_of(np.log([[0.5, 0.25, 0.25, 0.25, 0.25, 0.5]])).numpy()
+    >>> two.compute_inputs(np.log([[0.5, 0.25, 0.25, 0.25, 0.25, 0.5]])).numpy()
     array([[1.5, 2.5]])
     """
 
@@ -60,27 +60,27 @@ class AtomValues(ActionDistribution):
     def num_outputs(self) -> int:
         return self.num_inputs * self.num_atoms
 
-    def logits(self, outputs: tf.Tensor) -> tf.Tensor:
+    def to_logits(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns a model's outputs by action and atom: `[B, n, m]`."""
         return tf.reshape(outputs, [-1, self.num_inputs, self.num_atoms])
 
-    def inputs_of(self, outputs: tf.Tensor) -> tf.Tensor:
+    def compute_inputs(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the values of all actions, `MASKED_LOGIT` where all logits are."""
-        logits = self.logits(outputs)
+        logits = self.to_logits(outputs)
         values = tf.reduce_sum(tf.nn.softmax(logits, axis=-1) * self.atoms, axis=-1)
         possible = tf.reduce_max(logits, axis=-1) > MASKED_LOGIT / 2
         return tf.where(possible, values, MASKED_LOGIT)
 
-    def masked(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    def apply_mask(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """Replaces all logits of forbidden actions by `MASKED_LOGIT`."""
-        allowed, logits = tf.cast(mask, tf.bool)[:, :, None], self.logits(inputs)
+        allowed, logits = tf.cast(mask, tf.bool)[:, :, None], self.to_logits(inputs)
         if self.dueling:
-            logits = _centred(logits, allowed)
+            logits = _center_over_allowed(logits, allowed)
         logits = tf.where(allowed, logits, MASKED_LOGIT)
         return tf.reshape(logits, [-1, self.num_outputs])
 
 
-def _centred(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
+def _center_over_allowed(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
     """Returns V + A - mean(A) with the mean over the allowed actions, those of the second axis.
 
     It needs only Q: the mean of Q over all actions is V, so the result is

@@ -10,20 +10,20 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.errors import ConfigError, near_matches
-from tfpolicies.marks import for_place
+from tfpolicies.errors import ConfigError, suggest_similar_names
+from tfpolicies.marks import allow_in_checkpoint
 from tfpolicies.models.distributions.noise import NOISE_KINDS
 from tfpolicies.models.settings import Settings
-from tfpolicies.registers import Register
+from tfpolicies.registers import NameRegistry
 
 MASKED_LOGIT = float(np.finfo(np.float32).min)
 """The logit of a forbidden action: finite, so that no NaN can arise."""
 
-IMPOSSIBLE_LOG_PROB = -1e9
+MIN_LOG_PROB = -1e9
 """The smallest log-probability: its Exp is 0, and its sums over cells and rows stay finite."""
 
 
-@for_place("custom_action_dist")
+@allow_in_checkpoint("custom_action_dist")
 class Distribution(abc.ABC):
     """A batch of distributions over the actions of one leaf space.
 
@@ -101,8 +101,8 @@ class Distribution(abc.ABC):
         return self.logp(action)
 
 
-@for_place("custom_action_dist")
-class WholeSpace(abc.ABC):
+@allow_in_checkpoint("custom_action_dist")
+class WholeSpaceDistribution(abc.ABC):
     """A class of distributions over all leaves of an action space together.
 
     The parts of an action may depend on each other, as those of an autoregressive policy do.
@@ -110,7 +110,7 @@ class WholeSpace(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def over(cls, space: spaces.Space, settings: Settings, **arguments: object) -> Any:
+    def for_space(cls, space: spaces.Space, settings: Settings, **arguments: object) -> Any:
         """Returns the `ActionDistribution` of a space.
 
         Args:
@@ -120,51 +120,64 @@ class WholeSpace(abc.ABC):
         """
 
 
-BOX_DISTRIBUTIONS = Register("A distribution", ConfigError)
+BOX_DISTRIBUTIONS = NameRegistry("A distribution", ConfigError)
 """Distributions for Boxes of floats, or for whole action spaces, by name."""
 
 
-def register_box_distribution(name: str, kind: type[Distribution | WholeSpace]) -> None:
+def register_box_distribution(
+    name: str, dist_class: type[Distribution | WholeSpaceDistribution]
+) -> None:
     """Registers a distribution under a name, for `model={"custom_action_dist": name}`.
 
     Args:
         name: a non-empty string.
-        dist_class: a `Distribution` for Boxes of floats, or a `WholeSpace`.
+        dist_class: a `Distribution` for Boxes of floats, or a `WholeSpaceDistribution`.
 
     Raises:
         ConfigError: if the name is not a string or the class is something else.
     """
-    BOX_DISTRIBUTIONS.add(name, kind if is_whole_space(kind) else checked_kind(kind))
+    BOX_DISTRIBUTIONS.add(
+        name,
+        dist_class
+        if is_whole_space_distribution(dist_class)
+        else check_distribution_class(dist_class),
+    )
 
 
-def is_whole_space(kind: str | type | None) -> TypeGuard[type[WholeSpace]]:
+def is_whole_space_distribution(
+    value: str | type | None,
+) -> TypeGuard[type[WholeSpaceDistribution]]:
     """Returns whether `value` is a class of distributions over a whole action space."""
-    return isinstance(kind, type) and issubclass(kind, WholeSpace)
+    return isinstance(value, type) and issubclass(value, WholeSpaceDistribution)
 
 
-def is_distribution(kind: str | type | None) -> TypeGuard[type[Distribution]]:
+def is_distribution(value: str | type | None) -> TypeGuard[type[Distribution]]:
     """Returns whether `value` is a class of distributions over one leaf."""
-    return isinstance(kind, type) and issubclass(kind, Distribution)
+    return isinstance(value, type) and issubclass(value, Distribution)
 
 
-def checked_kind(kind: str | type | None) -> type[Distribution]:
+def check_distribution_class(dist_class: str | type | None) -> type[Distribution]:
     """Returns `dist_class` if it is a class of distributions.
 
     Raises:
         ConfigError: if it is something else, or its `noise_kind` is unknown.
     """
-    if not is_distribution(kind):
-        hint = near_matches(kind, BOX_DISTRIBUTIONS) if isinstance(kind, str) else ""
+    if not is_distribution(dist_class):
+        hint = (
+            suggest_similar_names(dist_class, BOX_DISTRIBUTIONS)
+            if isinstance(dist_class, str)
+            else ""
+        )
         raise ConfigError(
             f"model['custom_action_dist'] must be None, one of {sorted(BOX_DISTRIBUTIONS)} or a "
-            f"subclass of tfpolicies.models.distributions.Distribution; got {kind!r}.{hint}"
+            f"subclass of tfpolicies.models.distributions.Distribution; got {dist_class!r}.{hint}"
         )
-    if kind.noise_kind not in NOISE_KINDS:
+    if dist_class.noise_kind not in NOISE_KINDS:
         raise ConfigError(
-            f"{kind.__name__}.noise_kind must be one of {sorted(NOISE_KINDS)}; got "
-            f"{kind.noise_kind!r}."
+            f"{dist_class.__name__}.noise_kind must be one of {sorted(NOISE_KINDS)}; got "
+            f"{dist_class.noise_kind!r}."
         )
-    return kind
+    return dist_class
 
 
 def softplus(x: tf.Tensor) -> tf.Tensor:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.models.distributions.base import IMPOSSIBLE_LOG_PROB, Distribution, softplus
-from tfpolicies.models.spaces import cell_sizes
+from tfpolicies.models.distributions.base import MIN_LOG_PROB, Distribution, softplus
+from tfpolicies.models.spaces import choices_per_cell
 
 
 class Categorical(Distribution):
@@ -33,16 +33,16 @@ class Categorical(Distribution):
 
     def log_probs(self) -> tf.Tensor:
         """Returns the log-probabilities of all actions, float32 `[B, n]`."""
-        return _log_probs(self.inputs)
+        return _compute_log_probs(self.inputs)
 
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
-        return _chosen(self.log_probs(), actions)
+        return _select_log_probs(self.log_probs(), actions)
 
     def entropy(self) -> tf.Tensor:
-        return _entropy(self.log_probs())
+        return _compute_entropy(self.log_probs())
 
     def kl(self, other: Distribution) -> tf.Tensor:
-        return _kl(self.log_probs(), _log_probs(other.inputs))
+        return _compute_kl(self.log_probs(), _compute_log_probs(other.inputs))
 
 
 class MultiCategorical(Distribution):
@@ -57,50 +57,52 @@ class MultiCategorical(Distribution):
 
     @staticmethod
     def num_inputs(space: Any) -> int:
-        return sum(cell_sizes(space))
+        return sum(choices_per_cell(space))
 
     noise_size = num_inputs
     mask_size = num_inputs
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
-        groups = _groups(cell_sizes(self.space))
-        disturbed = self.inputs + noise
-        chosen = [tf.argmax(group.of(disturbed), -1, output_type=tf.int64) for group in groups]
+        groups = _group_cells(choices_per_cell(self.space))
+        noisy_logits = self.inputs + noise
+        choices = [
+            tf.argmax(group.get_logits(noisy_logits), -1, output_type=tf.int64) for group in groups
+        ]
         if len(groups) > 1:
             order = np.argsort(np.concatenate([group.cells for group in groups]))
-            chosen = [tf.gather(tf.concat(chosen, axis=-1), order, axis=-1)]
-        return tf.reshape(chosen[0], [-1, *self.space.shape])
+            choices = [tf.gather(tf.concat(choices, axis=-1), order, axis=-1)]
+        return tf.reshape(choices[0], [-1, *self.space.shape])
 
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
-        sizes = cell_sizes(self.space)
+        sizes = choices_per_cell(self.space)
         flat = tf.reshape(actions, [-1, len(sizes)])
         terms = [
-            _chosen(log_probs, tf.gather(flat, group.cells, axis=-1))
-            for group, log_probs in zip(_groups(sizes), self._log_probs(), strict=True)
+            _select_log_probs(log_probs, tf.gather(flat, group.cells, axis=-1))
+            for group, log_probs in zip(_group_cells(sizes), self._log_probs(), strict=True)
         ]
-        return _total(terms)
+        return _sum_over_cells(terms)
 
     def entropy(self) -> tf.Tensor:
-        return _total([_entropy(log_probs) for log_probs in self._log_probs()])
+        return _sum_over_cells([_compute_entropy(log_probs) for log_probs in self._log_probs()])
 
     def kl(self, other: MultiCategorical) -> tf.Tensor:
         pairs = zip(self._log_probs(), other._log_probs(), strict=True)
-        return _total([_kl(log_p, log_q) for log_p, log_q in pairs])
+        return _sum_over_cells([_compute_kl(log_p, log_q) for log_p, log_q in pairs])
 
     def _log_probs(self) -> list[tf.Tensor]:
         """Returns `[B, cells, n]` for each group of cells that have n actions."""
-        groups = _groups(cell_sizes(self.space))
-        return [_log_probs(group.of(self.inputs)) for group in groups]
+        groups = _group_cells(choices_per_cell(self.space))
+        return [_compute_log_probs(group.get_logits(self.inputs)) for group in groups]
 
 
-class _Group(NamedTuple):
+class _CellGroup(NamedTuple):
     """Cells with the same number of actions."""
 
     size: int  # actions of each cell
     cells: np.ndarray  # [C] positions among all cells
     columns: np.ndarray | None  # [C * size] columns of their logits; None for all, in order
 
-    def of(self, logits: tf.Tensor) -> tf.Tensor:
+    def get_logits(self, logits: tf.Tensor) -> tf.Tensor:
         """Returns the group's logits `[B, C, size]`, given all logits `[B, ...]`."""
         if self.columns is not None:
             logits = tf.gather(logits, self.columns, axis=-1)
@@ -108,39 +110,39 @@ class _Group(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _groups(sizes: tuple[int, ...]) -> tuple[_Group, ...]:
+def _group_cells(sizes: tuple[int, ...]) -> tuple[_CellGroup, ...]:
     """Groups cells by size, so that a thousand of them need no more operations than one."""
     distinct = sorted(set(sizes))
     if len(distinct) == 1:
-        return (_Group(distinct[0], np.arange(len(sizes)), None),)
+        return (_CellGroup(distinct[0], np.arange(len(sizes)), None),)
     all_sizes = np.array(sizes)
-    first = np.cumsum(all_sizes) - all_sizes
+    offsets = np.cumsum(all_sizes) - all_sizes
     groups = []
     for size in distinct:
         (cells,) = np.nonzero(all_sizes == size)
-        columns = (first[cells, None] + np.arange(size)).reshape(-1)
-        groups.append(_Group(size, cells, columns))
+        columns = (offsets[cells, None] + np.arange(size)).reshape(-1)
+        groups.append(_CellGroup(size, cells, columns))
     return tuple(groups)
 
 
-def _log_probs(logits: tf.Tensor) -> tf.Tensor:
-    return tf.maximum(tf.nn.log_softmax(logits, axis=-1), IMPOSSIBLE_LOG_PROB)
+def _compute_log_probs(logits: tf.Tensor) -> tf.Tensor:
+    return tf.maximum(tf.nn.log_softmax(logits, axis=-1), MIN_LOG_PROB)
 
 
-def _chosen(log_probs: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+def _select_log_probs(log_probs: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
     choice = tf.one_hot(tf.cast(actions, tf.int32), log_probs.shape[-1])
     return tf.reduce_sum(log_probs * choice, axis=-1)
 
 
-def _entropy(log_probs: tf.Tensor) -> tf.Tensor:
+def _compute_entropy(log_probs: tf.Tensor) -> tf.Tensor:
     return -tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=-1)
 
 
-def _kl(log_p: tf.Tensor, log_q: tf.Tensor) -> tf.Tensor:
+def _compute_kl(log_p: tf.Tensor, log_q: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
 
 
-def _total(terms: list[tf.Tensor]) -> tf.Tensor:
+def _sum_over_cells(terms: list[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.reduce_sum(term, axis=-1) for term in terms])
 
 
@@ -181,4 +183,4 @@ class Bernoulli(Distribution):
         return tf.reduce_sum(yes + no, axis=-1)
 
     def _logits(self) -> tf.Tensor:
-        return tf.maximum(self.inputs, IMPOSSIBLE_LOG_PROB)
+        return tf.maximum(self.inputs, MIN_LOG_PROB)

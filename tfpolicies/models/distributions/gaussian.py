@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.distributions.base import Distribution, register_box_distribution
-from tfpolicies.models.spaces import half_width_and_middle
+from tfpolicies.models.spaces import get_scale_and_center
 
 LOG_STD_RANGE = (-5.0, 2.0)  # of SquashedGaussian
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class _Normals(Distribution):
+class _GaussianBase(Distribution):
     """Base of distributions of k = prod(shape) independent normals.
 
     The inputs are k means and k logarithms of standard deviations.
@@ -31,35 +31,35 @@ class _Normals(Distribution):
         return math.prod(space.shape)
 
 
-class DiagGaussian(_Normals):
+class DiagGaussian(_GaussianBase):
     """Independent normals, from k means and k logarithms of standard deviations, concatenated.
 
     Their density is the product of those of all components.
     """
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
-        mean, log_std = _parts(self.inputs)
+        mean, log_std = _split_inputs(self.inputs)
         return tf.reshape(mean + tf.exp(log_std) * noise, [-1, *self.space.shape])
 
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
-        mean, log_std = _parts(self.inputs)
-        z = (_flat(actions, mean) - mean) * tf.exp(-log_std)
+        mean, log_std = _split_inputs(self.inputs)
+        z = (_flatten_like(actions, mean) - mean) * tf.exp(-log_std)
         return tf.reduce_sum(_log_density(z, log_std), axis=-1)
 
     def entropy(self) -> tf.Tensor:
-        _, log_std = _parts(self.inputs)
+        _, log_std = _split_inputs(self.inputs)
         return tf.reduce_sum(log_std + (_HALF_LOG_2PI + 0.5), axis=-1)
 
     def kl(self, other: Distribution) -> tf.Tensor:
-        mean, log_std = _parts(self.inputs)
-        other_mean, other_log_std = _parts(other.inputs)
+        mean, log_std = _split_inputs(self.inputs)
+        other_mean, other_log_std = _split_inputs(other.inputs)
         variance_ratio = tf.exp(2.0 * (log_std - other_log_std))
         distance = tf.square((mean - other_mean) * tf.exp(-other_log_std))
         terms = other_log_std - log_std + 0.5 * (variance_ratio + distance - 1.0)
         return tf.reduce_sum(terms, axis=-1)
 
 
-class SquashedGaussian(_Normals):
+class SquashedGaussian(_GaussianBase):
     """A DiagGaussian transformed by tanh: actions in [-1, 1]. Haarnoja et al. 2018, appendix C.
 
     Inputs are k means and k logarithms of standard deviations (arXiv:1801.01290); the latter are
@@ -67,32 +67,32 @@ class SquashedGaussian(_Normals):
     """
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
-        mean, log_std = self._clipped_parts()
+        mean, log_std = self._split_and_clip_inputs()
         return tf.reshape(tf.tanh(mean + tf.exp(log_std) * noise), [-1, *self.space.shape])
 
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
         """Returns the log-density of `actions`, clipped to [-1 + 1e-6, 1 - 1e-6]."""
-        mean, log_std = self._clipped_parts()
-        flat = tf.clip_by_value(_flat(actions, mean), -1.0 + 1e-6, 1.0 - 1e-6)
+        mean, log_std = self._split_and_clip_inputs()
+        flat = tf.clip_by_value(_flatten_like(actions, mean), -1.0 + 1e-6, 1.0 - 1e-6)
         u = 0.5 * (tf.math.log(1.0 + flat) - tf.math.log(1.0 - flat))  # atanh
         z = (u - mean) * tf.exp(-log_std)
         return tf.reduce_sum(_log_density(z, log_std) - _log_tanh_slope(u), axis=-1)
 
     def sampled_logp(self, noise: tf.Tensor) -> tf.Tensor:
-        mean, log_std = self._clipped_parts()
+        mean, log_std = self._split_and_clip_inputs()
         u = mean + tf.exp(log_std) * noise
         return tf.reduce_sum(_log_density(noise, log_std) - _log_tanh_slope(u), axis=-1)
 
     def entropy(self) -> tf.Tensor:
         """Raises ConfigError: there is no closed form."""
-        raise _no_closed_form("entropy")
+        raise _make_no_closed_form_error("entropy")
 
     def kl(self, other: Distribution) -> tf.Tensor:
         """Raises ConfigError: there is no closed form."""
-        raise _no_closed_form("KL divergence")
+        raise _make_no_closed_form_error("KL divergence")
 
-    def _clipped_parts(self) -> tuple[tf.Tensor, tf.Tensor]:
-        mean, log_std = _parts(self.inputs)
+    def _split_and_clip_inputs(self) -> tuple[tf.Tensor, tf.Tensor]:
+        mean, log_std = _split_inputs(self.inputs)
         return mean, tf.clip_by_value(log_std, *LOG_STD_RANGE)
 
 
@@ -139,16 +139,16 @@ class BoundedDeterministic(SquashedDeterministic):
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
         with np.errstate(over="ignore"):
             low, high = (x.astype(np.float32) for x in (self.space.low, self.space.high))
-        half_width, middle = half_width_and_middle(low, high)
+        half_width, middle = get_scale_and_center(low, high)
         return tf.clip_by_value(super().sample(noise) * half_width + middle, low, high)
 
 
-def _parts(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _split_inputs(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     mean, log_std = tf.split(inputs, 2, axis=-1)
     return mean, log_std
 
 
-def _flat(actions: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+def _flatten_like(actions: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.cast(actions, tf.float32), tf.shape(like))
 
 
@@ -163,7 +163,7 @@ def _log_tanh_slope(u: tf.Tensor) -> tf.Tensor:
     return 2.0 * (math.log(2.0) - size - tf.math.log(1.0 + tf.exp(-2.0 * size)))
 
 
-def _no_closed_form(quantity: str) -> ConfigError:
+def _make_no_closed_form_error(quantity: str) -> ConfigError:
     return ConfigError(
         f"SquashedGaussian has no {quantity} in closed form. Estimate it from samples with "
         "`sampled_logp(noise)`, or set model['custom_action_dist'] to 'diag_gaussian'."

@@ -23,17 +23,17 @@ class NoiseKind(NamedTuple):
 
     draw: Callable[[np.random.Generator, np.ndarray], Any]
     """Overwrites a contiguous float32 array with random numbers."""
-    finish: Callable[[np.ndarray], Any]
+    transform: Callable[[np.ndarray], Any]
     """Transforms the numbers of an array to noise, in place."""
 
     def fill(self, rng: np.random.Generator, out: np.ndarray) -> np.ndarray:
         """Overwrites a contiguous float32 array with new noise; returns it."""
         self.draw(rng, out)
-        self.finish(out)
+        self.transform(out)
         return out
 
 
-class NoiseAhead:
+class NoiseBuffer:
     """The noise of several calls, drawn together at a fraction of the cost of separate draws.
 
     The numbers are the same ones in the same order. Until all rows are taken, or `settle` is
@@ -47,30 +47,30 @@ class NoiseAhead:
     """
 
     def __init__(self, kind: NoiseKind, rng: np.random.Generator, rows: int, size: int) -> None:
-        self._kind, self._rng, self._before = kind, rng, rng.bit_generator.state
-        self._taken = 0
+        self._kind, self._rng, self._initial_state = kind, rng, rng.bit_generator.state
+        self._num_taken = 0
         self._noise = kind.fill(rng, np.empty((rows, size), np.float32))
 
     def take(self, rows: int) -> np.ndarray | None:
         """Returns the noise of the next call, `[rows, size]`; None if too few rows are left."""
-        first = self._taken
-        if first + rows > len(self._noise):
+        start = self._num_taken
+        if start + rows > len(self._noise):
             return None
-        self._taken = first + rows
-        return self._noise[first : self._taken]
+        self._num_taken = start + rows
+        return self._noise[start : self._num_taken]
 
-    def settle(self) -> None:
+    def rewind_generator(self) -> None:
         """Rewinds the generator to the rows taken so far; do not call `take` afterwards."""
-        if self._taken < len(self._noise):
-            self._rng.bit_generator.state = self._before
-            self._kind.draw(self._rng, self._noise[: self._taken])
+        if self._num_taken < len(self._noise):
+            self._rng.bit_generator.state = self._initial_state
+            self._kind.draw(self._rng, self._noise[: self._num_taken])
 
 
 def _draw_exponential(rng: np.random.Generator, out: np.ndarray) -> None:
     rng.standard_exponential(dtype=np.float32, out=out)
 
 
-def _finish_gumbel(out: np.ndarray) -> None:
+def _transform_to_gumbel(out: np.ndarray) -> None:
     # -log of a standard exponential variable is a standard Gumbel variable.
     np.maximum(out, _TINY, out=out)
     np.log(out, out=out)
@@ -85,21 +85,21 @@ def _draw_logistic(rng: np.random.Generator, out: np.ndarray) -> None:
     out[...] = rng.logistic(size=out.shape)
 
 
-def _finish_nothing(out: np.ndarray) -> None:
+def _skip_transform(out: np.ndarray) -> None:
     """Does nothing: the numbers are the noise."""
 
 
 NOISE_KINDS = {
-    "gumbel": NoiseKind(_draw_exponential, _finish_gumbel),
-    "normal": NoiseKind(_draw_normal, _finish_nothing),
-    "logistic": NoiseKind(_draw_logistic, _finish_nothing),
+    "gumbel": NoiseKind(_draw_exponential, _transform_to_gumbel),
+    "normal": NoiseKind(_draw_normal, _skip_transform),
+    "logistic": NoiseKind(_draw_logistic, _skip_transform),
 }
 
 
-def merge(blocks: Sequence[tuple[str, int]]) -> NoiseBlocks:
+def merge_blocks(blocks: Sequence[tuple[str, int]]) -> NoiseBlocks:
     """Removes empty blocks and merges adjacent blocks of one kind.
 
-    >>> merge([("gumbel", 3), ("normal", 0), ("gumbel", 2), ("normal", 1)])
+    >>> merge_blocks([("gumbel", 3), ("normal", 0), ("gumbel", 2), ("normal", 1)])
     (('gumbel', 5), ('normal', 1))
     """
     present = [block for block in blocks if block[1]]
@@ -108,7 +108,7 @@ def merge(blocks: Sequence[tuple[str, int]]) -> NoiseBlocks:
     )
 
 
-def draw(blocks: NoiseBlocks, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+def draw_noise(blocks: NoiseBlocks, rng: np.random.Generator, batch_size: int) -> np.ndarray:
     """Draws noise block by block, float32 `[B, sum of the sizes]`.
 
     With one block, B rows are the noise of B calls for one row each.

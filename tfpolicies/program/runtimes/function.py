@@ -11,15 +11,21 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.models.eager_mode import ensure_eager
-from tfpolicies.program.devices import CPU, contexts, lender, on_device, placed
+from tfpolicies.program.devices import (
+    CPU,
+    device_scope,
+    get_device_context,
+    get_zero_copy_factory,
+    pin_to_device,
+)
 from tfpolicies.program.functions import ProgramFunctions
-from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.outputs import ActOutputLayout
 from tfpolicies.program.runtimes.runtime import (
     COMPILE_SECONDS,
-    Rehearsals,
-    Resident,
-    Runtime,
-    concrete,
+    ResidentState,
+    TFRuntime,
+    WarmUpCalls,
+    trace_concrete,
 )
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
@@ -27,7 +33,7 @@ from tfpolicies.system.interruptible import BackgroundCall
 from tfpolicies.type_aliases import Structure
 
 
-class Traced:
+class TracedFunction:
     """A function that is traced on its first call, and then called as a graph.
 
     TensorFlow's own call binds arguments and looks up captured tensors each time, which takes as
@@ -53,10 +59,10 @@ class Traced:
         *,
         jit: bool = False,
     ) -> None:
-        on = on_device(function, device)
+        pinned = pin_to_device(function, device)
 
         def flat(tensors: Sequence[tf.Tensor]) -> Any:
-            return on(*tf.nest.pack_sequence_as(signature, tensors))
+            return pinned(*tf.nest.pack_sequence_as(signature, tensors))
 
         self._device, self._jit = device, jit
 
@@ -66,46 +72,46 @@ class Traced:
 
     def trace(self) -> None:
         if self._call is None:
-            concrete = self._function.get_concrete_function(self._signature)
-            self._captured = concrete.captured_inputs
-            self._variables = concrete.graph.variables
-            self._call = concrete.inference_fn.call_preflattened
+            concrete_function = self._function.get_concrete_function(self._signature)
+            self._captured = concrete_function.captured_inputs
+            self._variables = concrete_function.graph.variables
+            self._call = concrete_function.inference_fn.call_preflattened
 
     def __call__(self, *inputs: tf.Tensor) -> Any:
         """Calls it with tensors of the nesting and dtypes of the signature."""
         if self._call is None:
             self.trace()
-        with contexts()(self._device):
+        with get_device_context()(self._device):
             return self._call([*tf.nest.flatten(inputs), *self._captured])
 
-    def rehearse(self, *inputs: tf.Tensor) -> None:
+    def warm_up(self, *inputs: tf.Tensor) -> None:
         """Calls it, traced, on copies of its variables: XLA compiles, and no variable changes."""
-        with contexts()(self._device):
+        with get_device_context()(self._device):
             copies = {id(x.handle): tf.Variable(x, trainable=False) for x in self._variables}
             captured = [copies[id(x)].handle if id(x) in copies else x for x in self._captured]
             self._call([*tf.nest.flatten(inputs), *captured])
 
 
-def _mapped(place: Callable[[Any], Any], arrays: Structure) -> Any:
+def _map_structure(convert: Callable[[Any], Any], arrays: Structure) -> Any:
     """Does the same as `tf.nest.map_structure` with dicts, lists and tuples, in less time."""
     if not isinstance(arrays, dict | list | tuple):
-        return place(arrays)
+        return convert(arrays)
     if not arrays:
         return arrays
     items = arrays.values() if isinstance(arrays, dict) else arrays
-    parts = [place(x) if isinstance(x, np.ndarray) else _mapped(place, x) for x in items]
+    parts = [convert(x) if isinstance(x, np.ndarray) else _map_structure(convert, x) for x in items]
     if isinstance(arrays, dict):
         return dict(zip(arrays, parts, strict=True))
     return arrays._make(parts) if hasattr(arrays, "_make") else type(arrays)(parts)
 
 
 @contextlib.contextmanager
-def _eager_on(device: str) -> Iterator[None]:
-    with ensure_eager(), placed(device):
+def _eager_on_device(device: str) -> Iterator[None]:
+    with ensure_eager(), device_scope(device):
         yield
 
 
-class _Acting(Traced):
+class _TracedActing(TracedFunction):
     """A function that acts: like its graph it takes one list of tensors and returns one.
 
     The first call, in which XLA may compile, runs in a background thread with a time limit.
@@ -119,17 +125,17 @@ class _Acting(Traced):
         self.trace()
 
         def call() -> Any:
-            with contexts()(self._device):  # the current device is per thread
+            with get_device_context()(self._device):  # the current device is per thread
                 return self._call([*tensors, *self._captured])
 
         first = BackgroundCall(call)
         first.start()
-        found = first.result(COMPILE_SECONDS if self._jit else math.inf)
+        result = first.result(COMPILE_SECONDS if self._jit else math.inf)
         self._has_run = True
-        return found
+        return result
 
 
-class FunctionRuntime(Runtime):
+class FunctionRuntime(TFRuntime):
     """Runs the functions of one Program: called eagerly, and traced inside.
 
     Each function is traced once: its signature comes from the spaces and columns, with a dynamic
@@ -141,17 +147,19 @@ class FunctionRuntime(Runtime):
         traced: whether to trace.
     """
 
-    def __init__(self, functions: ProgramFunctions, act: ActLayout, *, traced: bool) -> None:
-        super().__init__(functions, act)
+    def __init__(
+        self, functions: ProgramFunctions, act_layout: ActOutputLayout, *, traced: bool
+    ) -> None:
+        super().__init__(functions, act_layout)
         self.traced = traced
-        self._rehearsals = Rehearsals()
-        self._resident = Resident()
-        self._lend = lender()
+        self._warm_up_calls = WarmUpCalls()
+        self._resident_state = ResidentState()
+        self._share = get_zero_copy_factory()
         self._acting_device = functions.acting_device
         self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
         self._make_functions(self.signatures.acting_segments)
 
-    def _made(
+    def _prepare(
         self,
         function: Callable[..., Any],
         signature: Sequence[Any],
@@ -161,75 +169,75 @@ class FunctionRuntime(Runtime):
     ) -> Any:
         device = self.functions.acting_device if acts else self.functions.device
         if not self.traced:
-            return on_device(function, device)
-        return (_Acting if acts else Traced)(function, signature, device, jit=jit)
+            return pin_to_device(function, device)
+        return (_TracedActing if acts else TracedFunction)(function, signature, device, jit=jit)
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _called(
+    def _call_acting(
         self, function: Callable[..., Any], state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        if forks.forked_from is not None:
-            forks.require_tensorflow()
+        if forks.forked_from_pid is not None:
+            forks.check_tensorflow_survived_fork()
         device = self._acting_device
-        with contexts()(device) if tf.executing_eagerly() else _eager_on(device):
-            known = self._weights
-            if known is None or known[0] is not state or known[1] != state.version:
-                known = self._weights = self._placed_weights(state)
-            return [*map(np.array, function([*known[2], *map(self._lend, arrays)]))]
+        with get_device_context()(device) if tf.executing_eagerly() else _eager_on_device(device):
+            cached = self._weights
+            if cached is None or cached[0] is not state or cached[1] != state.version:
+                cached = self._weights = self._make_weight_tensors(state)
+            return [*map(np.array, function([*cached[2], *map(self._share, arrays)]))]
 
-    def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
+    def _make_weight_tensors(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
         """Returns the weights as tensors: copies, unless `acting` has already copied them."""
-        copies = state.left is None or self._acting_device != CPU
-        place = tf.constant if copies else self._lend
-        segments = state.acting
-        weights = [place(segments[name]) for name in self.signatures.acting_segments]
+        copies = state.pending_update is None or self._acting_device != CPU
+        convert = tf.constant if copies else self._share
+        segments = state.acting_segments
+        weights = [convert(segments[name]) for name in self.signatures.acting_segments]
         return state, state.version, weights
 
     # -- learning -----------------------------------------------------------------------------
 
-    def _rehearse(
+    def _warm_up(
         self,
         key: Hashable,
         function: Any,
         state: PolicyState,
-        given: Sequence[Any],
+        inputs: Sequence[Any],
         meanwhile: Callable[[], None] | None,
     ) -> None:
         def call() -> None:
-            function.rehearse(self.lent(state.hyper.copy()), *given)
+            function.warm_up(self.share_with_device(state.hyper.copy()), *inputs)
 
-        self._rehearsals.run(key, call, meanwhile)
+        self._warm_up_calls.run(key, call, meanwhile)
 
-    def _update(
-        self, function: Callable[..., Any], state: PolicyState, given: Sequence[Any]
+    def _call_update(
+        self, function: Callable[..., Any], state: PolicyState, inputs: Sequence[Any]
     ) -> Any:
-        return function(self.lent(state.hyper.copy()), *given)
+        return function(self.share_with_device(state.hyper.copy()), *inputs)
 
-    def inner(
+    def prepare_inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        on = on_device(function, self.functions.device)
-        return concrete(on, signature, for_xla=for_xla) if self.traced else on
+        pinned = pin_to_device(function, self.functions.device)
+        return trace_concrete(pinned, signature, for_xla=for_xla) if self.traced else pinned
 
-    def placed(self, arrays: Structure) -> Any:
-        with placed(self.functions.device):
-            return _mapped(tf.constant, arrays)
+    def to_device(self, arrays: Structure) -> Any:
+        with device_scope(self.functions.device):
+            return _map_structure(tf.constant, arrays)
 
-    def lent(self, arrays: Structure) -> Any:
+    def share_with_device(self, arrays: Structure) -> Any:
         """Returns nested arrays as tensors for learning; on the CPU they may share memory."""
         if self.functions.device != CPU:  # a loop is where what it reads is
-            return self.placed(arrays)
-        return _mapped(self._lend, arrays)
+            return self.to_device(arrays)
+        return _map_structure(self._share, arrays)
 
     def load(self, state: PolicyState) -> None:
-        forks.require_tensorflow()
-        if not self._resident.is_there(state):
-            self._load(self.placed(dict(state.segments)))
-            self._resident.note(state)
+        forks.check_tensorflow_survived_fork()
+        if not self._resident_state.holds(state):
+            self._load(self.to_device(dict(state.segments)))
+            self._resident_state.record(state)
 
-    def forget(self) -> None:
-        self._resident.forget()
+    def clear_resident_state(self) -> None:
+        self._resident_state.clear()
 
-    def resident(self, state: PolicyState) -> Resident:
-        return self._resident
+    def get_resident_state(self, state: PolicyState) -> ResidentState:
+        return self._resident_state

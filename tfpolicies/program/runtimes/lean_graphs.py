@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx
 
 
-def with_products(frozen: tf.types.experimental.ConcreteFunction) -> Any:
+def replace_full_image_convolutions(frozen: tf.types.experimental.ConcreteFunction) -> Any:
     """Returns a `GraphDef` in which convolutions over their whole image are matrix products.
 
     TensorFlow runs such a convolution as a product. ONNX Runtime does not: it converts the kernel
@@ -21,16 +21,18 @@ def with_products(frozen: tf.types.experimental.ConcreteFunction) -> Any:
     """
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(frozen, name="")
-    covering = {op.name: op for op in graph.get_operations() if covers_its_image(op)}
+    covering = {op.name: op for op in graph.get_operations() if is_full_image_convolution(op)}
     if not covering:
         return frozen
-    found = tf.compat.v1.GraphDef(versions=frozen.versions, library=frozen.library)
+    rewritten = tf.compat.v1.GraphDef(versions=frozen.versions, library=frozen.library)
     for node in frozen.node:
-        found.node.extend(_product(covering[node.name]) if node.name in covering else [node])
-    return found
+        rewritten.node.extend(
+            _make_product_nodes(covering[node.name]) if node.name in covering else [node]
+        )
+    return rewritten
 
 
-def covers_its_image(op: tf.Operation) -> bool:
+def is_full_image_convolution(op: tf.Operation) -> bool:
     """Returns whether an operation is a convolution whose kernel is as large as its image."""
     if op.type != "Conv2D" or op.get_attr("data_format") != b"NHWC":
         return False
@@ -41,16 +43,19 @@ def covers_its_image(op: tf.Operation) -> bool:
     return op.get_attr("padding") == b"VALID" and image[1:] == kernel[:3] and not is_one_pixel
 
 
-def _product(op: tf.Operation) -> Iterator[Any]:
+def _make_product_nodes(op: tf.Operation) -> Iterator[Any]:
     """Yields the nodes of a product that replaces a convolution, under its name."""
     image, kernel = op.inputs
     with tf.Graph().as_default() as graph:
-        given = [tf.compat.v1.placeholder(x.dtype, x.shape) for x in op.inputs]
-        rows = tf.reshape(given[0], [-1, math.prod(image.shape[1:])], name=f"{op.name}/rows")
-        weights = tf.reshape(given[1], [rows.shape[1], -1], name=f"{op.name}/weights")
+        placeholders = [tf.compat.v1.placeholder(x.dtype, x.shape) for x in op.inputs]
+        rows = tf.reshape(placeholders[0], [-1, math.prod(image.shape[1:])], name=f"{op.name}/rows")
+        weights = tf.reshape(placeholders[1], [rows.shape[1], -1], name=f"{op.name}/weights")
         product = tf.matmul(rows, weights, name=f"{op.name}/product")
         tf.reshape(product, [-1, 1, 1, kernel.shape[3]], name=op.name)
-    names = {ours.op.name: theirs.name for ours, theirs in zip(given, op.inputs, strict=True)}
+    names = {
+        placeholder.op.name: original.name
+        for placeholder, original in zip(placeholders, op.inputs, strict=True)
+    }
     for node in graph.as_graph_def().node:
         if node.name not in names:
             node.input[:] = [names.get(name, name) for name in node.input]
@@ -67,21 +72,21 @@ def dequantize_bytes(model: onnx.ModelProto) -> None:
 
     from tfpolicies.onnx_graphs import prune
 
-    graph, kinds = model.graph, (onnx.TensorProto.UINT8, onnx.TensorProto.INT8)
-    given = {x.name: x.type.tensor_type.elem_type for x in graph.input}
+    graph, byte_types = model.graph, (onnx.TensorProto.UINT8, onnx.TensorProto.INT8)
+    input_types = {x.name: x.type.tensor_type.elem_type for x in graph.input}
     scalars = {x.name for x in graph.initializer if not x.dims}
     casts = {
         node.output[0]: node.input[0]
         for node in graph.node
         if node.op_type == "Cast"
-        and given.get(node.input[0]) in kinds
+        and input_types.get(node.input[0]) in byte_types
         and node.attribute[0].i == onnx.TensorProto.FLOAT
     }
     for node in graph.node:
         cast, scale = ([x for x in node.input if x in names] for names in (casts, scalars))
         if node.op_type == "Mul" and cast and scale:
             source, zero = casts[cast[0]], f"{node.output[0]}/zero"
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(given[source])
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(input_types[source])
             graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((), dtype), zero))
             node.op_type = "DequantizeLinear"
             node.input[:] = [source, scale[0], zero]

@@ -16,28 +16,28 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs
-from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.outputs import ActOutputLayout
 from tfpolicies.program.runtimes.lean_graphs import (
-    covers_its_image,
     dequantize_bytes,
-    with_products,
+    is_full_image_convolution,
+    replace_full_image_convolutions,
 )
 from tfpolicies.program.runtimes.onnx_operators import HANDLERS
-from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
+from tfpolicies.program.runtimes.runtime import ActingRuntime, TFRuntime, make_act_with_weights
 from tfpolicies.state import PolicyState
-from tfpolicies.system.quiet import quiet_conversion
-from tfpolicies.ways import OPSETS
+from tfpolicies.system.quiet import suppress_conversion_output
+from tfpolicies.ways import ONNX_OPSETS
 
 if TYPE_CHECKING:
     import onnx
 
-OPSET = OPSETS[-1]
+OPSET = ONNX_OPSETS[-1]
 _LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 _MAX_BINDINGS = 16  # batch sizes per thread
 
 
 @dataclass(eq=False, slots=True)
-class _Binding:
+class _BoundBuffers:
     """The buffers of one batch size. ONNX Runtime keeps output buffers, so sizes share none."""
 
     io: Any
@@ -48,14 +48,14 @@ class _Binding:
     weights: Any = None  # the bound arrays; the reference keeps them in memory
 
 
-class _Bindings(threading.local):
+class _ThreadBindings(threading.local):
     """The buffers of one thread, by batch size, so that threads do not wait for each other."""
 
     def __init__(self) -> None:
-        self.by_size: OrderedDict[int, _Binding] = OrderedDict()
+        self.by_size: OrderedDict[int, _BoundBuffers] = OrderedDict()
 
 
-class OnnxActor(Actor):
+class OnnxRuntime(ActingRuntime):
     """Runs a converted act function on one thread, with inputs and outputs bound to NumPy memory.
 
     Args:
@@ -67,16 +67,20 @@ class OnnxActor(Actor):
     """
 
     def __init__(
-        self, model: bytes, weight_keys: Sequence[str], signature: ActInputs, act: ActLayout
+        self,
+        model: bytes,
+        weight_keys: Sequence[str],
+        signature: ActInputs,
+        output_layout: ActOutputLayout,
     ) -> None:
-        self._session = cpu_session(model)
-        self._present = {node.name for node in self._session.get_inputs()}
+        self._session = make_cpu_session(model)
+        self._session_inputs = {node.name for node in self._session.get_inputs()}
         named = ((f"weights_{i}", key) for i, key in enumerate(weight_keys))
-        self._weights = [(name, key) for name, key in named if name in self._present]
+        self._weights = [(name, key) for name, key in named if name in self._session_inputs]
         self._signature = signature
         self._num_params = signature.params.shape[0]
-        self._act = act
-        self._bindings = _Bindings()
+        self._output_layout = output_layout
+        self._bindings = _ThreadBindings()
 
     def run(
         self,
@@ -94,7 +98,9 @@ class OnnxActor(Actor):
         binding = self._bindings.by_size.get(size)
         if binding is None:
             if size == 0:  # ONNX Runtime returns wrong shapes of empty results
-                return self._act.unflatten([port.zeros(0) for port in self._act.ports()])
+                return self._output_layout.unflatten(
+                    [port.zeros(0) for port in self._output_layout.get_ports()]
+                )
             binding = self._bind(size)
         arrays = states.acting_arrays
         if binding.weights is not arrays:
@@ -109,11 +115,11 @@ class OnnxActor(Actor):
         self._session.run_with_iobinding(binding.io)
         return binding.outputs
 
-    def _bind(self, size: int) -> _Binding:
+    def _bind(self, size: int) -> _BoundBuffers:
         io = self._session.io_binding()
 
-        def bound(name: str, array: np.ndarray) -> np.ndarray:
-            if name in self._present:
+        def bind_input(name: str, array: np.ndarray) -> np.ndarray:
+            if name in self._session_inputs:
                 io.bind_cpu_input(name, array)
             return array
 
@@ -121,11 +127,11 @@ class OnnxActor(Actor):
             return np.zeros((size, *spec.shape[1:]), spec.dtype.as_numpy_dtype)
 
         ports = enumerate(self._signature.inputs)
-        inputs = [bound(f"input_{i}", zeros(spec)) for i, spec in ports]
-        noise = bound("noise", zeros(self._signature.noise))
-        params = bound("params", np.zeros(self._num_params, np.float32))
+        inputs = [bind_input(f"input_{i}", zeros(spec)) for i, spec in ports]
+        noise = bind_input("noise", zeros(self._signature.noise))
+        params = bind_input("params", np.zeros(self._num_params, np.float32))
         outputs = []
-        for port in self._act.ports():
+        for port in self._output_layout.get_ports():
             array = port.zeros(size)
             io.bind_output(
                 port.name,
@@ -139,11 +145,13 @@ class OnnxActor(Actor):
         bindings = self._bindings.by_size
         if len(bindings) >= _MAX_BINDINGS:
             bindings.popitem(last=False)
-        bindings[size] = _Binding(io, inputs, noise, params, self._act.unflatten(outputs))
+        bindings[size] = _BoundBuffers(
+            io, inputs, noise, params, self._output_layout.unflatten(outputs)
+        )
         return bindings[size]
 
 
-def fits(runtime: Runtime) -> bool:
+def prefers_onnx(runtime: TFRuntime) -> bool:
     """Returns whether ONNX Runtime is faster than TensorFlow, and code is traced.
 
     TensorFlow is faster if the network convolves large images, or with large kernels: since weights
@@ -152,34 +160,34 @@ def fits(runtime: Runtime) -> bool:
     here; if learning is on a GPU, acting on images is as well.
     """
     functions = runtime.functions
-    kernels = [math.prod(x.shape) for x in functions.layout.acting if len(x.shape) > 3]
+    kernels = [math.prod(x.shape) for x in functions.layout.acting_slots if len(x.shape) > 3]
     leaves = functions.network.ports.obs_leaves
     images = [math.prod(leaf.shape[:-1]) for leaf in leaves if len(leaf.shape) > 2]
-    convolves_much = kernels and max(images, default=0) >= _LARGE_IMAGE
+    has_large_convolutions = kernels and max(images, default=0) >= _LARGE_IMAGE
     if functions.acting_device != CPU:
         return False
-    if convolves_much or not functions.spec.static["eager_tracing"]:
+    if has_large_convolutions or not functions.spec.static["eager_tracing"]:
         return False
     total = sum(kernels)
-    return total < _LARGE_KERNELS or total - _covering_kernels(runtime) < _LARGE_KERNELS
+    return total < _LARGE_KERNELS or total - _count_full_image_kernels(runtime) < _LARGE_KERNELS
 
 
-def _covering_kernels(runtime: Runtime) -> int:
+def _count_full_image_kernels(runtime: TFRuntime) -> int:
     """Returns the number of weights in kernels that are as large as their image."""
-    function = act_with_weights(runtime, "onnx")
+    function = make_act_with_weights(runtime, "onnx")
     operations = function.get_concrete_function(*function.input_signature).graph.get_operations()
-    return sum(math.prod(op.inputs[1].shape) for op in operations if covers_its_image(op))
+    return sum(math.prod(op.inputs[1].shape) for op in operations if is_full_image_convolution(op))
 
 
-def actor(runtime: Runtime) -> OnnxActor:
+def make_onnx_runtime(runtime: TFRuntime) -> OnnxRuntime:
     """Returns the converted act function of a Program."""
-    layout, slots = runtime.act_layout, runtime.functions.layout.acting
-    function = act_with_weights(runtime, "onnx")
-    model = convert(function, function.input_signature, [port.name for port in layout.ports()])
-    return OnnxActor(model, [slot.key for slot in slots], runtime.signatures.act, layout)
+    layout, slots = runtime.act_layout, runtime.functions.layout.acting_slots
+    function = make_act_with_weights(runtime, "onnx")
+    model = convert(function, function.input_signature, [port.name for port in layout.get_ports()])
+    return OnnxRuntime(model, [slot.key for slot in slots], runtime.signatures.act, layout)
 
 
-def cpu_session(model: bytes, threads: int = 1) -> Any:
+def make_cpu_session(model: bytes, threads: int = 1) -> Any:
     """Returns an `onnxruntime.InferenceSession` on the CPU; 0 threads: one per processor."""
     import onnxruntime
 
@@ -209,12 +217,12 @@ def convert(
         Exception: any error of tf2onnx or TensorFlow about unsupported operations.
     """
     concrete = function.get_concrete_function(*signature)
-    _require_no_chance(concrete.graph.as_graph_def())
-    with quiet_conversion():
+    _check_no_random_operations(concrete.graph.as_graph_def())
+    with suppress_conversion_output():
         import tf2onnx
 
         try:
-            model = _converted(concrete, signature, opset)
+            model = _convert_in_place(concrete, signature, opset)
         except Exception:  # `from_function` skips optimizers that fail, for which it copies graphs
             model, _ = tf2onnx.convert.from_function(
                 function,
@@ -222,13 +230,13 @@ def convert(
                 opset=opset,
                 custom_op_handlers=HANDLERS,
             )
-    _require_operators(model, opset)
+    _check_operators(model, opset)
     dequantize_bytes(model)
     rename_outputs(model, output_names)
     return bytes(model.SerializeToString())
 
 
-def _converted(
+def _convert_in_place(
     concrete: tf.types.experimental.ConcreteFunction, signature: Sequence[Any], opset: int
 ) -> Any:
     """Converts a traced function like `tf2onnx.convert.from_function`, in less time.
@@ -237,14 +245,16 @@ def _converted(
     """
     from tf2onnx import optimizer, tf_loader, tfonnx
 
-    given = concrete.inputs[: len(signature)]  # captured tensors follow: constants
-    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (given, concrete.outputs))
+    input_tensors = concrete.inputs[: len(signature)]  # captured tensors follow: constants
+    inputs, outputs = (
+        [tensor.name for tensor in tensors] for tensors in (input_tensors, concrete.outputs)
+    )
     names = dict(zip(inputs, [spec.name for spec in signature], strict=True))
     with tf.device(CPU):
         frozen = tf_loader.from_function(concrete, inputs, outputs)
         with tf.Graph().as_default() as graph:
-            tf.import_graph_def(with_products(frozen), name="")
-            made = tfonnx.process_tf_graph(
+            tf.import_graph_def(replace_full_image_convolutions(frozen), name="")
+            converted = tfonnx.process_tf_graph(
                 graph,
                 continue_on_error=True,
                 opset=opset,
@@ -253,43 +263,46 @@ def _converted(
                 tensors_to_rename=names,
                 custom_op_handlers=HANDLERS,
             )
-            made = optimizer.optimize_graph(made, catch_errors=False)
-    return made.make_model("a policy's function")
+            converted = optimizer.optimize_graph(converted, catch_errors=False)
+    return converted.make_model("a policy's function")
 
 
-_CHANCE = re.compile(
+_RANDOM_OPERATIONS = re.compile(
     "((Stateless)?Random|Multinomial|(Parameterized|Stateless)?TruncatedNormal|"
     "Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial))"
 )
 """Matches the names of operations that draw random numbers."""
 
 
-def _require_no_chance(graph: tf.Graph) -> None:
-    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
-    drawing = next((node.op for node in nodes if _CHANCE.match(node.op)), None)
-    if drawing is not None:
+def _check_no_random_operations(graph: tf.Graph) -> None:
+    nodes = [
+        *graph.node,
+        *(node for function in graph.library.function for node in function.node_def),
+    ]
+    random_operation = next((node.op for node in nodes if _RANDOM_OPERATIONS.match(node.op)), None)
+    if random_operation is not None:
         raise ConfigError(
-            f"it draws random numbers ({drawing}), although a policy's noise must be an input"
+            f"it draws random numbers ({random_operation}), although a policy's noise must be an input"
         )
 
 
-def _require_operators(model: onnx.ModelProto, opset: int) -> None:
+def _check_operators(model: onnx.ModelProto, opset: int) -> None:
     """Raises a `ConfigError` if a model has operators that ONNX lacks.
 
     Operators that tf2onnx does not know stay in the model as they were in TensorFlow.
     """
     import onnx
 
-    from tfpolicies.onnx_graphs import with_inner
+    from tfpolicies.onnx_graphs import iter_nodes
 
-    lacking = {
+    missing = {
         node.op_type: f"{node.op_type} ({node.name})"
-        for node in with_inner(model.graph.node)
+        for node in iter_nodes(model.graph.node)
         if not node.domain and not onnx.defs.has(node.op_type, opset)
     }
-    if lacking:
+    if missing:
         raise ConfigError(
-            f"ONNX (opset {opset}) lacks operators for it: {', '.join(lacking.values())}"
+            f"ONNX (opset {opset}) lacks operators for it: {', '.join(missing.values())}"
         )
 
 
@@ -302,8 +315,8 @@ def rename_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     import onnx
 
     graph, renamed = model.graph, {}
-    inner = any(part.HasField("g") for node in graph.node for part in node.attribute)
-    computed = set() if inner else {name for node in graph.node for name in node.output}
+    has_subgraphs = any(part.HasField("g") for node in graph.node for part in node.attribute)
+    computed = set() if has_subgraphs else {name for node in graph.node for name in node.output}
     for output, name in zip(graph.output, names, strict=True):
         if output.name in computed:
             renamed[output.name] = name

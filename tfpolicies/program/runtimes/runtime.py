@@ -11,16 +11,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.program.devices import CPU
-from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
+from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, split_segments
 from tfpolicies.program.minibatches import StepInputs
-from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.update_forms import Form
-from tfpolicies.state import ACTING, PolicyState
+from tfpolicies.program.outputs import ActOutputLayout
+from tfpolicies.program.update_forms import CompileMode
+from tfpolicies.state import ACTING_PARTS, PolicyState
 from tfpolicies.system.interruptible import BackgroundCall
 from tfpolicies.type_aliases import Structure
 
 
-class Actor(abc.ABC):
+class ActingRuntime(abc.ABC):
     """Acts for states of one Program by one inference backend.
 
     It is created once per Program, by its line in `ways.py`, and its outputs are compared to those
@@ -52,7 +52,7 @@ class Actor(abc.ABC):
         """
 
 
-class Way(NamedTuple):
+class RuntimeSpec(NamedTuple):
     """An inference backend, for `ways.py`; its functions take the `Inference` of a Program.
 
     A backend that converts functions gets them, their signatures and the outputs of acting from the
@@ -61,12 +61,14 @@ class Way(NamedTuple):
     """
 
     name: str  # in messages
-    fits: Callable[[Any], bool]  # whether "auto" uses it, if it can be built
-    build: Callable[[Any], Actor]
-    stack: Callable[[Any], Any] = lambda inference: None  # a `StackedActor`; None: one by one
+    is_preferred: Callable[[Any], bool]  # whether "auto" uses it, if it can be built
+    build: Callable[[Any], ActingRuntime]
+    build_stacked: Callable[[Any], Any] = lambda inference: (
+        None
+    )  # a `StackedRuntime`; None: one by one
 
 
-class Runtime(Actor):
+class TFRuntime(ActingRuntime):
     """Runs all functions of one Program on NumPy arrays.
 
     Learning changes *resident* variables, into which a state is loaded before. An update returns
@@ -85,34 +87,39 @@ class Runtime(Actor):
     """
 
     traced = True
-    is_kept = False
+    outlives_policies = False
 
-    _act_one: Any = None
+    _act_one_row: Any = None
 
-    def __init__(self, functions: ProgramFunctions, act: ActLayout) -> None:
+    def __init__(self, functions: ProgramFunctions, act_layout: ActOutputLayout) -> None:
         self.functions = functions
         self.signatures = Signatures(functions)
-        self.act_layout = act
+        self.act_layout = act_layout
 
     def _make_functions(self, weights: Mapping[str, tf.TensorSpec]) -> None:
         """Prepares the functions that act, on the segments `weights` or the resident variables."""
-        signatures, flat = self.signatures, FlatActing(self.functions, self.act_layout, weights)
+        signatures, flat_functions = (
+            self.signatures,
+            FlatActFunctions(self.functions, self.act_layout, weights),
+        )
 
-        def acting(function: Callable[..., Any], *given: object, jit: bool = False) -> Any:
-            signature = tf.nest.flatten([list(weights.values()), given])
-            return self._made(function, [signature], acts=True, jit=jit)
+        def prepare_acting(function: Callable[..., Any], *specs: object, jit: bool = False) -> Any:
+            signature = tf.nest.flatten([list(weights.values()), specs])
+            return self._prepare(function, [signature], acts=True, jit=jit)
 
-        self._act = acting(flat.many, signatures.act)  # any number of rows
+        self._act = prepare_acting(flat_functions.act, signatures.act)  # any number of rows
         on_cpu = self.functions.acting_device == CPU
         if self.traced and on_cpu and self.functions.spec.static["jit_compile"] is not False:
             # For one row: XLA fuses its few dozen operations.
-            self._act_one = acting(flat.one, signatures.one_row, jit=True)
+            self._act_one_row = prepare_acting(
+                flat_functions.act_one_row, signatures.one_row, jit=True
+            )
         inputs, actions = signatures.act.inputs, signatures.actions
-        self._log_likelihoods = acting(flat.log_likelihoods, inputs, actions)
-        self._load = self._made(self.functions.load, [signatures.segments])
+        self._log_likelihoods = prepare_acting(flat_functions.log_likelihoods, inputs, actions)
+        self._load = self._prepare(self.functions.load, [signatures.segments])
 
     @abc.abstractmethod
-    def _made(
+    def _prepare(
         self,
         function: Callable[..., Any],
         signature: Sequence[Any],
@@ -133,16 +140,16 @@ class Runtime(Actor):
         params: np.ndarray,
     ) -> ActOutputs:
         """Acts for one state; see `Actor.run`."""
-        given = [*inputs, noise, params]
-        if len(noise) == 1 and self._act_one is not None:
+        arrays = [*inputs, noise, params]
+        if len(noise) == 1 and self._act_one_row is not None:
             try:
-                return self.act_layout.unpack(self._called(self._act_one, states, given))
+                return self.act_layout.unpack(self._call_acting(self._act_one_row, states, arrays))
             except (tf.errors.OpError, TimeoutError):  # XLA does not support an operation
-                self._act_one = None
-        return self.act_layout.unpack(self._called(self._act, states, given))
+                self._act_one_row = None
+        return self.act_layout.unpack(self._call_acting(self._act, states, arrays))
 
     @abc.abstractmethod
-    def _called(
+    def _call_acting(
         self, function: Callable[..., Any], state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """Calls a function from `_made` that acts, with the weights of a state."""
@@ -155,13 +162,13 @@ class Runtime(Actor):
         actions: Sequence[np.ndarray],
     ) -> np.ndarray:
         """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
-        (found,) = self._called(self._log_likelihoods, state, [*inputs, *actions])
-        return found
+        (logp,) = self._call_acting(self._log_likelihoods, state, [*inputs, *actions])
+        return logp
 
     # -- the resident variables ---------------------------------------------------------------
 
     @abc.abstractmethod
-    def resident(self, state: PolicyState) -> Resident:
+    def get_resident_state(self, state: PolicyState) -> ResidentState:
         """Returns the record of which state the variables hold that this state uses."""
 
     @abc.abstractmethod
@@ -171,37 +178,40 @@ class Runtime(Actor):
     def begin_update(self, state: PolicyState) -> None:
         """Loads a state into the resident variables and marks them as modified."""
         self.load(state)
-        self.resident(state).forget()
+        self.get_resident_state(state).clear()
 
-    def session(self, state: PolicyState) -> Any:
+    def get_session(self, state: PolicyState) -> Any:
         """Returns the `tf.compat.v1.Session` of a state; None unless in graph mode."""
         del state
 
-    def open_sessions_with(self, state: PolicyState, create: Callable[[], Any]) -> None:
+    def set_session_creator(self, state: PolicyState, create: Callable[[], Any]) -> None:
         """Sets the function that creates the session of a state, in graph mode."""
         del state, create
 
-    def open(self, state: PolicyState) -> None:
+    def open_session(self, state: PolicyState) -> None:
         """Opens the session of a state by its creator, in graph mode."""
         del state
 
-    def release(self, state: PolicyState) -> None:
+    def release_session(self, state: PolicyState) -> None:
         """Releases the session of a state for use by others. It is acquired again on demand."""
         del state
 
-    def drop_idle(self, create: Callable[[], Any]) -> None:
+    def close_idle_sessions(self, create: Callable[[], Any]) -> None:
         """Closes idle sessions of one session creator."""
         del create
 
-    def close(self, state: PolicyState) -> None:
+    def close_session(self, state: PolicyState) -> None:
         """Closes the session of a state. A later use opens a new one."""
         del state
 
     # -- learning -----------------------------------------------------------------------------
 
     @final
-    def compiled(
-        self, function: Callable[..., Any], signature: Sequence[Any], form: Form = Form.PLAIN
+    def compile_update(
+        self,
+        function: Callable[..., Any],
+        signature: Sequence[Any],
+        mode: CompileMode = CompileMode.PLAIN,
     ) -> Callable[..., Any]:
         """Returns an update function that works on the resident variables.
 
@@ -219,30 +229,30 @@ class Runtime(Actor):
                 `meanwhile()` in
             this thread. It raises a `NotCompiledError` if the warm-up fails.
         """
-        takes = [self.signatures.hyper, *signature]
-        made = self._made(function, takes, jit=form is Form.LOOP)
+        full_signature = [self.signatures.hyper, *signature]
+        prepared = self._prepare(function, full_signature, jit=mode is CompileMode.LOOP)
 
         def update(
             state: PolicyState,
-            *given: object,
+            *inputs: object,
             shapes: Hashable = None,
             meanwhile: Callable[[], None] | None = None,
         ) -> Any:
-            key = None if form is Form.PLAIN else (made, shapes)
+            key = None if mode is CompileMode.PLAIN else (prepared, shapes)
             if key is not None:
-                made.trace()  # in this thread
-            self._rehearse(key, made, state, given, meanwhile)
-            return self._update(made, state, given)
+                prepared.trace()  # in this thread
+            self._warm_up(key, prepared, state, inputs, meanwhile)
+            return self._call_update(prepared, state, inputs)
 
         return update
 
     @abc.abstractmethod
-    def _rehearse(
+    def _warm_up(
         self,
         key: Hashable,
         function: Callable[..., Any],
         state: PolicyState,
-        given: Sequence[Any],
+        inputs: Sequence[Any],
         meanwhile: Callable[[], None] | None,
     ) -> None:
         """Compiles an update function by XLA; changes no variable from which the state is read.
@@ -253,40 +263,40 @@ class Runtime(Actor):
         """
 
     @abc.abstractmethod
-    def _update(
-        self, function: Callable[..., Any], state: PolicyState, given: Sequence[Any]
+    def _call_update(
+        self, function: Callable[..., Any], state: PolicyState, inputs: Sequence[Any]
     ) -> Any:
         """Calls an update function on the resident variables."""
 
     @abc.abstractmethod
-    def inner(
+    def prepare_inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        """Returns a function for other functions to call; see `concrete`. It may be untraced."""
+        """Returns a function for other functions to call; see `trace_concrete`. It may be untraced."""
 
-    def placed(self, arrays: Structure) -> Any:
+    def to_device(self, arrays: Structure) -> Any:
         """Returns nested arrays as inputs of update functions; they may be kept."""
         return arrays
 
-    def lent(self, arrays: Structure) -> Any:
+    def share_with_device(self, arrays: Structure) -> Any:
         """Returns nested arrays as inputs of one update; they may share memory until it ends."""
         return arrays
 
 
-def concrete(function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool) -> Any:
+def trace_concrete(function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool) -> Any:
     """Traces a function that other functions call, in the current graph.
 
     XLA needs loops and branches traced differently (`for_xla`); they then run slower without XLA.
     """
     if not for_xla:
         return tf.function(function, autograph=False).get_concrete_function(*signature)
-    found = []
+    traced = []
 
-    def around() -> None:  # functions that are traced within one for XLA are traced for XLA
-        found.append(concrete(function, signature, for_xla=False))
+    def trace_for_xla() -> None:  # functions that are traced within one for XLA are traced for XLA
+        traced.append(trace_concrete(function, signature, for_xla=False))
 
-    tf.function(around, jit_compile=True, autograph=False).get_concrete_function()
-    return found[0]
+    tf.function(trace_for_xla, jit_compile=True, autograph=False).get_concrete_function()
+    return traced[0]
 
 
 COMPILE_SECONDS = 60.0
@@ -297,7 +307,7 @@ class NotCompiledError(Exception):
     """XLA could not compile a function, or took too long; callers use a fallback."""
 
 
-class Rehearsals:
+class WarmUpCalls:
     """Runs the first call of each compiled shape in a thread, so that callers can be interrupted.
 
     Such a call takes seconds, mostly for XLA. It works on variables that nothing else reads, so
@@ -339,21 +349,21 @@ class Rehearsals:
         return True
 
 
-class Resident:
+class ResidentState:
     """Records which version of which state a set of variables holds."""
 
     def __init__(self) -> None:
-        self._known: tuple[weakref.ref[PolicyState], int] | None = None
+        self._state_and_version: tuple[weakref.ref[PolicyState], int] | None = None
 
-    def is_there(self, state: PolicyState) -> bool:
-        known = self._known
-        return known is not None and known[0]() is state and known[1] == state.version
+    def holds(self, state: PolicyState) -> bool:
+        entry = self._state_and_version
+        return entry is not None and entry[0]() is state and entry[1] == state.version
 
-    def note(self, state: PolicyState) -> None:
-        self._known = (weakref.ref(state), state.version)
+    def record(self, state: PolicyState) -> None:
+        self._state_and_version = (weakref.ref(state), state.version)
 
-    def forget(self) -> None:
-        self._known = None
+    def clear(self) -> None:
+        self._state_and_version = None
 
 
 class Signatures:
@@ -362,9 +372,11 @@ class Signatures:
     def __init__(self, functions: ProgramFunctions) -> None:
         spec, ports, layout = functions.spec, functions.network.ports, functions.layout
         self.segments = {
-            name: tf.TensorSpec([n], name.split("/")[1]) for name, n in layout.sizes.items()
+            name: tf.TensorSpec([n], name.split("/")[1]) for name, n in layout.segment_sizes.items()
         }
-        self.acting_segments = {name: self.segments[name] for name in layout.segments(*ACTING)}
+        self.acting_segments = {
+            name: self.segments[name] for name in layout.get_segment_names(*ACTING_PARTS)
+        }
         explorer = spec.explorer
         self.act = ActInputs(
             [port.tensor_spec for port in ports.all],
@@ -375,21 +387,21 @@ class Signatures:
             tf.TensorSpec([None, *leaf.shape], leaf.dtype) for leaf in spec.action_leaves
         ]
         self.hyper = tf.TensorSpec([len(spec.hyperparameters)], tf.float32)
-        differentiated = functions.optimizer.differentiated
+        differentiated = functions.optimizers.gradient_variables
         self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in differentiated]
         self.index = tf.TensorSpec([None, None], tf.int32)
         self.mask = tf.TensorSpec([None, None], tf.float32)
-        self.step_inputs = _step_inputs(functions)
-        self.piece = tf.TensorSpec([2], tf.int32)
+        self.step_inputs = _make_step_specs(functions)
+        self.chunk = tf.TensorSpec([2], tf.int32)
         self.totals = tf.TensorSpec([3, None], tf.float32)
 
     @property
     def one_row(self) -> ActInputs:
-        rows: ActInputs = tf.nest.map_structure(_one_row, self.act._replace(params=[]))
+        rows: ActInputs = tf.nest.map_structure(_to_one_row, self.act._replace(params=[]))
         return rows._replace(params=self.act.params)
 
 
-class FlatActing:
+class FlatActFunctions:
     """The functions that act, from one list of tensors to another, for runtimes.
 
     Weights come first, as flat segments. Each output of a traced function costs microseconds, so
@@ -402,49 +414,53 @@ class FlatActing:
     """
 
     def __init__(
-        self, functions: ProgramFunctions, act: ActLayout, segments: Collection[str]
+        self, functions: ProgramFunctions, output_layout: ActOutputLayout, segments: Collection[str]
     ) -> None:
         self._functions = functions
-        self._act = act
+        self._output_layout = output_layout
         self._segments = list(segments)
-        self._slots = functions.layout.acting
+        self._slots = functions.layout.acting_slots
 
-    def _split(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def _split_inputs(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the variables of the network, in the layout's order, and the other inputs."""
         count = len(self._segments)
         if not count:
             return [tf.convert_to_tensor(v) for v in self._functions.network.variables], [*tensors]
         segments = dict(zip(self._segments, tensors[:count], strict=True))
-        return unpack(segments, self._slots), [*tensors[count:]]
+        return split_segments(segments, self._slots), [*tensors[count:]]
 
-    def many(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._acted("act", tensors)
+    def act(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._run_act("act", tensors)
 
-    def one(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._acted("act (one row)", tensors)
+    def act_one_row(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._run_act("act (one row)", tensors)
 
-    def _acted(self, name: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        weights, given = self._split(tensors)
-        self._functions.traces.note(name, given)
-        *inputs, noise, params = given
-        return self._act.pack(self._functions.act(weights, ActInputs(inputs, noise, params)))
+    def _run_act(self, name: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        weights, act_inputs = self._split_inputs(tensors)
+        self._functions.traces.record(name, act_inputs)
+        *inputs, noise, params = act_inputs
+        return self._output_layout.pack(
+            self._functions.act(weights, ActInputs(inputs, noise, params))
+        )
 
     def log_likelihoods(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns a list with the log-probability of normalised actions, `[N]`."""
-        weights, given = self._split(tensors)
+        weights, act_inputs = self._split_inputs(tensors)
         count = len(self._functions.network.ports.all)
-        return [self._functions.log_likelihoods(weights, given[:count], given[count:])]
+        return [self._functions.log_likelihoods(weights, act_inputs[:count], act_inputs[count:])]
 
 
-def _step_inputs(functions: ProgramFunctions) -> StepInputs:
+def _make_step_specs(functions: ProgramFunctions) -> StepInputs:
     spec, inputs = functions.spec, StepInputs()
-    if functions.layout.followers and "tau" in spec.hyperparameters:
+    if functions.layout.targets and "tau" in spec.hyperparameters:
         inputs = inputs._replace(update_targets=tf.TensorSpec([None], tf.float32))
-    if functions.optimizer.skip:
-        shape = [None, len(functions.optimizer)]
+    if functions.optimizers.skips_updates:
+        shape = [None, len(functions.optimizers)]
         inputs = inputs._replace(active_optimizers=tf.TensorSpec(shape, tf.float32))
     if spec.noise_size:
-        steps = [spec.time_steps] if functions.network.ports.is_recurrent else []
+        steps = [spec.max_seq_len] if functions.network.ports.is_recurrent else []
         shape = [None, None, *steps, spec.noise_size]
         inputs = inputs._replace(noise=tf.TensorSpec(shape, tf.float32))
     if spec.update_noise_size:
@@ -453,45 +469,52 @@ def _step_inputs(functions: ProgramFunctions) -> StepInputs:
     return inputs
 
 
-def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:
+def _to_one_row(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([1, *spec.shape[1:]], spec.dtype)
 
 
-def signature_with_weights(runtime: Runtime, lead: Sequence[None] = ()) -> list[tf.TensorSpec]:
+def make_signature_with_weights(
+    runtime: TFRuntime, leading_axes: Sequence[None] = ()
+) -> list[tf.TensorSpec]:
     """Returns the named inputs of an act function that takes the weights as inputs.
 
     These are `weights_<i>`, one per slot of the acting part, `input_<i>`, one per port, `noise` and
     `params`; with the leading axes `leading_axes`.
     """
-    given, slots = runtime.signatures.act, runtime.functions.layout.acting
-    found = [(f"weights_{i}", slot.shape, slot.dtype) for i, slot in enumerate(slots)]
-    found += [(f"input_{i}", spec.shape, spec.dtype) for i, spec in enumerate(given.inputs)]
-    found += [(spec.name, spec.shape, spec.dtype) for spec in (given.noise, given.params)]
-    return [tf.TensorSpec([*lead, *shape], dtype, name) for name, shape, dtype in found]
+    act_signature, slots = runtime.signatures.act, runtime.functions.layout.acting_slots
+    fields = [(f"weights_{i}", slot.shape, slot.dtype) for i, slot in enumerate(slots)]
+    fields += [
+        (f"input_{i}", spec.shape, spec.dtype) for i, spec in enumerate(act_signature.inputs)
+    ]
+    fields += [
+        (spec.name, spec.shape, spec.dtype) for spec in (act_signature.noise, act_signature.params)
+    ]
+    return [tf.TensorSpec([*leading_axes, *shape], dtype, name) for name, shape, dtype in fields]
 
 
-def acted(
-    runtime: Runtime,
+def run_act(
+    runtime: TFRuntime,
     tensors: Sequence[tf.Tensor],
     flatten: Callable[[ActOutputs], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Acts on the inputs of `signature_with_weights`; `flatten` makes a list of the outputs."""
-    count = len(runtime.functions.layout.acting)
+    """Acts on the inputs of `make_signature_with_weights`; `flatten` makes a list of the outputs."""
+    count = len(runtime.functions.layout.acting_slots)
     *inputs, noise, params = tensors[count:]
     outputs = runtime.functions.act(tensors[:count], ActInputs(inputs, noise, params))
     return [tf.identity(x) for x in flatten(outputs)]
 
 
-def act_with_weights(runtime: Runtime, where: str) -> Any:
+def make_act_with_weights(runtime: TFRuntime, runtime_name: str) -> Any:
     """Returns the act function of a Program for converters: a traced one, with weights as inputs.
 
-    It takes the inputs of `signature_with_weights`, and returns the outputs of
-    `runtime.act_layout`. `runtime_name` is the name of the runtime that will act, for the count of traces.
+    It takes the inputs of `make_signature_with_weights`, and returns the outputs of
+    `runtime.act_layout`. `runtime_name` is the name of the runtime that will act, for the count of
+    traces.
     """
 
     def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        runtime.functions.traces.note(f"act ({where})", *tensors)
-        return acted(runtime, tensors, runtime.act_layout.flatten)
+        runtime.functions.traces.record(f"act ({runtime_name})", *tensors)
+        return run_act(runtime, tensors, runtime.act_layout.flatten)
 
-    signature = signature_with_weights(runtime)
+    signature = make_signature_with_weights(runtime)
     return tf.function(act, input_signature=signature, autograph=False)

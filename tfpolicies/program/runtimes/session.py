@@ -20,15 +20,20 @@ from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.eager_mode import EagerLock
-from tfpolicies.program.devices import on_device, placed
+from tfpolicies.program.devices import device_scope, pin_to_device
 from tfpolicies.program.functions import ProgramFunctions
-from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import Rehearsals, Resident, Runtime, concrete
+from tfpolicies.program.outputs import ActOutputLayout
+from tfpolicies.program.runtimes.runtime import (
+    ResidentState,
+    TFRuntime,
+    WarmUpCalls,
+    trace_concrete,
+)
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 
 
-def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
+def get_session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
     """Returns a function that creates a session on the default graph, the same for equal arguments.
 
     Policies with the same creator may reuse each other's sessions. These sessions share a separate
@@ -41,9 +46,9 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
     Raises:
         ConfigError: if TensorFlow has no such field, or does not accept the value.
     """
-    name = repr(sorted(session_args.items()))
-    if name in _creators:
-        return _creators[name]
+    key = repr(sorted(session_args.items()))
+    if key in _creators:
+        return _creators[key]
     try:
         config = tf.compat.v1.ConfigProto(**session_args)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -58,7 +63,7 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
     if threads > 0 and not (config.use_per_session_threads or config.session_inter_op_thread_pool):
         pool = f"tfpolicies/{threads}"
         config.session_inter_op_thread_pool.add(num_threads=threads, global_name=pool)
-    return _creators.setdefault(name, lambda: tf.compat.v1.Session(config=config))
+    return _creators.setdefault(key, lambda: tf.compat.v1.Session(config=config))
 
 
 _creators: dict[str, Callable[[], Any]] = {}
@@ -79,28 +84,28 @@ class _GraphFunction:
     def trace(self) -> None:
         if self.options is not None:
             return
-        forks.require_tensorflow()
+        forks.check_tensorflow_survived_fork()
         with self.graph.as_default():
-            given = tf.nest.map_structure(
+            placeholders = tf.nest.map_structure(
                 lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self.signature
             )
             # A function orders its assignments, which a plain v1 graph does not.
             # XLA ignores devices, and refuses code that was optimised for one.
-            run = self._run if self.jit else on_device(self._run, self.device)
+            run = self._run if self.jit else pin_to_device(self._run, self.device)
             function = tf.function(run, jit_compile=self.jit or None, autograph=False)
-            with placed(self.device):
+            with device_scope(self.device):
                 # Calling `function` itself would add plain operations after
                 # `run_functions_eagerly(True)`.
-                self._structure = function.get_concrete_function(*self.signature)(*given)
-            self.options = _callable_options(
-                tf.nest.flatten(given), tf.nest.flatten(self._structure)
+                self._structure = function.get_concrete_function(*self.signature)(*placeholders)
+            self.options = _make_callable_options(
+                tf.nest.flatten(placeholders), tf.nest.flatten(self._structure)
             )
 
-    def _run(self, *given: tf.Tensor) -> Any:
-        found = self.function(*given)
-        return tf.zeros([]) if found is None else found
+    def _run(self, *inputs: tf.Tensor) -> Any:
+        result = self.function(*inputs)
+        return tf.zeros([]) if result is None else result
 
-    def nested(self, arrays: Sequence[np.ndarray]) -> Any:
+    def restore_structure(self, arrays: Sequence[np.ndarray]) -> Any:
         """Returns flat results in the structure that the function returns."""
         return tf.nest.pack_sequence_as(self._structure, arrays)
 
@@ -108,7 +113,7 @@ class _GraphFunction:
 _MAX_IDLE = 2  # sessions per Program and creator
 
 
-def _callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
+def _make_callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
     options = config_pb2.CallableOptions()
     options.feed.extend(tensor.name for tensor in feeds)
     options.fetch.extend(tensor.name for tensor in fetches)
@@ -133,15 +138,15 @@ class _OpenSession:
 
     def __init__(self, session: tf.compat.v1.Session) -> None:
         self.session = session
-        self.resident = Resident()
-        self.rehearsals = Rehearsals()
+        self.resident_state = ResidentState()
+        self.warm_up_calls = WarmUpCalls()
         self.callables = _Callables(session)
         # At the end of the process they must be deleted before TensorFlow's modules.
         weakref.finalize(self, self.callables.clear)
 
     def close(self) -> None:
         self.callables.clear()
-        self.resident.forget()
+        self.resident_state.clear()
         self.session.close()
 
 
@@ -158,25 +163,25 @@ class _IdleSessions:
 
     def take(self, create: Callable[[], Any]) -> _OpenSession | None:
         with self._lock:
-            found = self._idle.get(create)
-            taken = found.pop() if found else None
-            if not found:
+            sessions = self._idle.get(create)
+            session = sessions.pop() if sessions else None
+            if not sessions:
                 self._idle.pop(create, None)
-            return taken
+            return session
 
-    def put(self, create: Callable[[], Any], opened: _OpenSession) -> None:
+    def put(self, create: Callable[[], Any], session: _OpenSession) -> None:
         with self._lock:
-            found = self._idle.setdefault(create, [])
-            if len(found) < _MAX_IDLE:
-                found.append(opened)
+            sessions = self._idle.setdefault(create, [])
+            if len(sessions) < _MAX_IDLE:
+                sessions.append(session)
                 return
-        opened.close()
+        session.close()
 
-    def drop(self, create: Callable[[], Any]) -> None:
+    def close_all(self, create: Callable[[], Any]) -> None:
         with self._lock:
-            found = self._idle.pop(create, [])
-        for opened in found:
-            opened.close()
+            sessions = self._idle.pop(create, [])
+        for session in sessions:
+            session.close()
 
 
 @dataclasses.dataclass(eq=False)
@@ -186,38 +191,38 @@ class _PolicySession:
     graph: tf.Graph
     create: Callable[[], Any]
     idle: _IdleSessions
-    open: _OpenSession | None = None
+    open_session: _OpenSession | None = None
 
-    def opened(self) -> _OpenSession:
-        if self.open is None:
-            self.open = self.idle.take(self.create) or self.create_one()
-        return self.open
+    def get_or_open(self) -> _OpenSession:
+        if self.open_session is None:
+            self.open_session = self.idle.take(self.create) or self.open_new()
+        return self.open_session
 
-    def create_one(self) -> _OpenSession:
+    def open_new(self) -> _OpenSession:
         """Opens a new session by the creator, without reusing an idle one."""
-        forks.require_tensorflow()
+        forks.check_tensorflow_survived_fork()
         with self.graph.as_default():
-            made = self.create()
-        if getattr(made, "graph", None) is not self.graph:
+            session = self.create()
+        if getattr(session, "graph", None) is not self.graph:
             raise ConfigError(
                 "session_creator must return a tf.compat.v1.Session on the default graph, "
-                f"got {made!r}. For example: `lambda: tf.compat.v1.Session(config=...)`."
+                f"got {session!r}. For example: `lambda: tf.compat.v1.Session(config=...)`."
             )
-        self.open = _OpenSession(made)
-        return self.open
+        self.open_session = _OpenSession(session)
+        return self.open_session
 
-    def give_up(self) -> None:
-        opened, self.open = self.open, None
-        if opened is not None:
-            self.idle.put(self.create, opened)
+    def release(self) -> None:
+        session, self.open_session = self.open_session, None
+        if session is not None:
+            self.idle.put(self.create, session)
 
     def close(self) -> None:
-        opened, self.open = self.open, None
-        if opened is not None:
-            opened.close()
+        session, self.open_session = self.open_session, None
+        if session is not None:
+            session.close()
 
 
-class SessionRuntime(Runtime):
+class SessionRuntime(TFRuntime):
     """Runs the functions of one Program in its graph, in one session per state.
 
     Building a graph takes long and leaks two megabytes, so it is kept for a while after the
@@ -232,9 +237,11 @@ class SessionRuntime(Runtime):
         ModelError: if the model is an instance that Keras cannot copy into the graph.
     """
 
-    is_kept = True
+    outlives_policies = True
 
-    def __init__(self, functions: ProgramFunctions, act: ActLayout, lock: EagerLock) -> None:
+    def __init__(
+        self, functions: ProgramFunctions, act_layout: ActOutputLayout, lock: EagerLock
+    ) -> None:
         self._lock = lock
         self._graph = tf.Graph()
         if functions.spec.source.key[0] == "instance":
@@ -243,16 +250,16 @@ class SessionRuntime(Runtime):
                 "its config; give the model as a factory f(observation_space, num_outputs) instead."
             )
         with self._graph.as_default():
-            in_graph = ProgramFunctions.of(functions.spec)
-        in_graph.traces = functions.traces
-        super().__init__(in_graph, act)
+            graph_functions = ProgramFunctions.build(functions.spec)
+        graph_functions.traces = functions.traces
+        super().__init__(graph_functions, act_layout)
         self._make_functions({})
         self._sessions: weakref.WeakKeyDictionary[PolicyState, _PolicySession] = (
             weakref.WeakKeyDictionary()
         )
         self._idle = _IdleSessions()
 
-    def _made(
+    def _prepare(
         self,
         function: Callable[..., Any],
         signature: Sequence[Any],
@@ -264,98 +271,105 @@ class SessionRuntime(Runtime):
 
     # -- sessions -----------------------------------------------------------------------------
 
-    def session(self, state: PolicyState) -> Any:
+    def get_session(self, state: PolicyState) -> Any:
         """Returns the session of a state, with the state loaded."""
         with state.lock:
             self.load(state)
-            return self._held(state).opened().session
+            return self._get_policy_session(state).get_or_open().session
 
-    def open_sessions_with(self, state: PolicyState, create: Callable[[], Any]) -> None:
-        held = _PolicySession(self._graph, create, self._idle)
-        self._sessions[state] = held
-        weakref.finalize(state, held.close).atexit = False
+    def set_session_creator(self, state: PolicyState, create: Callable[[], Any]) -> None:
+        policy_session = _PolicySession(self._graph, create, self._idle)
+        self._sessions[state] = policy_session
+        weakref.finalize(state, policy_session.close).atexit = False
 
-    def open(self, state: PolicyState) -> None:
-        self._held(state).create_one()
+    def open_session(self, state: PolicyState) -> None:
+        self._get_policy_session(state).open_new()
 
-    def release(self, state: PolicyState) -> None:
+    def release_session(self, state: PolicyState) -> None:
         """Returns the session of a state to the pool; results of updates stay in the state."""
-        held = self._sessions.get(state)
-        if held is not None:
-            held.give_up()
+        policy_session = self._sessions.get(state)
+        if policy_session is not None:
+            policy_session.release()
 
-    def drop_idle(self, create: Callable[[], Any]) -> None:
-        self._idle.drop(create)
+    def close_idle_sessions(self, create: Callable[[], Any]) -> None:
+        self._idle.close_all(create)
 
-    def close(self, state: PolicyState) -> None:
+    def close_session(self, state: PolicyState) -> None:
         with state.lock:
-            self._held(state).close()
+            self._get_policy_session(state).close()
 
-    def _held(self, state: PolicyState) -> _PolicySession:
+    def _get_policy_session(self, state: PolicyState) -> _PolicySession:
         if state not in self._sessions:
-            self.open_sessions_with(state, session_creator({}))
+            self.set_session_creator(state, get_session_creator({}))
         return self._sessions[state]
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _called(self, function: Any, state: PolicyState, arrays: Sequence[Any]) -> list[np.ndarray]:
-        if forks.forked_from is not None:
-            forks.require_tensorflow()
-        held = self._sessions.get(state)
-        opened = None if held is None else held.open
-        if opened is None or not opened.resident.is_there(state):
+    def _call_acting(
+        self, function: Any, state: PolicyState, arrays: Sequence[Any]
+    ) -> list[np.ndarray]:
+        if forks.forked_from_pid is not None:
+            forks.check_tensorflow_survived_fork()
+        policy_session = self._sessions.get(state)
+        session = None if policy_session is None else policy_session.open_session
+        if session is None or not session.resident_state.holds(state):
             self.load(state)
-            opened = self._held(state).opened()
+            session = self._get_policy_session(state).get_or_open()
         if function.options is None:
             with self._lock:
                 function.trace()
-        called: list[np.ndarray] = opened.callables[function](*arrays)
-        return called
+        results: list[np.ndarray] = session.callables[function](*arrays)
+        return results
 
     # -- learning -----------------------------------------------------------------------------
 
-    def inner(
+    def prepare_inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        forks.require_tensorflow()
-        on = function if for_xla else on_device(function, self.functions.device)
+        forks.check_tensorflow_survived_fork()
+        pinned = function if for_xla else pin_to_device(function, self.functions.device)
         with self._graph.as_default():
-            return concrete(on, signature, for_xla=for_xla)
+            return trace_concrete(pinned, signature, for_xla=for_xla)
 
-    def _rehearse(
+    def _warm_up(
         self,
         key: Hashable,
         function: Any,
         state: PolicyState,
-        given: Sequence[Any],
+        inputs: Sequence[Any],
         meanwhile: Callable[[], None] | None,
     ) -> None:
-        held = self._held(state)
-        opened, arrays = held.opened(), tf.nest.flatten([state.hyper.copy(), *given])
+        policy_session = self._get_policy_session(state)
+        session, arrays = (
+            policy_session.get_or_open(),
+            tf.nest.flatten([state.hyper.copy(), *inputs]),
+        )
         try:
-            is_new = opened.rehearsals.run(
-                key, lambda: opened.callables[function](*arrays), meanwhile
+            is_new = session.warm_up_calls.run(
+                key, lambda: session.callables[function](*arrays), meanwhile
             )
         except BaseException:
-            held.open = None  # since the call may still change its variables
+            policy_session.open_session = None  # since the call may still change its variables
             raise
         if is_new:
-            opened.resident.forget()
+            session.resident_state.clear()
             self.begin_update(state)
 
-    def _update(self, function: Any, state: PolicyState, given: Sequence[Any]) -> Any:
+    def _call_update(self, function: Any, state: PolicyState, inputs: Sequence[Any]) -> Any:
         function.trace()
-        arrays = tf.nest.flatten([state.hyper, *given])
-        return function.nested(self._held(state).opened().callables[function](*arrays))
+        arrays = tf.nest.flatten([state.hyper, *inputs])
+        return function.nested(
+            self._get_policy_session(state).get_or_open().callables[function](*arrays)
+        )
 
     def load(self, state: PolicyState) -> None:
-        forks.require_tensorflow()
+        forks.check_tensorflow_survived_fork()
         with self._lock:
-            opened = self._held(state).opened()
-            if not opened.resident.is_there(state):
+            session = self._get_policy_session(state).get_or_open()
+            if not session.resident_state.holds(state):
                 self._load.trace()
-                opened.callables[self._load](*tf.nest.flatten(state.segments))
-                opened.resident.note(state)
+                session.callables[self._load](*tf.nest.flatten(state.segments))
+                session.resident_state.record(state)
 
-    def resident(self, state: PolicyState) -> Resident:
-        return self._held(state).opened().resident
+    def get_resident_state(self, state: PolicyState) -> ResidentState:
+        return self._get_policy_session(state).get_or_open().resident_state

@@ -22,25 +22,30 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.models.eager_mode import ensure_eager
-from tfpolicies.program.devices import lender, placed
+from tfpolicies.program.devices import device_scope, get_zero_copy_factory
 from tfpolicies.program.functions import ActOutputs
-from tfpolicies.program.runtimes.function import FunctionRuntime, Traced
-from tfpolicies.program.runtimes.onnx import convert, cpu_session
-from tfpolicies.program.runtimes.runtime import Actor, Runtime, acted, signature_with_weights
+from tfpolicies.program.runtimes.function import FunctionRuntime, TracedFunction
+from tfpolicies.program.runtimes.onnx import convert, make_cpu_session
+from tfpolicies.program.runtimes.runtime import (
+    ActingRuntime,
+    TFRuntime,
+    make_signature_with_weights,
+    run_act,
+)
 from tfpolicies.state import PolicyState, Slot
-from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.forks import check_tensorflow_survived_fork
 
 if TYPE_CHECKING:
     import onnx
-from tfpolicies.system.quiet import quiet_conversion
+from tfpolicies.system.quiet import suppress_conversion_output
 
 MAX_BYTES = 256 * 2**20
 """Memory limit for the stacks of one Program and runtime; their tensors need the same again."""
 
-_MAX_STACKS = 4
+_MAX_CACHED_STACKS = 4
 
 
-class Stack:
+class WeightStack:
     """The acting weights of some states; those of a state are copied again after it has changed.
 
     Args:
@@ -57,44 +62,44 @@ class Stack:
     def __init__(self, slots: Sequence[Slot], rows: int) -> None:
         self.arrays = [np.zeros((rows, *slot.shape), slot.dtype) for slot in slots]
         self.lock = threading.Lock()
-        self.copies = 0
-        self.held: Any = None
+        self.num_copies = 0
+        self.runtime_data: Any = None
         self._keys = [slot.key for slot in slots]
-        self._there: list[tuple[Any, int]] = [(_nobody, -1)] * rows
+        self._sources: list[tuple[Any, int]] = [(_no_state, -1)] * rows
 
     @property
     def rows(self) -> int:
-        return len(self._there)
+        return len(self._sources)
 
     def refresh(self, states: Sequence[PolicyState]) -> None:
         """Copies the weights of `states[i]` to row i; holds the lock of one state at a time."""
-        for i, (state, (known, version)) in enumerate(zip(states, self._there, strict=True)):
-            if known() is not state or version != state.version:
+        for i, (state, (state_ref, version)) in enumerate(zip(states, self._sources, strict=True)):
+            if state_ref() is not state or version != state.version:
                 with state.lock:
                     arrays = state.acting_arrays
-                    self.copies += 1
-                    for stacked, key in zip(self.arrays, self._keys, strict=True):
-                        stacked[i] = arrays[key]
-                    self._there[i] = (weakref.ref(state), state.version)
+                    self.num_copies += 1
+                    for weights, key in zip(self.arrays, self._keys, strict=True):
+                        weights[i] = arrays[key]
+                    self._sources[i] = (weakref.ref(state), state.version)
 
-    def is_orphan(self) -> bool:
-        return any(known() is None for known, version in self._there if version >= 0)
+    def has_dead_state(self) -> bool:
+        return any(state_ref() is None for state_ref, version in self._sources if version >= 0)
 
 
-def _nobody() -> None:
+def _no_state() -> None:
     return None
 
 
-class _Binding(NamedTuple):
+class _BoundStack(NamedTuple):
     """A stack with buffers, bound to ONNX Runtime; use it only under the stack's lock."""
 
     io: Any
-    lead: tuple[int, ...]  # P, N
+    leading_shape: tuple[int, ...]  # P, N
     inputs: list[np.ndarray]
     outputs: list[np.ndarray]
 
 
-class StackedActor(Actor):
+class StackedRuntime(ActingRuntime):
     """Acts for many states at once; it is thread-safe.
 
     It keeps the last few stacks of weights, so that groups of policies that act repeatedly cost no
@@ -104,15 +109,15 @@ class StackedActor(Actor):
         runtime: of the Program.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._slots = runtime.functions.layout.acting
-        self._act = runtime.act_layout
+    def __init__(self, runtime: TFRuntime) -> None:
+        self._slots = runtime.functions.layout.acting_slots
+        self._output_layout = runtime.act_layout
         self._lock = threading.Lock()
-        self._stacks: OrderedDict[tuple[int, ...], Stack] = OrderedDict()
-        one = sum(math.prod(s.shape) * np.dtype(s.dtype).itemsize for s in self._slots)
-        self.max_states = max(1, MAX_BYTES // (2 * max(1, one)))
+        self._stacks: OrderedDict[tuple[int, ...], WeightStack] = OrderedDict()
+        bytes_per_state = sum(math.prod(s.shape) * np.dtype(s.dtype).itemsize for s in self._slots)
+        self.max_states = max(1, MAX_BYTES // (2 * max(1, bytes_per_state)))
         """The largest P of one call."""
-        self._most = MAX_BYTES // max(1, one)
+        self._max_rows = MAX_BYTES // max(1, bytes_per_state)
 
     def run(
         self,
@@ -125,37 +130,38 @@ class StackedActor(Actor):
 
         All arrays are contiguous. The returned arrays are never overwritten.
         """
-        stack = self._stack_of(states)
+        stack = self._get_stack(states)
         with stack.lock:
             stack.refresh(states)
             return self._call(stack, [*inputs, noise, params])
 
     @abc.abstractmethod
-    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
+    def _call(self, stack: WeightStack, arrays: Sequence[np.ndarray]) -> ActOutputs:
         """Runs the stacked act function."""
 
-    def _stack_of(self, states: Sequence[PolicyState]) -> Stack:
+    def _get_stack(self, states: Sequence[PolicyState]) -> WeightStack:
         """Returns a stack with that many rows, usually the one that already has these states."""
         key = tuple(map(id, states))
         with self._lock:
             stack = self._stacks.get(key)
             if stack is None:
-                stack = self._make_room(len(states)) or Stack(self._slots, len(states))
+                stack = self._evict(len(states)) or WeightStack(self._slots, len(states))
                 self._stacks[key] = stack
             self._stacks.move_to_end(key)
             return stack
 
-    def _make_room(self, rows: int) -> Stack | None:
+    def _evict(self, rows: int) -> WeightStack | None:
         """Removes stacks of deleted states, and the oldest ones; returns one that can be reused.
 
         A thread that is still acting with the reused stack holds its lock, and copies its rows
         again the next time.
         """
         stacks = self._stacks
-        for key in [key for key, stack in stacks.items() if stack.is_orphan()]:
+        for key in [key for key, stack in stacks.items() if stack.has_dead_state()]:
             del stacks[key]
         while stacks and (
-            len(stacks) >= _MAX_STACKS or rows + sum(s.rows for s in stacks.values()) > self._most
+            len(stacks) >= _MAX_CACHED_STACKS
+            or rows + sum(s.rows for s in stacks.values()) > self._max_rows
         ):
             _, oldest = stacks.popitem(last=False)
             if oldest.rows == rows:
@@ -163,113 +169,122 @@ class StackedActor(Actor):
         return None
 
 
-class TracedStackedActor(StackedActor):
+class StackedFunctionRuntime(StackedRuntime):
     """Acts by one traced function, for any P and N."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: TFRuntime) -> None:
         super().__init__(runtime)
-        self._lend = lender()
+        self._share = get_zero_copy_factory()
         # Only operations that cannot be vectorised run in a loop.
-        stacked = stacked_act(runtime, self._act.pack, tf.vectorized_map, "tf")
+        stacked = make_stacked_act(runtime, self._output_layout.pack, tf.vectorized_map, "tf")
         self._device = runtime.functions.acting_device
-        self._function = Traced(stacked, signature_with_weights(runtime, [None]), self._device)
-        with quiet_conversion():
+        self._function = TracedFunction(
+            stacked, make_signature_with_weights(runtime, [None]), self._device
+        )
+        with suppress_conversion_output():
             self._function.trace()
 
-    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
-        require_tensorflow()
-        with ensure_eager(), placed(self._device):
-            if stack.held is None or stack.held[0] != stack.copies:
-                stack.held = stack.copies, [tf.constant(array) for array in stack.arrays]
-            weights = stack.held[1]
-            packed = self._function(*weights, *map(self._lend, given))
-        return self._act.unpack([x.numpy().copy() for x in packed])
+    def _call(self, stack: WeightStack, arrays: Sequence[np.ndarray]) -> ActOutputs:
+        check_tensorflow_survived_fork()
+        with ensure_eager(), device_scope(self._device):
+            if stack.runtime_data is None or stack.runtime_data[0] != stack.num_copies:
+                stack.runtime_data = (
+                    stack.num_copies,
+                    [tf.constant(array) for array in stack.arrays],
+                )
+            weights = stack.runtime_data[1]
+            packed = self._function(*weights, *map(self._share, arrays))
+        return self._output_layout.unpack([x.numpy().copy() for x in packed])
 
 
-class OnnxStackedActor(StackedActor):
+class StackedOnnxRuntime(StackedRuntime):
     """Acts by ONNX Runtime, for any P and N; stacks of weights are bound without a copy."""
 
-    def __init__(self, model: bytes, runtime: Runtime) -> None:
+    def __init__(self, model: bytes, runtime: TFRuntime) -> None:
         super().__init__(runtime)
-        self._session = cpu_session(model)
-        self._present = {node.name for node in self._session.get_inputs()}
-        self._ports = self._act.ports()
-        self._given = [x.name for x in signature_with_weights(runtime, [None])[len(self._slots) :]]
+        self._session = make_cpu_session(model)
+        self._session_inputs = {node.name for node in self._session.get_inputs()}
+        self._ports = self._output_layout.get_ports()
+        self._input_names = [
+            x.name for x in make_signature_with_weights(runtime, [None])[len(self._slots) :]
+        ]
 
-    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
-        lead = given[0].shape[:2]
-        if stack.held is None or stack.held.lead != lead:
-            stack.held = self._bound(stack, lead, given)
-        io, _, inputs, outputs = stack.held
-        for buffer, array in zip(inputs, given, strict=True):
+    def _call(self, stack: WeightStack, arrays: Sequence[np.ndarray]) -> ActOutputs:
+        leading_shape = arrays[0].shape[:2]
+        if stack.runtime_data is None or stack.runtime_data.leading_shape != leading_shape:
+            stack.runtime_data = self._bind(stack, leading_shape, arrays)
+        io, _, inputs, outputs = stack.runtime_data
+        for buffer, array in zip(inputs, arrays, strict=True):
             buffer[...] = array
         self._session.run_with_iobinding(io)
-        return self._act.unflatten([array.copy() for array in outputs])
+        return self._output_layout.unflatten([array.copy() for array in outputs])
 
-    def _bound(self, stack: Stack, lead: tuple[int, ...], given: Sequence[np.ndarray]) -> _Binding:
+    def _bind(
+        self, stack: WeightStack, leading_shape: tuple[int, ...], arrays: Sequence[np.ndarray]
+    ) -> _BoundStack:
         io = self._session.io_binding()
-        inputs = [np.zeros_like(array) for array in given]
+        inputs = [np.zeros_like(array) for array in arrays]
         weights = [(f"weights_{i}", array) for i, array in enumerate(stack.arrays)]
-        for name, array in [*weights, *zip(self._given, inputs, strict=True)]:
-            if name in self._present:
+        for name, array in [*weights, *zip(self._input_names, inputs, strict=True)]:
+            if name in self._session_inputs:
                 io.bind_cpu_input(name, array)
-        outputs = [np.zeros((*lead, *port.shape), port.dtype) for port in self._ports]
+        outputs = [np.zeros((*leading_shape, *port.shape), port.dtype) for port in self._ports]
         for port, array in zip(self._ports, outputs, strict=True):
             shape, address = array.shape, array.ctypes.data
             io.bind_output(port.name, "cpu", 0, port.dtype, shape, address)
-        return _Binding(io, lead, inputs, outputs)
+        return _BoundStack(io, leading_shape, inputs, outputs)
 
 
-def traced_actor(runtime: Runtime) -> StackedActor | None:
+def make_stacked_function_runtime(runtime: TFRuntime) -> StackedRuntime | None:
     """Returns the stacked act function of a Program for the function runtime, None for others."""
     is_traced = isinstance(runtime, FunctionRuntime) and runtime.traced
-    return TracedStackedActor(runtime) if is_traced else None
+    return StackedFunctionRuntime(runtime) if is_traced else None
 
 
-def onnx_actor(runtime: Runtime) -> StackedActor:
+def make_stacked_onnx_runtime(runtime: TFRuntime) -> StackedRuntime:
     """Returns the stacked act function of a Program for ONNX Runtime."""
-    signature, ports = signature_with_weights(runtime, [None]), runtime.act_layout.ports()
+    signature, ports = make_signature_with_weights(runtime, [None]), runtime.act_layout.get_ports()
 
-    def build(mapped: Callable[..., Any]) -> OnnxStackedActor:
-        stacked = stacked_act(runtime, runtime.act_layout.flatten, mapped, "onnx")
+    def build(map_states: Callable[..., Any]) -> StackedOnnxRuntime:
+        stacked = make_stacked_act(runtime, runtime.act_layout.flatten, map_states, "onnx")
         function = tf.function(stacked, input_signature=signature, autograph=False)
         model = convert(function, signature, [port.name for port in ports])
-        return OnnxStackedActor(without_gathers(model), runtime)
+        return StackedOnnxRuntime(remove_gathers(model), runtime)
 
     specs = [tf.TensorSpec([None, *port.shape], port.dtype) for port in ports]
     try:
-        with quiet_conversion():
+        with suppress_conversion_output():
             return build(functools.partial(tf.vectorized_map, fallback_to_while_loop=False))
     except Exception:  # an operation cannot be vectorised, so all run in a loop
         return build(lambda one, index: tf.map_fn(one, index, fn_output_signature=specs))
 
 
-def stacked_act(
-    runtime: Runtime,
+def make_stacked_act(
+    runtime: TFRuntime,
     flatten: Callable[[ActOutputs], list[Any]],
-    mapped: Callable[..., Any],
-    where: str,
+    map_states: Callable[..., Any],
+    runtime_name: str,
 ) -> Callable[..., list[tf.Tensor]]:
     """Returns the act function over stacks, `f(*weights, *inputs, noise, params)`.
 
     `mapped(f, indices)` stacks the results of `f(i)` for each index.
     """
     functions = runtime.functions
-    count = len(functions.layout.acting)
+    count = len(functions.layout.acting_slots)
 
     def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        functions.traces.note(f"act (stacked, {where})", *tensors)
+        functions.traces.record(f"act (stacked, {runtime_name})", *tensors)
 
-        def one(i: tf.Tensor) -> list[tf.Tensor]:
-            return acted(runtime, [tf.gather(tensor, i) for tensor in tensors], flatten)
+        def act_for_state(i: tf.Tensor) -> list[tf.Tensor]:
+            return run_act(runtime, [tf.gather(tensor, i) for tensor in tensors], flatten)
 
         # Indices instead of tensors are mapped: `vectorized_map` reads the length of each.
-        return list(mapped(one, tf.range(tf.shape(tensors[count])[0])))
+        return list(map_states(act_for_state, tf.range(tf.shape(tensors[count])[0])))
 
     return act
 
 
-def without_gathers(model: bytes) -> bytes:
+def remove_gathers(model: bytes) -> bytes:
     """Returns a vectorised model that reads its inputs without copying them.
 
     `tf.vectorized_map` turns "row i of an input, for all i" into a Gather of all rows in order, a
@@ -285,27 +300,27 @@ def without_gathers(model: bytes) -> bytes:
         if node.op_type == "Gather" and node.input[0] in inputs:
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
-    makers = {name: node for node in graph.node for name in node.output}
-    wanted = [output.name for output in graph.output]
+    producers = {name: node for node in graph.node for name in node.output}
+    pending = [output.name for output in graph.output]
     needed: set[str] = set()
-    while wanted:
-        node = makers.get(wanted.pop())
+    while pending:
+        node = producers.get(pending.pop())
         if node is not None and node.output[0] not in needed:
             needed.add(node.output[0])
-            wanted += node.input
-            wanted += _read_by_subgraphs(node)
-    kept = [copy.deepcopy(node) for node in graph.node if node.output[0] in needed]
+            pending += node.input
+            pending += _get_subgraph_inputs(node)
+    needed_nodes = [copy.deepcopy(node) for node in graph.node if node.output[0] in needed]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(needed_nodes)
     return bytes(loaded.SerializeToString())
 
 
-def _read_by_subgraphs(node: onnx.NodeProto) -> list[str]:
+def _get_subgraph_inputs(node: onnx.NodeProto) -> list[str]:
     """Returns the names that the loops and branches of a node read, at any depth."""
-    found: list[str] = []
+    names: list[str] = []
     for attribute in node.attribute:
         for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            found += [output.name for output in graph.output]
+            names += [output.name for output in graph.output]
             for inner in graph.node:
-                found += [*inner.input, *_read_by_subgraphs(inner)]
-    return found
+                names += [*inner.input, *_get_subgraph_inputs(inner)]
+    return names
