@@ -84,8 +84,8 @@ class A2CTrainingSettings(ActorCriticTrainingSettings):
 class A2CConfig(ActorCriticConfig):
     """The config of A2C.
 
-    >>> make_config = A2CConfig().environment("CartPole-v1").training(lr=1e-3, lambda_=0.95)
-    >>> make_config.vf_loss_coeff, make_config.rollout_fragment_length
+    >>> config = A2CConfig().environment("CartPole-v1").training(lr=1e-3, lambda_=0.95)
+    >>> config.vf_loss_coeff, config.rollout_fragment_length
     (0.5, 20)
     """
 

@@ -41,9 +41,9 @@ class DDPGTF2Policy(DDPGTFPolicy):
     """DDPG on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> get_space, action_ports = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
-    >>> policy = DDPGTF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions([get_space.sample(), get_space.sample()]).action_ports.shape
+    >>> space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
+    >>> policy = DDPGTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
     (2, 1)
     """
 
@@ -78,7 +78,7 @@ class DDPGTrainingSettings(TD3TrainingSettings):
 class DDPGConfig(TD3Config):
     """The config of DDPG.
 
-    >>> make_config = DDPGConfig().environment("Pendulum-v1").training(n_step=3) >>>
+    >>> config = DDPGConfig().environment("Pendulum-v1").training(n_step=3) >>>
     make_config.twin_q, make_config.get_fragment_length(), make_config.exploration_config["type"]
     (False, 3, 'OrnsteinUhlenbeckNoise')
     """

@@ -313,8 +313,8 @@ class DQNTF2Policy(DQNTFPolicy):
     """DQN on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> get_space, action_ports = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
-    >>> policy = DQNTF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
+    >>> space, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
+    >>> policy = DQNTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
     >>> policy.compute_actions(np.zeros((3, 4), np.float32)).extras["q_values"].shape
     (3, 2)
     """
@@ -362,8 +362,8 @@ class DQNTrainingSettings(OffPolicyTrainingSettings):
 class DQNConfig(OffPolicyConfig):
     """The config of DQN.
 
-    >>> make_config = DQNConfig().environment("CartPole-v1").training(lr=1e-3, n_step=3)
-    >>> make_config.get_fragment_length(), make_config.exploration_config["type"]
+    >>> config = DQNConfig().environment("CartPole-v1").training(lr=1e-3, n_step=3)
+    >>> config.get_fragment_length(), config.exploration_config["type"]
     (3, 'EpsilonGreedy')
     """
 

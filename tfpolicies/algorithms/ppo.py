@@ -129,9 +129,9 @@ class PPOTF2Policy(PPOTFPolicy):
     """PPO on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> get_space, action_ports = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
-    >>> policy = PPOTF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions([get_space.sample(), get_space.sample()]).action_ports.shape
+    >>> space, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
+    >>> policy = PPOTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
     (2,)
     """
 
@@ -191,8 +191,8 @@ class PPOTrainingSettings(ActorCriticTrainingSettings):
 class PPOConfig(ActorCriticConfig):
     """The config of PPO.
 
-    >>> make_config = PPOConfig().environment("CartPole-v1").training(lr=3e-4, clip_param=0.2)
-    >>> make_config.clip_param
+    >>> config = PPOConfig().environment("CartPole-v1").training(lr=3e-4, clip_param=0.2)
+    >>> config.clip_param
     0.2
     """
 

@@ -333,9 +333,9 @@ class SACTF2Policy(SACTFPolicy):
     """SAC on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> get_space, action_ports = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
-    >>> policy = SACTF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions([get_space.sample(), get_space.sample()]).action_ports.shape
+    >>> space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
+    >>> policy = SACTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
     (2, 1)
     """
 
@@ -393,10 +393,10 @@ class SACTrainingSettings(OffPolicyTrainingSettings):
 class SACConfig(OffPolicyConfig):
     """The config of SAC.
 
-    >>> make_config = SACConfig().environment("Pendulum-v1").training(
+    >>> config = SACConfig().environment("Pendulum-v1").training(
     ...     optimization_config={"critic_learning_rate": 1e-3}, twin_q=False
     ... )
-    >>> make_config.critic_lr, make_config.tau, make_config.get_fragment_length()
+    >>> config.critic_lr, config.tau, config.get_fragment_length()
     (0.001, 0.005, 1)
     """
 

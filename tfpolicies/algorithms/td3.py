@@ -223,9 +223,9 @@ class TD3TF2Policy(TD3TFPolicy):
     """TD3 on traced TensorFlow functions.
 
     >>> from gymnasium import spaces
-    >>> get_space, action_ports = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
-    >>> policy = TD3TF2Policy(get_space, action_ports, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions([get_space.sample(), get_space.sample()]).action_ports.shape
+    >>> space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
+    >>> policy = TD3TF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
     (2, 1)
     """
 
@@ -290,8 +290,8 @@ class TD3TrainingSettings(OffPolicyTrainingSettings):
 class TD3Config(OffPolicyConfig):
     """The config of TD3.
 
-    >>> make_config = TD3Config().environment("Pendulum-v1").training(policy_delay=3)
-    >>> make_config.lr, make_config.tau, make_config.exploration_config["type"]
+    >>> config = TD3Config().environment("Pendulum-v1").training(policy_delay=3)
+    >>> config.lr, config.tau, config.exploration_config["type"]
     (0.001, 0.005, 'GaussianNoise')
     """
 

@@ -174,7 +174,7 @@ def generalized_advantages(
 
     >>> cut = np.array([[False, True]])
     >>> ones = np.ones((1, 2), np.float32)
-    >>> generalized_advantages(ones, 0 * ones, 8 * ones, cut, cut, sample_gamma=0.5, lambda_=0.5)[0]
+    >>> generalized_advantages(ones, 0 * ones, 8 * ones, cut, cut, gamma=0.5, lambda_=0.5)[0]
     array([[5.25, 1.  ]], dtype=float32)
     """
     _require_unit_interval(gamma=gamma, lambda_=lambda_)
@@ -208,7 +208,7 @@ def running_returns(
         Float64 [N, T], a new array.
 
     >>> ends = np.array([[False, True, False]])
-    >>> running_returns(np.ones((1, 3)), ends, np.array([[4.0, 0.0, 0.0]]), sample_gamma=0.5)
+    >>> running_returns(np.ones((1, 3)), ends, np.array([[4.0, 0.0, 0.0]]), gamma=0.5)
     array([[3. , 2.5, 1. ]])
     """
     returns = np.empty(rewards.shape)
@@ -240,7 +240,7 @@ def discounted_returns(
         UsageError: if `gamma` is not in [0, 1].
 
     >>> ends = np.array([[False, True, False]])
-    >>> discounted_returns(np.ones((1, 3), np.float32), ends, 4.0, sample_gamma=0.5)
+    >>> discounted_returns(np.ones((1, 3), np.float32), ends, 4.0, gamma=0.5)
     array([[2.5, 3. , 3. ]], dtype=float32)
     """
     _require_unit_interval(gamma=gamma)
@@ -288,7 +288,7 @@ def n_step_returns(
 
     >>> rewards = np.array([[10, 0, 100, 100, 100]], np.float32)
     >>> ends = np.array([[False, False, False, False, True]])
-    >>> n_step_returns(rewards, ends, ends, n=3, sample_gamma=0.9).rewards
+    >>> n_step_returns(rewards, ends, ends, n=3, gamma=0.9).rewards
     array([[ 91., 171., 271., 190., 100.]], dtype=float32)
     """
     _require_unit_interval(gamma=gamma)

@@ -501,9 +501,9 @@ def apply_settings(config: AlgorithmConfig, assignments: Sequence[str]) -> None:
         ConfigError: for a text without `=`, and for an unknown or invalid setting.
 
     >>> from tfpolicies import PPOConfig
-    >>> make_config = PPOConfig()
-    >>> apply_settings(make_config, ["clip_param=0.1", "model.fcnet_hiddens=[32]", "inference=tf"])
-    >>> make_config.clip_param, make_config.make_model["fcnet_hiddens"], make_config.inference
+    >>> config = PPOConfig()
+    >>> apply_settings(config, ["clip_param=0.1", "model.fcnet_hiddens=[32]", "inference=tf"])
+    >>> config.clip_param, config.model["fcnet_hiddens"], config.inference
     (0.1, [32], 'tf')
     """
     for text in assignments:

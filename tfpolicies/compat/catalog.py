@@ -216,8 +216,8 @@ def with_common_config(extra_config: Mapping[str, Any]) -> dict[str, Any]:
     Settings that `AlgorithmConfig` does not have are kept: `build_tf_policy` makes them settings of
     the class.
 
-    >>> make_config = with_common_config({"lr": 0.5, "my_weight": 2.0})
-    >>> make_config["lr"], make_config["gamma"], make_config["my_weight"]
+    >>> config = with_common_config({"lr": 0.5, "my_weight": 2.0})
+    >>> config["lr"], config["gamma"], config["my_weight"]
     (0.5, 0.99, 2.0)
     """
     defaults = AlgorithmConfig()

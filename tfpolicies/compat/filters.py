@@ -67,10 +67,10 @@ class MeanStdFilter(Filter):
         destd: whether to divide by the standard deviation.
         clip: the largest magnitude of a result; None for no limit.
 
-    >>> normalize_leaves = MeanStdFilter((1,))
-    >>> [round(float(normalize_leaves(np.array([x]))[0]), 4) for x in (0.0, 1.0, 2.0)]
+    >>> scaled = MeanStdFilter((1,))
+    >>> [round(float(scaled(np.array([x]))[0]), 4) for x in (0.0, 1.0, 2.0)]
     [0.0, 0.7071, 1.0]
-    >>> normalize_leaves.copy().running_stats.n
+    >>> scaled.copy().running_stats.n
     3
     """
 

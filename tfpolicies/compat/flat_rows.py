@@ -25,8 +25,8 @@ class DictWithFlatRows(dict[str, Any]):
         space: the Dict.
         obs: observations, nested like the space.
 
-    >>> get_space = gym.spaces.Dict(at=gym.spaces.Discrete(2), speed=gym.spaces.Box(-9, 9, (1,)))
-    >>> obs = DictWithFlatRows(get_space, {"at": np.array([1, 0]), "speed": np.array([[3.0],
+    >>> space = gym.spaces.Dict(at=gym.spaces.Discrete(2), speed=gym.spaces.Box(-9, 9, (1,)))
+    >>> obs = DictWithFlatRows(space, {"at": np.array([1, 0]), "speed": np.array([[3.0],
     [4.0]])}) >>> obs[:, :2] = [[1, 0], [0, 1]] >>> obs["at"], obs[0] (array([0, 1]), array([1., 0.,
     3.], dtype=float32))
     """

@@ -26,7 +26,7 @@ class RandomPolicy(Policy):
 
     >>> from gymnasium import spaces
     >>> policy = RandomPolicy(spaces.Discrete(3), spaces.Discrete(2), {"seed": 0})
-    >>> set(policy.compute_actions(np.zeros(50, int)).action_ports.tolist())
+    >>> set(policy.compute_actions(np.zeros(50, int)).actions.tolist())
     {0, 1}
     """
 

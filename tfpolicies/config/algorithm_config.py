@@ -46,10 +46,10 @@ class AlgorithmConfig(BaseConfig):
     Args:
         algo_class: the `Algorithm` that `build` makes.
 
-    >>> make_config = AlgorithmConfig().training(lr=3e-4).debugging(seed=1)
-    >>> make_config.lr, make_config["seed"]
+    >>> config = AlgorithmConfig().training(lr=3e-4).debugging(seed=1)
+    >>> config.lr, config["seed"]
     (0.0003, 1)
-    >>> make_config.training(learning_rat=1)
+    >>> config.training(learning_rat=1)
     Traceback (most recent call last):
     ...
     TypeError: training() got an unexpected keyword 'learning_rat'. ...
@@ -234,7 +234,7 @@ class AlgorithmConfig(BaseConfig):
             TypeError: for an unknown argument.
             UsageError: if `policies_to_train` has another type; also an AssertionError.
 
-        >>> make_config = AlgorithmConfig().multi_agent(get_policies={"a", "b"},
+        >>> config = AlgorithmConfig().multi_agent(policies={"a", "b"},
         policies_to_train=["a"]) >>> make_config.get_policies["b"] PolicySpec(policy_class=None,
         observation_space=None, action_space=None, config=None)
         """
@@ -462,7 +462,7 @@ class AlgorithmConfig(BaseConfig):
                 `num_envs_per_worker` by default.
             worker_index: of the worker, from 1; 0 for the largest length of any worker.
 
-        >>> make_config = AlgorithmConfig().training(train_batch_size=4000) >>> make_config =
+        >>> config = AlgorithmConfig().training(train_batch_size=4000) >>> config =
         make_config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto") >>>
         [make_config.get_fragment_length(worker_index=i) for i in (1, 2, 3)] [1334, 1333, 1333]
         """
@@ -525,7 +525,7 @@ class AlgorithmConfig(BaseConfig):
                 nearest ones), or if this class has no algorithm.
 
         >>> from tfpolicies import SACConfig
-        >>> SACConfig.from_tuned("Pendulum-v1").training(sample_gamma=0.98).lr
+        >>> SACConfig.from_tuned("Pendulum-v1").training(gamma=0.98).lr
         0.001
         """
         config = cls()

@@ -144,9 +144,9 @@ def make_multi_callbacks(
     """Returns a class whose methods call those of all given classes, in order.
 
     >>> class Hello(DefaultCallbacks):
-    ...     def on_algorithm_init(self, *, build):
-    ...         print("hello", build)
-    >>> make_multi_callbacks([Hello, Hello])().on_algorithm_init(build="there")
+    ...     def on_algorithm_init(self, *, algorithm):
+    ...         print("hello", algorithm)
+    >>> make_multi_callbacks([Hello, Hello])().on_algorithm_init(algorithm="there")
     hello there
     hello there
     """
@@ -160,9 +160,9 @@ def join_callbacks(callbacks: Sequence[DefaultCallbacks]) -> DefaultCallbacks:
     """Returns callbacks whose methods call those of all given ones, in order.
 
     >>> class Hello(DefaultCallbacks):
-    ...     def on_algorithm_init(self, *, build):
-    ...         print("hello", build)
-    >>> join_callbacks([Hello(), DefaultCallbacks()]).on_algorithm_init(build="there")
+    ...     def on_algorithm_init(self, *, algorithm):
+    ...         print("hello", algorithm)
+    >>> join_callbacks([Hello(), DefaultCallbacks()]).on_algorithm_init(algorithm="there")
     hello there
     """
     return _make_dispatching_class(

@@ -17,8 +17,8 @@ def require_values(search_spaces: Mapping[str, Any]) -> None:
     Args:
         search_spaces: settings with search spaces, by name.
 
-    >>> require_non_empty({})
-    >>> require_non_empty({"lr": {"grid_search": [0.1, 0.2]}})
+    >>> require_values({})
+    >>> require_values({"lr": {"grid_search": [0.1, 0.2]}})
     Traceback (most recent call last):
     ...
     tfpolicies.errors.ConfigError: lr has the search space {'grid_search': [0.1, 0.2]}, ...

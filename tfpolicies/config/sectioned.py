@@ -428,7 +428,7 @@ class BaseConfig:
         """Returns the settings as a plain dict, after checking their names.
 
         >>> from tfpolicies import AlgorithmConfig
-        >>> AlgorithmConfig.overrides(sample_gamma=0.95)
+        >>> AlgorithmConfig.overrides(gamma=0.95)
         {'gamma': 0.95}
 
         Raises:

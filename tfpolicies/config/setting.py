@@ -42,7 +42,7 @@ def setting(
         merge: how a given dict is merged into the current one; it replaces it by default.
         normalize: converts a given value to its stored form.
     """
-    arguments = {"rule": rule, "merge": merge, "kept": normalize}
+    arguments = {"rule": rule, "merge": merge, "normalize": normalize}
     metadata = {name: value for name, value in arguments.items() if value is not None}
     if isinstance(default, dict | list):
         shared = copy_containers(default)  # shared by all sections, which never modify it
@@ -123,9 +123,9 @@ def merge_value(metadata: Mapping[str, Any], current: Setting, value: Setting) -
         value = {key: _to_python(part) for key, part in value.items()}
     rule = metadata.get("rule")
     if isinstance(value, float) and value.is_integer() and rule is not None:
-        value = int(value) if rule.holds(int(value)) and not rule.holds(value) else value
-    if "kept" in metadata:
-        value = metadata["kept"](value)
+        value = int(value) if rule.is_valid(int(value)) and not rule.is_valid(value) else value
+    if "normalize" in metadata:
+        value = metadata["normalize"](value)
     if merge is Merge.REPLACE or not isinstance(value, Mapping):
         return copy_containers(value)
     base = current if isinstance(current, Mapping) else {}

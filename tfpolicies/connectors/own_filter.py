@@ -43,9 +43,9 @@ class OwnFilter(ObservationConnector):
         ConfigError: if `make` cannot be called.
 
     >>> def halves(shape):
-    ...     return lambda observation, apply_optimizer: observation / 2
+    ...     return lambda observation, update: observation / 2
     >>> half = OwnFilter(halves)
-    >>> half.add_policy(spaces.Box(-1.0, 1.0, (1,)))
+    >>> half.connect(spaces.Box(-1.0, 1.0, (1,)))
     Box(-inf, inf, (1,), float32)
     >>> half(AgentStep(np.array([[1.0], [-1.0]], np.float32), np.arange(2))).obs.tolist()
     [[0.5], [-0.5]]

@@ -40,7 +40,7 @@ def check_env(
         EnvError: at the first fault; the message names the agent, the part of the observation, the
             value, and what to do.
 
-    >>> check_env(gym.make("CartPole-v1"), gather_steps=20)
+    >>> check_env(gym.make("CartPole-v1"), steps=20)
     """
     if is_pettingzoo(env):
         env = pettingzoo_env(env)

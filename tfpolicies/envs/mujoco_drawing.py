@@ -240,7 +240,7 @@ def _send(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
     """Writes arrays and texts by name, as `_receive` reads them.
 
     >>> file = io.BytesIO()
-    >>> _run_pipelines(file, {"mode": "rgb_array"})
+    >>> _send(file, {"mode": "rgb_array"})
     >>> _ = file.seek(0)
     >>> str(_receive(file)["mode"]), _receive(file)
     ('rgb_array', None)

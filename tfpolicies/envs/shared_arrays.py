@@ -34,8 +34,8 @@ def flatten(space: gym.Space, nested: Any) -> list[Any]:
     """Returns the leaves of a value that is nested as a space.
 
     >>> inner = gym.spaces.Tuple([gym.spaces.Box(0, 1)])
-    >>> get_space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=inner)
-    >>> flatten(get_space, {"b": (0.5,), "a": 1})
+    >>> space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=inner)
+    >>> flatten(space, {"b": (0.5,), "a": 1})
     [1, 0.5]
     """
     if isinstance(space, gym.spaces.Dict):

@@ -37,7 +37,7 @@ def list_versions(folder: Path) -> dict[str, Path]:
     ...         Path(name, part).mkdir(parents=True)
     ...         if part != "11":
     ...             _ = Path(name, part, SPEC_FILE).write_text("{}")
-    ...     [(get_stat, path.name) for get_stat, path in list_versions(Path(name)).items()]
+    ...     [(number, path.name) for number, path in list_versions(Path(name)).items()]
     [('9', 'onnx'), ('10', '10')]
     """
     numbered = sorted((x for x in folder.iterdir() if is_number(x)), key=lambda x: int(x.name))

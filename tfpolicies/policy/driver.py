@@ -197,13 +197,13 @@ class Acting(_DriverPart):
         Args:
             obs: the observation; None if it is in an `input_dict` among the arguments.
             state: the recurrent state.
-            unsquash: see `Policy.env_action`.
-            clip: see `Policy.env_action`.
+            unsquash: see `Policy.to_env_action`.
+            clip: see `Policy.to_env_action`.
             **arguments: further arguments of `Policy.compute_single_action`.
         """
         policy = self.policy
         action, states, extras = policy.compute_single_action(obs, state, **arguments)
-        env_action = policy.env_action(action, unsquash=unsquash, clip=clip)
+        env_action = policy.to_env_action(action, unsquash=unsquash, clip=clip)
         return SingleAction(env_action, states, extras)
 
     def prefetch_noise(self, rows: int) -> contextlib.AbstractContextManager[None]:
@@ -226,8 +226,8 @@ class Acting(_DriverPart):
 
         Args:
             actions: `[N, *shape]` each.
-            unsquash: see `Policy.env_action`.
-            clip: see `Policy.env_action`.
+            unsquash: see `Policy.to_env_action`.
+            clip: see `Policy.to_env_action`.
         """
         policy = self.policy
         config = policy.config
@@ -282,7 +282,7 @@ class Learning(_DriverPart):
         """Returns the views that batches must have, and freezes them."""
         requirements = self.policy._get_views()
         requirements.is_frozen = True
-        views: Mapping[str, ViewRequirement] = requirements.added
+        views: Mapping[str, ViewRequirement] = requirements.added_views
         return views
 
     def select_columns(self, batch: Mapping[str, Any]) -> list[str]:

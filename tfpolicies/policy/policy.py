@@ -103,8 +103,8 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     >>> class Always(Policy):
     ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
     ...         return ActionBatch(np.full(len(obs_batch), 1), [], {})
-    >>> get_space = gym.spaces.Discrete(2)
-    >>> policy = Always(gym.spaces.Box(-1, 1, (3,)), get_space, {})
+    >>> space = gym.spaces.Discrete(2)
+    >>> policy = Always(gym.spaces.Box(-1, 1, (3,)), space, {})
     >>> int(policy.compute_single_action([0.0, 0.0, 0.0])[0])
     1
     """

@@ -85,8 +85,8 @@ class PolicyMap(MutableMapping[str, Policy]):
     ...     m[name] = PPOTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}})
     >>> len(m), m.in_memory()
     (3, ['b', 'c'])
-    >>> get_handle = m["a"]
-    >>> get_handle is m["a"], m.in_memory()
+    >>> handle = m["a"]
+    >>> handle is m["a"], m.in_memory()
     (True, ['c', 'a'])
     """
 

@@ -78,7 +78,7 @@ class ProgramSpec:
         """
         check_tf_environment()
         static = get_static_settings(policy_class, config)
-        limit_gpus(wanted=bool(static["num_gpus"]))  # before any operation of a policy runs
+        limit_gpus(uses_gpu=bool(static["num_gpus"]))  # before any operation of a policy runs
         dist_class = policy_class._get_distribution(action_space, static)
         gaussians = (DiagGaussian,), (SquashedGaussian,)
         if static["model"]["free_log_std"] and dist_class.kinds not in gaussians:

@@ -162,7 +162,7 @@ class PolicyTransaction:
 
     Example:
         >>> class Names(list):
-        ...     def apply_gradients(self, addition):
+        ...     def apply(self, addition):
         ...         self.append(addition.policy_id)
         ...     def revert(self, policy_id, before):
         ...         self.remove(policy_id)

@@ -53,7 +53,7 @@ def resolve_allowed(
     Raises:
         CheckpointError: if the value is nested hundreds of levels deep.
 
-    >>> watching = UnresolvedObject("tfpolicies.make_config.callbacks:DefaultCallbacks",
+    >>> watching = UnresolvedObject("tfpolicies.config.callbacks:DefaultCallbacks",
     importable=True) >>> resolve_allowed({"callbacks": watching, "more": watching}, {"callbacks":
     AllowedObject("callbacks")}) {'callbacks': <class '...DefaultCallbacks'>, 'more':
     Missing(name='...', importable=True)}

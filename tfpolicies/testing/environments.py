@@ -75,7 +75,7 @@ class MaskedEnv(gym.Env):
         actions: number of actions.
         length: steps of an episode.
 
-    >>> env = MaskedEnv(action_ports=3, length=2)
+    >>> env = MaskedEnv(actions=3, length=2)
     >>> mask = env.reset(seed=1)[0]["action_mask"]
     >>> mask, env.step(int(mask.argmin()))[1:4]
     (array([0, 0, 1], dtype=int8), (-1.0, True, False))

@@ -225,8 +225,8 @@ def is_convolved(leaf: Leaf, config: Settings) -> bool:
 
     >>> from tfpolicies.models.spaces import leaves
     >>> board, screen = spaces.Box(0, 1, (6, 7, 2)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    >>> make_config = {"conv_filters": None, "channels_first": None}
-    >>> is_convolved(leaves(board)[0], make_config), is_convolved(leaves(screen)[0], make_config)
+    >>> config = {"conv_filters": None, "channels_first": None}
+    >>> is_convolved(leaves(board)[0], config), is_convolved(leaves(screen)[0], config)
     (False, True)
     """
     filters = config["conv_filters"]
