@@ -1,8 +1,8 @@
-"""Copies the tables of `tfpolicies/porting_tables.md` into `docs/porting.md`."""
+"""Copies the tables of `tfpolicies/base/porting_tables.md` into `docs/porting.md`."""
 
 from pathlib import Path
 
-from tfpolicies.porting_tables import update_tables
+from tfpolicies.base.porting_tables import update_tables
 
 GUIDE = Path(__file__).parent / "porting.md"
 

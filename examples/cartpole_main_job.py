@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from tfpolicies import Algorithm, PPOConfig
-from tfpolicies.algorithms.tuned import get_tuned_settings
+from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_settings
 
 ENV = "CartPole-v1"
 

@@ -122,7 +122,8 @@ def main(folder: str = ".", size: int = 16, rounds: int = 30, exchange: int = 5)
         )
     print(
         f"One policy alone: {single_seconds:.2f} s; {size} together: {population_seconds:.2f} s, "
-        f"{population_seconds / size:.2f} s each, {population_seconds / size / single_seconds:.2f} times one alone."
+        f"{population_seconds / size:.2f} s each, "
+        f"{population_seconds / size / single_seconds:.2f} times one alone."
     )
     print(f"Written: {path}")
     return [member.returns[-1] for member in members.values()]

@@ -98,7 +98,7 @@ def ray_cluster():
 @pytest.fixture
 def no_extensions(monkeypatch):
     """Has no extension registered, as before `import tfpolicies.compat`."""
-    from tfpolicies.extensions import EXTENSIONS
+    from tfpolicies.base.extensions import EXTENSIONS
 
     for name in list(EXTENSIONS):
         monkeypatch.delitem(EXTENSIONS, name)

@@ -27,6 +27,7 @@ from tfpolicies import (
     TD3TF2Policy,
     extending,
 )
+from tfpolicies.base.extensions import EXTENSIONS
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.extending import (
@@ -39,7 +40,6 @@ from tfpolicies.extending import (
     masked_mean,
     setting,
 )
-from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.testing import check_policy, random_batch
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"

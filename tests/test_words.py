@@ -87,7 +87,7 @@ def pages(root: Path) -> list[Path]:
         path
         for folder in ("docs", "tfpolicies")
         for path in (root / folder).rglob("*")
-        if path.suffix in (".md", ".txt") and path.name != "operations.txt"
+        if path.suffix in (".md", ".txt") and path.name != "allowed_ops.txt"
     ]
     return [path for path in (*(root / top for top in tops), *sorted(inside)) if path.exists()]
 

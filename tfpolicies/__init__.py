@@ -6,8 +6,8 @@ Names are imported on first use, so `import tfpolicies` loads neither TensorFlow
 from __future__ import annotations
 
 from tfpolicies._version import __version__
-from tfpolicies.algorithms.registry import get_exported_names
-from tfpolicies.lazy import resolve_lazy_attribute
+from tfpolicies.algorithms.algorithm_registry import get_exported_names
+from tfpolicies.base.lazy_imports import resolve_lazy_attribute
 from tfpolicies.system.quiet_start import quiet_tensorflow_start
 
 TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.ddpg import *
     from tfpolicies.algorithms.dqn import *
     from tfpolicies.algorithms.pg import *
+    from tfpolicies.algorithms.policy_recording import record_video as record_video
     from tfpolicies.algorithms.ppo import *
-    from tfpolicies.algorithms.recording import record_video as record_video
     from tfpolicies.algorithms.sac import *
     from tfpolicies.algorithms.td3 import *
     from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tfpolicies.config.policy_spec import PolicySpec as PolicySpec
     from tfpolicies.distributed.worker_set import WorkerSet as WorkerSet
     from tfpolicies.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
-    from tfpolicies.foreign.importing import import_policy as import_policy
+    from tfpolicies.importers.import_policy import import_policy as import_policy
     from tfpolicies.policy.policy import Policy as Policy
     from tfpolicies.policy.tf_policy import TFPolicy as TFPolicy
     from tfpolicies.policy_map.policy_map import PolicyMap as PolicyMap
@@ -56,8 +56,8 @@ _MODULES = {
     "WorkerSet": "tfpolicies.distributed.worker_set",
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
-    "import_policy": "tfpolicies.foreign.importing",
-    "record_video": "tfpolicies.algorithms.recording",
+    "import_policy": "tfpolicies.importers.import_policy",
+    "record_video": "tfpolicies.algorithms.policy_recording",
 }
 
 __all__ = [*_MODULES, "__version__"]

@@ -6,56 +6,63 @@ may change.
 
 from __future__ import annotations
 
-from tfpolicies.algorithms.actor_critic import (
+from tfpolicies.algorithms.actor_critic_base import (
     ActorCriticConfig,
     ActorCriticTFPolicy,
+    ActorCriticTrainingSettings,
 )
 from tfpolicies.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
+    OffPolicyTrainingSettings,
 )
-from tfpolicies.algorithms.tuned import register_tuned
-from tfpolicies.batch.postprocessing import (
-    discounted_returns,
-    generalized_advantages,
-    n_step_returns,
-)
-from tfpolicies.config.later import lazy_class
-from tfpolicies.config.sections import SCHEDULE, TrainingSettings
-from tfpolicies.config.setting import setting
-from tfpolicies.exploration.exploration import Exploration
-from tfpolicies.exploration.exploration import ExplorationContext as ExplorationSetting
-from tfpolicies.exploration.transform import Greedy, Sample, Transform
-from tfpolicies.extensions import Extension, register_extension
-from tfpolicies.models.distributions import Distribution, register_box_distribution
-from tfpolicies.models.losses import explained_variance, huber, masked_mean
-from tfpolicies.policy.fragments import Fragments
-from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.rules import (
+from tfpolicies.algorithms.tuned_hyperparameters import register_tuned
+from tfpolicies.base.extensions import Extension, register_extension
+from tfpolicies.base.validators import (
     BOOL,
     FRACTION,
+    NON_NEGATIVE,
     POSITIVE,
+    POSITIVE_INT,
     Validator,
     function,
     int_at_least,
     one_of,
 )
+from tfpolicies.batch.postprocessing import (
+    discounted_returns,
+    generalized_advantages,
+    n_step_returns,
+)
+from tfpolicies.config.lazy_class import lazy_class
+from tfpolicies.config.sections import SCHEDULE, TrainingSettings
+from tfpolicies.config.setting import setting
+from tfpolicies.exploration.exploration import (
+    Exploration,
+    ExplorationContext,
+    ScheduledExploration,
+)
+from tfpolicies.exploration.transform import AdditiveNoise, Greedy, Sample, Transform
+from tfpolicies.models.distributions import Distribution, register_box_distribution
+from tfpolicies.models.losses import explained_variance, huber, masked_mean
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.program.networks import NetworkPlan
 
 __all__ = [
-    "AMOUNT",
     "BOOL",
-    "COUNT",
     "FRACTION",
+    "NON_NEGATIVE",
     "POSITIVE",
+    "POSITIVE_INT",
     "SCHEDULE",
     "ActorCriticConfig",
     "ActorCriticTFPolicy",
-    "ActorCriticTraining",
+    "ActorCriticTrainingSettings",
+    "AdditiveNoise",
     "Distribution",
-    "Disturb",
     "Exploration",
-    "ExplorationSetting",
+    "ExplorationContext",
     "Extension",
     "Fragments",
     "Greedy",
@@ -63,9 +70,9 @@ __all__ = [
     "OffPolicyAlgorithm",
     "OffPolicyConfig",
     "OffPolicyTFPolicy",
-    "OffPolicyTraining",
+    "OffPolicyTrainingSettings",
     "Sample",
-    "Scheduled",
+    "ScheduledExploration",
     "TrainingSettings",
     "Transform",
     "Validator",

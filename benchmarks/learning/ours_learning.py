@@ -21,7 +21,7 @@ probe.hush()
 import gymnasium as gym  # noqa: E402
 
 import tfpolicies  # noqa: E402
-from tfpolicies.algorithms.registry import find_algorithm  # noqa: E402
+from tfpolicies.algorithms.algorithm_registry import find_algorithm  # noqa: E402
 
 ITERATIONS = 100  # about so many, each a point of the curve
 CHECKPOINT_EVERY = 10  # iterations

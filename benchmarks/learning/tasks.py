@@ -10,7 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tfpolicies.algorithms.tuned import find_tuned, get_tuned_settings, require_tuned
+from tfpolicies.algorithms.tuned_hyperparameters import (
+    find_tuned,
+    get_tuned_settings,
+    require_tuned,
+)
 
 LIBRARIES = ("ours", "sb3", "sbx")
 NAMES = {"ours": "ours", "sb3": "Stable-Baselines3", "sbx": "SBX"}

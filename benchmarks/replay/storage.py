@@ -108,7 +108,7 @@ class Screens(gym.Env):
 def save(name: str, env: object, batches: Iterator[SampleBatch], rows: int, new: int) -> None:
     """Prints what two checkpoints of an algorithm with a full buffer take."""
     from tfpolicies import SACConfig
-    from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+    from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 
     config = SACConfig().environment(env).framework(inference="tf", jit_compile=False)
     config.training(store_buffer_in_checkpoints=True, replay_buffer_config={"capacity": rows})

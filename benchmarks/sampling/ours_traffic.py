@@ -25,7 +25,7 @@ from traffic_grid import (  # noqa: E402
 )
 
 from tfpolicies import PPOTF2Policy  # noqa: E402
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter  # noqa: E402
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter  # noqa: E402
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler  # noqa: E402
 
 

@@ -62,7 +62,7 @@ def measure(name: str, copies: int, seconds: float) -> tuple[float, float, float
     """Returns the steps/s of one environment alone, and sampled before and after learning."""
     from tfpolicies import PPOTF2Policy
     from tfpolicies.envs import check_env
-    from tfpolicies.envs.making import EnvContext, make_any_environments
+    from tfpolicies.envs.env_factory import EnvContext, make_any_environments
     from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 
     envs: Any = make_any_environments(name, copies, EnvContext({}))
@@ -106,7 +106,7 @@ def _model_for(space: Any) -> dict[str, Any]:
 
 
 def _play_alone(env: Any, steps: int) -> int:
-    from tfpolicies.envs.checking import random_action
+    from tfpolicies.envs.env_checker import random_action
 
     obs, _ = env.reset()
     for _ in range(steps):

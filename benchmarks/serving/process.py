@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from tfpolicies.serving.access import AccessRules
-from tfpolicies.serving.calls import InferRequest, InferResponse
+from tfpolicies.serving.infer_requests import InferRequest, InferResponse
 from tfpolicies.serving.repository import ModelRepository
-from tfpolicies.serving.served import ServedModel
+from tfpolicies.serving.served_model import ServedModel
 from tfpolicies.serving.server import ServerAddress, run
 
 

@@ -411,12 +411,12 @@ class OnRay:
         import ray
         from ray import serve
 
-        from tfpolicies.serving import deployment
+        from tfpolicies.serving import ray_serve
 
         self.ports, self.cpu = {"http": _free_port()}, 0.0
         ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
         serve.start(http_options={"host": "127.0.0.1", "port": self.ports["http"]})
-        serve.run(deployment(folder, name="mlp", ray_actor_options={"num_cpus": 0.1}))
+        serve.run(ray_serve(folder, name="mlp", ray_actor_options={"num_cpus": 0.1}))
 
     def end(self) -> int:
         import ray

@@ -27,7 +27,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from tfpolicies import PPOConfig, PPOTF2Policy  # noqa: E402
-from tfpolicies.program.update_forms import CompileMode  # noqa: E402
+from tfpolicies.program.compile_mode import CompileMode  # noqa: E402
 from tfpolicies.testing import random_batch  # noqa: E402
 
 ROUNDS = 5

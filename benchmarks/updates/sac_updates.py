@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.learning import peer_settings
 from tfpolicies import SACConfig, SACTF2Policy, SampleBatch
-from tfpolicies.algorithms.tuned import get_tuned_settings
+from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_settings
 from tools import peers
 
 ENV = "LunarLanderContinuous-v3"

@@ -26,11 +26,11 @@ from tfpolicies import (
     PolicySpec,
     PPOConfig,
 )
-from tfpolicies.algorithms.results import TrainingMetrics
+from tfpolicies.algorithms.training_metrics import TrainingMetrics
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.program.columns import BatchReader
-from tfpolicies.program.update_forms import CompileMode
+from tfpolicies.program.compile_mode import CompileMode
+from tfpolicies.program.learn_batch import BatchReader
 from tfpolicies.rollout.episode import RolloutMetrics
 
 pytestmark = pytest.mark.usefixtures("kept_programs")

@@ -79,7 +79,7 @@ def test_a_policy_alone_takes_what_is_named(saved):
 
 @pytest.mark.parametrize("way", ["restore", "__setstate__"])
 def test_an_algorithm_of_other_numbers_keeps_them(way, saved, caplog):
-    caplog.set_level(logging.INFO, logger="tfpolicies.algorithms.checkpoints")
+    caplog.set_level(logging.INFO, logger="tfpolicies.algorithms.algorithm_checkpoints")
     algorithm = config(lr=0.0625, gamma=0.5, clip_param=0.75).build()
     if way == "restore":
         algorithm.restore(saved)
@@ -113,7 +113,7 @@ def halve(step):
 
 
 def test_a_rate_that_is_a_function_goes_on_and_nothing_is_logged(tmp_path, caplog):
-    caplog.set_level(logging.INFO, logger="tfpolicies.algorithms.checkpoints")
+    caplog.set_level(logging.INFO, logger="tfpolicies.algorithms.algorithm_checkpoints")
     algorithm = config(lr=halve).build()
     algorithm.train()
     algorithm.save(tmp_path)

@@ -25,8 +25,8 @@ from tfpolicies import (
     PPOTF2Policy,
     TFPolicy,
 )
-from tfpolicies.config.stored_settings import check_environment_name, decode_settings
-from tfpolicies.envs.registry import register_environment
+from tfpolicies.config.settings_allowlist import check_environment_name, decode_settings
+from tfpolicies.envs.env_registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
 from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.storage.checkpoint import CheckpointData, read_checkpoint, write_checkpoint

@@ -9,7 +9,7 @@ from helpers.environments import CountingEnv, SavedCountingEnv, TwoArmsEnv
 from tfpolicies import DQN, Algorithm, DQNConfig, Policy, PolicySpec
 from tfpolicies.errors import CheckpointError
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.state import PolicyState
+from tfpolicies.program.policy_state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 

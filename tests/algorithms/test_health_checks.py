@@ -9,9 +9,9 @@ import pytest
 from gymnasium import spaces
 
 from tfpolicies import DQNConfig, MultiAgentEnv, PPOConfig
-from tfpolicies.algorithms import diagnosis
-from tfpolicies.algorithms.diagnosis import HealthChecks, PolicyStats, RunStats
-from tfpolicies.algorithms.tuned import get_tuned_settings
+from tfpolicies.algorithms import health_checks
+from tfpolicies.algorithms.health_checks import HealthChecks, PolicyStats, RunStats
+from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_settings
 from tfpolicies.rollout.episode import RolloutMetrics
 
 TWO = spaces.Discrete(2)
@@ -265,7 +265,7 @@ def test_values_that_rewards_allow_are_no_explosion(caplog):
 def test_a_policy_of_several_is_told_its_own_mean_return(caplog):
     result = {"episode_reward_mean": 0.0, "policy_reward_mean": {"cat": -7.5, "mouse": 7.5}}
     cat = PolicyStats("cat", CLIPPED, PPOConfig().to_dict(), TWO, result)
-    assert "(the mean return is -7.5)" in diagnosis._check_value_errors(cat)
+    assert "(the mean return is -7.5)" in health_checks._check_value_errors(cat)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_rewards_of_agents_that_cancel_out_are_rewards(caplog):
 
 
 def test_episodes_that_never_end_are_told_and_why_the_mean_is_nan(caplog, monkeypatch):
-    monkeypatch.setattr(diagnosis, "_MAX_STEPS_WITHOUT_END", 256)
+    monkeypatch.setattr(health_checks, "_MAX_STEPS_WITHOUT_END", 256)
     endless = ppo(lambda _: Flat(reward=0.1, length=0)).rollouts(num_envs_per_worker=2)
     assert lines(caplog, endless, 3) == []
     (line,) = lines(caplog, endless, 4)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfpolicies import PG, Algorithm, DefaultCallbacks, PGConfig, PGTF2Policy, Policy
-from tfpolicies.algorithms.run_records import RunLogger, TrainingOptions
+from tfpolicies.algorithms.run_logger import RunLogger, TrainingOptions
 from tfpolicies.cli import main
 from tfpolicies.errors import FolderInUseError, NonFiniteError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.multi_agent_envs import Staggered, own_policy
 from tfpolicies import PPO, DefaultCallbacks, Policy, PolicySpec, PPOConfig, PPOTF2Policy
-from tfpolicies.algorithms.run_state import get_progress
+from tfpolicies.algorithms.training_state import get_progress
 
 
 class SavedStaggered(Staggered):

@@ -14,7 +14,7 @@ import pytest
 
 from helpers.factories import PLANE, make
 from tfpolicies import SampleBatch
-from tfpolicies.program.update_forms import CompileMode
+from tfpolicies.program.compile_mode import CompileMode
 
 NAMES = [
     f"{layer}/{role}"

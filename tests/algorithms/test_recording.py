@@ -17,17 +17,17 @@ from rich.console import Console
 from helpers import rendering_envs as filmed
 from reporting.test_video import decoded
 from tfpolicies import Algorithm, PPOConfig, record_video
-from tfpolicies.algorithms.run_records import RunLogger, TrainingOptions
-from tfpolicies.algorithms.training_run import TrainingLoop
+from tfpolicies.algorithms.run_logger import RunLogger, TrainingOptions
+from tfpolicies.algorithms.training_loop import TrainingLoop
 from tfpolicies.cli import main
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.connectors import FrameStack
-from tfpolicies.envs.making import EnvContext, make_environments
-from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.envs.env_factory import EnvContext, make_environments
+from tfpolicies.envs.env_registry import ENVIRONMENTS
 from tfpolicies.errors import EnvError, SpaceError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder
-from tfpolicies.rollout.connected import wrap_connectors
+from tfpolicies.rollout.connector_env import wrap_connectors
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.sampler import EvaluationDuration
 

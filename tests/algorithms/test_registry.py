@@ -7,7 +7,7 @@ import pytest
 
 import tfpolicies
 from tfpolicies import PG, PPO
-from tfpolicies.algorithms.registry import (
+from tfpolicies.algorithms.algorithm_registry import (
     find_algorithm,
     get_algorithm_names,
     get_exported_names,
@@ -20,7 +20,7 @@ MINE = '''
 """The policy gradient with a prize for entropy."""
 
 from tfpolicies import PG, PGConfig, PGTF1Policy, PGTF2Policy
-from tfpolicies.config.later import later
+from tfpolicies.config.lazy_class import later
 from tfpolicies.models.losses import masked_mean
 
 

@@ -15,7 +15,7 @@ from helpers.environments import MODES, CountingEnv, counting_creator
 from helpers.multi_agent_envs import World, flags
 from tfpolicies import DQNConfig, DQNTF2Policy
 from tfpolicies.config.callbacks import DefaultCallbacks
-from tfpolicies.replay.room import BufferAllocator
+from tfpolicies.replay.allocator import BufferAllocator
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 pytestmark = pytest.mark.usefixtures("kept_programs")

@@ -5,9 +5,9 @@ import pytest
 
 from helpers.environments import SavedCountingEnv
 from tfpolicies import Algorithm, PPOConfig
-from tfpolicies.models.filters import ReturnFilter
-from tfpolicies.rollout.packing import Packing
+from tfpolicies.models.mean_std_filters import ReturnFilter
 from tfpolicies.rollout.running_returns import RunningReturns
+from tfpolicies.rollout.trajectory_packing import Packing
 
 GAMMA = 0.5
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from helpers.continuous_actions import AimEnv
 from helpers.environments import SeededEnv
 from tfpolicies import SAC, Algorithm, MultiAgentEnv, PolicySpec, PPOTF2Policy, SACConfig
-from tfpolicies.state import PolicyState
+from tfpolicies.program.policy_state import PolicyState
 
 
 class PairEnv(MultiAgentEnv):

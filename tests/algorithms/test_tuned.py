@@ -10,18 +10,18 @@ import gymnasium as gym
 import pytest
 
 from tfpolicies import AlgorithmConfig, PPOConfig, SACConfig
-from tfpolicies.algorithms.registry import find_algorithm
-from tfpolicies.algorithms.tuned import (
+from tfpolicies.algorithms.algorithm_registry import find_algorithm
+from tfpolicies.algorithms.tuned_hyperparameters import (
     get_tuned_entries,
     get_tuned_settings,
     register_tuned,
     require_tuned,
     suggest_tuned,
 )
-from tfpolicies.algorithms.tuned_table import TUNED
+from tfpolicies.algorithms.tuned_hyperparameters_table import TUNED
 from tfpolicies.cli import main
-from tfpolicies.cli.settings import TrainSettings
-from tfpolicies.envs.packages import register_namespace
+from tfpolicies.cli.train_options import TrainSettings
+from tfpolicies.envs.third_party import register_namespace
 from tfpolicies.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -77,7 +77,7 @@ def test_an_unknown_pair_names_the_nearest_entries():
 
 
 def test_a_package_adds_entries_of_its_own(monkeypatch):
-    monkeypatch.setattr("tfpolicies.algorithms.tuned.TUNED", dict(TUNED))
+    monkeypatch.setattr("tfpolicies.algorithms.tuned_hyperparameters.TUNED", dict(TUNED))
     register_tuned("MINE", "Mine-v0", {"lr": 1.0}, source="my paper", steps=7, deviations=["none"])
     entry = require_tuned("MINE", "Mine-v0")
     assert (entry.settings, entry.steps, entry.deviations) == ({"lr": 1.0}, 7, ("none",))

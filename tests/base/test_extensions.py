@@ -23,9 +23,9 @@ from tfpolicies import (
     SampleBatch,
     ViewRequirement,
 )
+from tfpolicies.base.extensions import EXTENSIONS, describe_missing
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.extending import Extension, register_extension
-from tfpolicies.extensions import EXTENSIONS, describe_missing
 from tfpolicies.rollout.episode import Episode
 
 
@@ -139,7 +139,7 @@ def test_a_path_of_something_else_is_refused_when_it_is_loaded(register):
 
 
 def test_workers_elsewhere_get_the_extensions(register):
-    names = pytest.importorskip("tfpolicies.distributed.names")
+    names = pytest.importorskip("tfpolicies.distributed.registry_sync")
     register("json:loads")
     register(Sums)
     packed = names.pack_registries()
@@ -159,7 +159,7 @@ before = [{*vars(batch)}, dir(batch), dir(SampleBatch)]
 hasattr(batch, "nothing"), hasattr(batch, "policy_batches")
 assert not [name for name in sys.modules if name.startswith("tfpolicies.compat")]
 import tfpolicies.compat
-assert "tfpolicies.compat.extension" not in sys.modules
+assert "tfpolicies.compat.rllib_extension" not in sys.modules
 assert "tensorflow" not in sys.modules
 assert batch.policy_batches == {"default_policy": batch}
 assert before == [{*vars(batch)}, dir(batch), dir(SampleBatch)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.factories import assert_equal
-from tfpolicies.state import PolicyState, Slot, StateLayout
+from tfpolicies.program.policy_state import PolicyState, Slot, StateLayout
 
 SLOTS = [
     Slot("kernel", (64, 64), "float32", "model"),

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfpolicies.batch.rnn_sequencing import chop_into_sequences, pad_batch_to_sequences_of_same_size
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.batch.sequences import chop_into_sequences, pad_batch_to_sequences_of_same_size
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import BatchError
 

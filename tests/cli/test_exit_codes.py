@@ -17,11 +17,11 @@ import pytest
 
 from tfpolicies import Algorithm
 from tfpolicies.cli import main
-from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
+from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.checkpoint import read_checkpoint
-from tfpolicies.system.signals import ShutdownHandler, SignalInterrupt, get_active_handler
+from tfpolicies.system.signal_handling import ShutdownHandler, SignalInterrupt, get_active_handler
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -341,7 +341,7 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost(capfd: pytest.CaptureFi
 def test_the_destructor_of_what_a_signal_left_half_made_reports_nothing() -> None:
     code = """
 import signal
-from tfpolicies.system.signals import SignalEnd, Signals
+from tfpolicies.system.signal_handling import SignalEnd, Signals
 
 class HalfMade:
     def __init__(self):
@@ -394,7 +394,7 @@ def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_no
 def test_a_forked_child_has_the_signals_that_were_found() -> None:
     code = """
 import os, signal, time, warnings
-from tfpolicies.system.signals import Signals
+from tfpolicies.system.signal_handling import Signals
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
 with Signals():
     child = os.fork()
@@ -432,7 +432,7 @@ def test_standard_files_that_are_closed_stay_nothing(tmp_path: Path) -> None:
 import os, sys
 os.closerange(0, 3)
 sys.stdin = sys.stdout = sys.stderr = None
-from tfpolicies.system.quiet import native_stderr_without
+from tfpolicies.system.log_suppression import native_stderr_without
 with native_stderr_without():
     pass
 from tfpolicies.cli import main

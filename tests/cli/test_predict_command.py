@@ -17,7 +17,7 @@ from helpers.serving import MATRIX, export, inputs_of, policy_of
 from tfpolicies.cli import main
 from tfpolicies.errors import MissingPackageError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.serving.tables import write_actions
+from tfpolicies.serving.parquet_actions import write_actions
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 

@@ -27,7 +27,7 @@ from tfpolicies.compat import (
     TFModelV2,
     get_categorical_class_with_temperature,
 )
-from tfpolicies.compat.chance import sample_gamma
+from tfpolicies.compat.noise_source import sample_gamma
 from tfpolicies.errors import ConfigError, ExportError, UnsupportedMethodError
 from tfpolicies.models import distributions as own
 

@@ -11,11 +11,11 @@ from gymnasium import spaces
 
 from tfpolicies import Policy
 from tfpolicies.cli import main
-from tfpolicies.compat.foreign_pickle import ObjectRecord
 from tfpolicies.compat.import_rllib import import_checkpoint
+from tfpolicies.compat.pickle_process import ObjectRecord
+from tfpolicies.compat.rllib_checkpoint_config import convert_policy_spec
 from tfpolicies.compat.rllib_networks import convert_network_weights, make_network, make_q_network
 from tfpolicies.compat.rllib_policies import make_policy_networks
-from tfpolicies.compat.rllib_settings import convert_policy_spec
 from tfpolicies.compat.rllib_spaces import convert_space
 from tfpolicies.errors import (
     CheckpointError,

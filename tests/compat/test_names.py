@@ -46,9 +46,9 @@ from tfpolicies.compat import (
     validate_policy_id,
     with_common_config,
 )
-from tfpolicies.envs.making import EnvContext, check_env_name, make_any_environments
+from tfpolicies.envs.env_factory import EnvContext, check_env_name, make_any_environments
 from tfpolicies.errors import ConfigError, EnvError, PolicyOwnedError, UnsupportedMethodError
-from tfpolicies.models.filters import MeanStdFilter
+from tfpolicies.models.mean_std_filters import MeanStdFilter
 
 FIVE = rows_of(OBS, 5, seed=3)
 
@@ -123,7 +123,7 @@ def test_registering_a_name_again_replaces_it_and_shadows_gymnasiums():
     register_env("CartPole-v1", lambda env_config: Corridor(EnvContext({"length": 2})))
     made = make_any_environments("CartPole-v1", 1, EnvContext({}))
     assert made.get_sub_environments()[0].length == 2
-    tfpolicies.envs.registry.ENVIRONMENTS.pop("CartPole-v1")
+    tfpolicies.envs.env_registry.ENVIRONMENTS.pop("CartPole-v1")
 
 
 def test_wrong_registrations_and_unknown_names_are_refused():

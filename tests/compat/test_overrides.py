@@ -25,7 +25,7 @@ from tfpolicies.compat import (
     make_tf_callable,
     override,
 )
-from tfpolicies.compat.adapter import TFModelFactory
+from tfpolicies.compat.tf_model_adapter import TFModelFactory
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.losses import masked_mean
 

@@ -6,17 +6,7 @@ from pathlib import Path
 import pytest
 
 from tfpolicies import SACConfig
-from tfpolicies.compat.extension import RECORDED_STATISTICS, RLlibExtension
-from tfpolicies.compat.rllib_names import (
-    ALTERNATIVES,
-    MODULES,
-    REPLACEMENTS,
-    RLLIB_ATTRIBUTES,
-    SECTIONS,
-)
-from tfpolicies.config.dialect import ALIASES
-from tfpolicies.config.idioms import find_setting_equivalent
-from tfpolicies.porting_tables import (
+from tfpolicies.base.porting_tables import (
     KERAS,
     LATER_SETTINGS,
     RLLIB,
@@ -24,6 +14,16 @@ from tfpolicies.porting_tables import (
     SB3_SETTINGS,
     update_tables,
 )
+from tfpolicies.compat.rllib_extension import RECORDED_STATISTICS, RLlibExtension
+from tfpolicies.compat.rllib_names import (
+    ALTERNATIVES,
+    MODULES,
+    REPLACEMENTS,
+    RLLIB_ATTRIBUTES,
+    SECTIONS,
+)
+from tfpolicies.config.migration_hints import find_setting_equivalent
+from tfpolicies.config.rllib_settings import ALIASES
 
 HOME = Path(__file__).parents[2]
 GUIDE = HOME / "docs" / "porting.md"

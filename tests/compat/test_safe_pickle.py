@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfpolicies.compat import foreign_pickle
-from tfpolicies.compat.foreign_pickle import ObjectRecord, read_pickle
+from tfpolicies.compat import pickle_process
+from tfpolicies.compat.pickle_process import ObjectRecord, read_pickle
 from tfpolicies.errors import CheckpointError
 
 MOST_SECONDS, MOST_MEGABYTES = 5.0, 500  # of a slow machine: half of that elsewhere
@@ -114,7 +114,7 @@ def test_a_hostile_pickle_does_nothing_at_little_cost(name, tmp_path):
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
     assert seconds < MOST_SECONDS
-    assert foreign_pickle._BASE_MEGABYTES < MOST_MEGABYTES  # the limit of all memory of the reader
+    assert pickle_process._BASE_MEGABYTES < MOST_MEGABYTES  # the limit of all memory of the reader
     assert not canary.exists()
 
 
@@ -188,7 +188,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path):
 
 
 def test_the_reader_stands_alone():
-    source = Path(foreign_pickle.__file__).with_name("pickle_reader.py").read_text()
+    source = Path(pickle_process.__file__).with_name("pickle_reader.py").read_text()
     assert "import tfpolicies" not in source
     assert "import pickle\n" not in source
     assert io.StringIO(source).readline().startswith('"""Reads untrusted pickles')

@@ -20,11 +20,11 @@ from tfpolicies import (
     PolicySpec,
     PPOConfig,
 )
+from tfpolicies.base.validators import NON_NEGATIVE
 from tfpolicies.config.setting import Section, setting
 from tfpolicies.connectors import FrameStack
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.rules import NON_NEGATIVE
 
 CONFIGS = [AlgorithmConfig, PPOConfig, PGConfig]
 

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfpolicies import DefaultCallbacks, PGTF2Policy, Policy
+from tfpolicies.base.allowlist import is_allowed
 from tfpolicies.errors import CheckpointError, ConfigError, TfPoliciesError, UnsupportedSpaceError
-from tfpolicies.marks import is_allowed
+from tfpolicies.storage.allowed_objects import AllowedObject, resolve_allowed
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.json_values import (
     UnresolvedObject,
@@ -27,7 +28,6 @@ from tfpolicies.storage.json_values import (
     get_import_path,
     warn_unavailable_objects,
 )
-from tfpolicies.storage.places import AllowedObject, resolve_allowed
 
 
 def through_json(value):

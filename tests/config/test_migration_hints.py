@@ -17,7 +17,7 @@ from tfpolicies import (
     TFPolicy,
 )
 from tfpolicies.cli import main
-from tfpolicies.config.idioms import SETTINGS
+from tfpolicies.config.migration_hints import SETTINGS
 from tfpolicies.errors import ConfigError, ModelError, UnknownPolicyError, UsageError
 
 SCHEDULES = keras.optimizers.schedules

@@ -22,9 +22,9 @@ from tfpolicies import (
     PPOTF2Policy,
 )
 from tfpolicies.config.multi_agent import default_policy_mapping
-from tfpolicies.config.stored_settings import decode_settings
+from tfpolicies.config.settings_allowlist import decode_settings
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError, UsageError
-from tfpolicies.policy.identity import complete_config
+from tfpolicies.policy.policy_config import complete_config
 from tfpolicies.storage.json_values import encode_value
 
 LINE, PLANE, TWO, THREE = Box(-1, 1, (1,)), Box(-1, 1, (2,)), Discrete(2), Discrete(3)

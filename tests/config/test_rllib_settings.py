@@ -17,10 +17,7 @@ from tfpolicies import (
     TD3Config,
 )
 from tfpolicies.algorithms.ppo import PPOTrainingSettings
-from tfpolicies.config.dialect import ALIASES, DICT_NAMES, FIXED_SETTINGS
-from tfpolicies.config.setting import Merge, setting
-from tfpolicies.errors import ConfigError, TfPoliciesError, show_value
-from tfpolicies.rules import (
+from tfpolicies.base.validators import (
     DICT,
     FINITE,
     FRACTION,
@@ -30,6 +27,9 @@ from tfpolicies.rules import (
     is_number,
     one_of,
 )
+from tfpolicies.config.rllib_settings import ALIASES, DICT_NAMES, FIXED_SETTINGS
+from tfpolicies.config.setting import Merge, setting
+from tfpolicies.errors import ConfigError, TfPoliciesError, show_value
 
 ALGORITHMS = (PPOConfig, A2CConfig, PGConfig, DQNConfig, SACConfig, TD3Config)
 

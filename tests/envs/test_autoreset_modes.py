@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from helpers.environments import CountingEnv, NestedCountingEnv
 from tfpolicies import PPOConfig
-from tfpolicies.envs.vector import GymVectorEnvAdapter
+from tfpolicies.envs.vector_adapters import GymVectorEnvAdapter
 from tfpolicies.errors import EnvError
 
 SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP

@@ -12,8 +12,8 @@ from gymnasium.vector import AutoresetMode
 
 from helpers.environments import CountingEnv, counting_vector
 from tfpolicies import MultiAgentEnv, PPOConfig, RolloutWorker
-from tfpolicies.envs.making import EnvContext, make_any_environments, make_environments
-from tfpolicies.envs.registry import register_environment
+from tfpolicies.envs.env_factory import EnvContext, make_any_environments, make_environments
+from tfpolicies.envs.env_registry import register_environment
 from tfpolicies.errors import EnvError
 from tfpolicies.export import player
 

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tfpolicies import DefaultCallbacks, MultiAgentEnv, PPOConfig, PPOTF2Policy, RolloutWorker
+from tfpolicies.envs.fault_tolerance import EnvSupervisor
 from tfpolicies.envs.multi_agent_env import make_multi_agent
-from tfpolicies.envs.repairs import EnvSupervisor
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout.evaluation import play
 

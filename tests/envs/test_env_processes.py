@@ -19,9 +19,9 @@ from helpers.environments import SavedCountingEnv, SeededEnv, counting_vector
 from helpers.process_envs import Faulty, NeedsC, NestedActions, Team, Unlike
 from tfpolicies import Algorithm, PGConfig, PGTF2Policy, RolloutWorker
 from tfpolicies.cli import main
-from tfpolicies.envs.making import EnvContext, make_environments
-from tfpolicies.envs.process_environments import make_process_environments
-from tfpolicies.envs.registry import ENVIRONMENTS, register_environment
+from tfpolicies.envs.env_factory import EnvContext, make_environments
+from tfpolicies.envs.env_registry import ENVIRONMENTS, register_environment
+from tfpolicies.envs.subprocess_adapter import make_process_environments
 from tfpolicies.errors import ConfigError, EnvError
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -233,8 +233,8 @@ def test_a_script_without_a_main_guard_gives_its_own_classes(tmp_path):
     script.write_text("""
 import gymnasium as gym
 import numpy as np
-from tfpolicies.envs.making import EnvContext
-from tfpolicies.envs.process_environments import make_process_environments
+from tfpolicies.envs.env_factory import EnvContext
+from tfpolicies.envs.subprocess_adapter import make_process_environments
 
 print("script begins")
 factor = 10.0
@@ -546,8 +546,8 @@ PARENT = """
 import sys, threading, time
 import numpy as np
 from helpers.process_envs import Faulty
-from tfpolicies.envs.making import EnvContext
-from tfpolicies.envs.process_environments import make_process_environments
+from tfpolicies.envs.env_factory import EnvContext
+from tfpolicies.envs.subprocess_adapter import make_process_environments
 
 envs = make_process_environments(Faulty, 3, 3, EnvContext({"kind": sys.argv[1]}))
 envs.reset(None)

@@ -16,7 +16,7 @@ import pytest
 from reporting.test_video import decoded
 from tfpolicies import PPOConfig, record_video
 from tfpolicies.envs import mujoco_drawing
-from tfpolicies.envs.making import EnvContext
+from tfpolicies.envs.env_factory import EnvContext
 from tfpolicies.envs.rendering import FRAME_MODES, make_renderable_env, render_frames
 from tfpolicies.errors import EnvError
 

@@ -12,10 +12,10 @@ from gymnasium import spaces
 from helpers.environments import CountingEnv
 from helpers.multi_agent_envs import SPACE, THREE, Scripted, Staggered, World
 from tfpolicies import MultiAgentEnv
-from tfpolicies.envs.making import EnvContext, make_any_environments, make_environments
+from tfpolicies.envs.env_factory import EnvContext, make_any_environments, make_environments
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.multi_agent_env import make_multi_agent
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.vector import SyncEnvAdapter
+from tfpolicies.envs.vector_adapters import SyncEnvAdapter
 from tfpolicies.errors import EnvError
 
 END, GO = {"__all__": True}, {}

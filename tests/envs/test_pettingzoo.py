@@ -13,8 +13,8 @@ from helpers.multi_agent_envs import sampler_of
 from tfpolicies import PGTF2Policy
 from tfpolicies.compat import PettingZooEnv
 from tfpolicies.envs import check_env
-from tfpolicies.envs.making import EnvContext, check_env_name, make_any_environments
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.env_factory import EnvContext, check_env_name, make_any_environments
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.pettingzoo import (
     ParallelPettingZooEnv,
     TurnBasedPettingZooEnv,

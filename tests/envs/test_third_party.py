@@ -9,10 +9,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tfpolicies import DefaultCallbacks, PPOConfig
-from tfpolicies.config.stored_settings import check_environment_name
+from tfpolicies.config.settings_allowlist import check_environment_name
+from tfpolicies.envs.env_factory import EnvContext, check_env_name, make_environments
 from tfpolicies.envs.envpool import EnvPoolAdapter, make_envpool_environments
-from tfpolicies.envs.making import EnvContext, check_env_name, make_environments
-from tfpolicies.envs.packages import register_namespace
+from tfpolicies.envs.third_party import register_namespace
 from tfpolicies.errors import EnvError
 
 HAS_ENVPOOL = sys.version_info >= (3, 11)  # older ones have no wheel

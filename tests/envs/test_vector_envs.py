@@ -19,8 +19,8 @@ from helpers.environments import (
     counting_creator,
     counting_vector,
 )
-from tfpolicies.envs.making import EnvContext, make_environments
-from tfpolicies.envs.vector import GymVectorEnvAdapter, SyncEnvAdapter
+from tfpolicies.envs.env_factory import EnvContext, make_environments
+from tfpolicies.envs.vector_adapters import GymVectorEnvAdapter, SyncEnvAdapter
 from tfpolicies.errors import EnvError
 
 STEPS = 40

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import Exploration
-from tfpolicies.exploration.making import STRATEGIES, make_exploration
+from tfpolicies.exploration.exploration_factory import STRATEGIES, make_exploration
 from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution
 from tfpolicies.program.runtimes.onnx import convert

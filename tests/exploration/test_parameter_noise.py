@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tfpolicies.exploration.making import make_exploration
+from tfpolicies.exploration.exploration_factory import make_exploration
 from tfpolicies.exploration.parameter_noise import compute_action_distance, compute_softmax_distance
 from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution
 

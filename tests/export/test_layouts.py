@@ -26,7 +26,7 @@ from tfpolicies import __version__
 from tfpolicies.cli import serve
 from tfpolicies.cli.arguments import parse
 from tfpolicies.errors import ExportError
-from tfpolicies.export.forms import LAYOUTS
+from tfpolicies.export.formats import LAYOUTS
 from tfpolicies.export.layouts.triton import START
 from tfpolicies.program.runtimes.onnx import make_cpu_session
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from helpers import factories
+from tfpolicies.base.acting_runtimes import ONNX_OPSETS
 from tfpolicies.program.runtimes.onnx import convert, make_cpu_session
-from tfpolicies.ways import ONNX_OPSETS
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpolicies.export.staging import (
+from tfpolicies.export.publish import (
     open_staging_folder,
     publish_files,
     publish_folder,
@@ -17,7 +17,7 @@ from tfpolicies.export.staging import (
 _CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from tfpolicies.export.staging import place_files, place_version, place_whole, staging_folder
+from tfpolicies.export.publish import place_files, place_version, place_whole, staging_folder
 
 root = Path(sys.argv[1])
 EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "shutil.copyfile")

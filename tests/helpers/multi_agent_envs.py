@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from tfpolicies import MultiAgentEnv, Policy
 from tfpolicies.batch.postprocessing import generalized_advantages
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 

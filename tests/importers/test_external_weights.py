@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from tfpolicies import import_policy
 from tfpolicies.errors import ModelImportError
-from tfpolicies.foreign import onnx_file
+from tfpolicies.importers import onnx_file
 
 SAC = Path(__file__).parents[1] / "stored" / "sb3" / "sac.onnx"
 TORQUE = {"observation_space": spaces.Box(-8, 8, (3,)), "action_space": spaces.Box(-2, 2, (1,))}

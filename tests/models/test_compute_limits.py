@@ -20,8 +20,8 @@ from tfpolicies import Algorithm, PGConfig, Policy, PolicyMap, PPOConfig, import
 from tfpolicies.cli import main as run_command
 from tfpolicies.errors import CheckpointError, ConfigError, ModelImportError, StashError
 from tfpolicies.models import work as work_module
+from tfpolicies.models.keras_allowlist import get_categories
 from tfpolicies.models.keras_json import model_from_json, model_to_json
-from tfpolicies.models.keras_names import get_categories
 from tfpolicies.models.work import TRIAL_ROWS, WORK_LIMITS, check_work
 from tfpolicies.storage.manifest import compute_checksum
 

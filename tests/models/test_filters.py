@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfpolicies.errors import ConfigError, ObservationError, WeightsError
-from tfpolicies.models.filters import (
+from tfpolicies.models.mean_std_filters import (
     MeanStdFilter,
     RewardFilter,
     get_filtered_leaves,

@@ -12,9 +12,9 @@ from gymnasium import spaces
 from helpers import factories
 from tfpolicies import PPOTF1Policy, PPOTF2Policy, import_policy
 from tfpolicies.errors import ModelImportError
-from tfpolicies.keras_weights import KerasWeights, LayerWeights, NamedArray
 from tfpolicies.models.weight_mapping import match_weights
 from tfpolicies.storage.keras_h5 import read_keras_weights
+from tfpolicies.storage.keras_weights import KerasWeights, LayerWeights, NamedArray
 
 # Keras's own saving: NumPy's newer protocol, and the legacy format.
 pytestmark = [

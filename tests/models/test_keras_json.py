@@ -9,10 +9,10 @@ from keras import layers, ops
 
 from helpers.factories import make
 from tfpolicies import Algorithm, Policy, PPOConfig
-from tfpolicies.config.stored_settings import decode_settings
+from tfpolicies.config.settings_allowlist import decode_settings
 from tfpolicies.errors import CheckpointError
+from tfpolicies.models.keras_allowlist import get_categories
 from tfpolicies.models.keras_json import model_from_json, model_to_json
-from tfpolicies.models.keras_names import get_categories
 from tfpolicies.storage.json_values import find_unresolved
 
 pytestmark = pytest.mark.core

@@ -5,7 +5,7 @@ import pytest
 from tfpolicies import PPOConfig
 from tfpolicies.errors import ConfigError, ModelError, ModelSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.settings import complete_model_config
+from tfpolicies.models.model_config import complete_model_config
 
 REFUSED = {
     "fcnet_hiddens": [4, "list of integers >= 1"],

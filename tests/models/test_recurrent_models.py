@@ -8,11 +8,11 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog.attention import GruGate
 from tfpolicies.models.catalog.build import build_model
+from tfpolicies.models.catalog.gated_transformer import GruGate
 from tfpolicies.models.catalog.inspection import get_extra_inputs, get_state_shapes
-from tfpolicies.models.fresh_weights import WeightInitializer
 from tfpolicies.models.spaces import leaves
+from tfpolicies.models.weight_initializer import WeightInitializer
 from tfpolicies.program.runtimes.onnx import convert
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)

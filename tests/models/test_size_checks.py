@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from helpers.factories import OBS, TWO, make
 from tfpolicies import DQNTF2Policy, Policy, PPOTF2Policy
 from tfpolicies.errors import CheckpointError, ModelError, SpaceError
-from tfpolicies.models.extent import check_memory, limit_to_stored_weights, measure_size
+from tfpolicies.models.size_check import check_memory, limit_to_stored_weights, measure_size
 from tfpolicies.storage.manifest import compute_checksum
 from tfpolicies.storage.spaces_json import check_space_sizes, decode_space
 

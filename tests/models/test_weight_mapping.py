@@ -7,10 +7,10 @@ import pytest
 
 from soak.fuzz_files import sample_model, write_keras2
 from tfpolicies.errors import ModelImportError
-from tfpolicies.keras_weights import KerasWeights, LayerWeights, NamedArray
-from tfpolicies.models.actor_critic import ActorCritic
+from tfpolicies.models.actor_critic_model import ActorCritic
 from tfpolicies.models.weight_mapping import match_weights
 from tfpolicies.storage.keras_h5 import read_keras_weights
+from tfpolicies.storage.keras_weights import KerasWeights, LayerWeights, NamedArray
 
 # Keras's own saving: NumPy's newer protocol, and the legacy format.
 pytestmark = [

@@ -8,9 +8,9 @@ from gymnasium.vector import SyncVectorEnv
 
 from helpers import factories
 from tfpolicies import MultiAgentEnv, PolicyMap, PPOConfig
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.multi_agent_env import GroupedAgentsEnv
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.vector import GymVectorEnvAdapter, SyncEnvAdapter
+from tfpolicies.envs.vector_adapters import GymVectorEnvAdapter, SyncEnvAdapter
 from tfpolicies.errors import BatchError, EnvError, ObservationError, UsageError
 from tfpolicies.policy.policy import ActionBatch, Policy
 

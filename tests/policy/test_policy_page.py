@@ -32,7 +32,7 @@ from tfpolicies.errors import (
     WeightsError,
 )
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 

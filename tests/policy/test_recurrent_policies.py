@@ -9,7 +9,7 @@ from gymnasium import spaces
 from helpers import factories
 from tfpolicies import PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.errors import UsageError, WeightsError
-from tfpolicies.policy.checkpoints import write_policy_checkpoint
+from tfpolicies.policy.policy_checkpoints import write_policy_checkpoint
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 

@@ -8,7 +8,7 @@ from helpers import factories
 from tfpolicies import DQNTF2Policy, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SACTF2Policy
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import BatchError
-from tfpolicies.testing.batches import random_batch
+from tfpolicies.testing.random_batches import random_batch
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 

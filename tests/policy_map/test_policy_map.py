@@ -890,7 +890,7 @@ def test_frozen_policies_count_no_bytes_and_evict_nobody_else():
 
 
 def test_at_most_so_many_frozen_policies_are_mapped(monkeypatch):
-    monkeypatch.setattr("tfpolicies.policy_map.paging._MAX_MAPPED", 2)
+    monkeypatch.setattr("tfpolicies.policy_map.state_cache._MAX_MAPPED", 2)
     m = map_of("a", "b", "c", "d", "e")
     for policy_id in "abc":
         m.freeze(policy_id)

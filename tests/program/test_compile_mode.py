@@ -17,10 +17,10 @@ from gymnasium import spaces
 from helpers.factories import OBS, assert_close, assert_equal, batch_for, make
 from helpers.marks import telling
 from tfpolicies import PPOConfig, PPOTF1Policy, PPOTF2Policy
-from tfpolicies.policy.checkpoints import POLICY_MANIFEST
-from tfpolicies.program.pace import ChunkSizer
+from tfpolicies.policy.policy_checkpoints import POLICY_MANIFEST
+from tfpolicies.program.chunking import ChunkSizer
+from tfpolicies.program.compile_mode import CompileMode, GraphStats, choose_compile_mode
 from tfpolicies.program.runtimes import function, runtime
-from tfpolicies.program.update_forms import CompileMode, GraphStats, choose_compile_mode
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.testing import random_batch
 

@@ -14,7 +14,7 @@ from tfpolicies import PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SACTF2Policy, Sa
 from tfpolicies.compat import ModelCatalog, RecurrentNetwork, TFModelV2
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.losses import masked_mean
-from tfpolicies.program.update_forms import CompileMode
+from tfpolicies.program.compile_mode import CompileMode
 from tfpolicies.testing import random_batch
 
 pytestmark = pytest.mark.usefixtures("kept_programs")

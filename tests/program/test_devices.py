@@ -34,7 +34,7 @@ sys.path.insert(0, "tests")
 from helpers import factories
 from tfpolicies import DQNTF2Policy, PPOTF1Policy, PPOTF2Policy, SACTF2Policy
 from tfpolicies.program import functions
-from tfpolicies.program.update_forms import Form
+from tfpolicies.program.compile_mode import Form
 from tfpolicies.testing import random_batch
 
 functions.learner_device = lambda num_gpus: "/cpu:1" if num_gpus else "/cpu:0"

@@ -27,7 +27,7 @@ from tfpolicies import (
     TFPolicy,
 )
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.testing.batches import random_batch
+from tfpolicies.testing.random_batches import random_batch
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 

@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 
 from helpers.serving import MATRIX, inputs_of, policy_of
-from tfpolicies.onnx_graphs import iter_nodes, remove_outputs
+from tfpolicies.base.onnx_graph import iter_nodes, remove_outputs
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 

@@ -20,10 +20,10 @@ from tfpolicies.errors import (
 )
 from tfpolicies.models.losses import clip_gradients, masked_mean
 from tfpolicies.models.spaces import Leaf
+from tfpolicies.program.compile_mode import CompileMode, analyze_graph
 from tfpolicies.program.inference import RUNTIMES, RuntimeSpec
 from tfpolicies.program.minibatches import compute_capacity, draw_minibatches
 from tfpolicies.program.runtimes.runtime import ActingRuntime
-from tfpolicies.program.update_forms import CompileMode, analyze_graph
 
 
 class PlainMean(PGTF2Policy):

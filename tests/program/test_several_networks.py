@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from helpers.factories import OBS, TWO, assert_close, assert_equal, rows_of
 from tfpolicies import AlgorithmConfig, SampleBatch, TFPolicy, WorkerSet
+from tfpolicies.base.validators import FRACTION, POSITIVE
 from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.config.setting import setting
-from tfpolicies.distributed import messages
+from tfpolicies.distributed import worker_protocol
 from tfpolicies.errors import ConfigError, NonFiniteError, WeightsError
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.rules import FRACTION, POSITIVE
 
 
 class Temperature(keras.layers.Layer):
@@ -429,7 +429,7 @@ def test_workers_that_sample_have_what_acts_and_the_rest_when_they_are_asked_for
     try:
         local = workers.local_worker()
         local.policy_map["default_policy"].learn_on_batch(batch_of(8))
-        told = messages.make_weights_update(local, ["default_policy"], inference_only=True)
+        told = worker_protocol.make_weights_update(local, ["default_policy"], inference_only=True)
         assert told.partial == {"default_policy"}
         assert list(told.weights["default_policy"]) == ["layer_0/kernel"]
         workers.sync_weights()

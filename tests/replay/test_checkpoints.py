@@ -11,11 +11,11 @@ import pytest
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.errors import CheckpointError
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
-from tfpolicies.storage.array_places import extract_arrays, restore_arrays
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import decode_value, encode_value
+from tfpolicies.storage.nested_arrays import extract_arrays, restore_arrays
 
 CAPACITY = 100  # a segment has as many rows, if they are small
 IDS = ("p", "q")

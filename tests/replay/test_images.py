@@ -5,11 +5,11 @@ import pytest
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import CheckpointError
-from tfpolicies.replay.frames import FrameStore
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.allocator import BufferAllocator
+from tfpolicies.replay.frame_store import FrameStore
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import PrioritizedReplayBuffer
 from tfpolicies.replay.ring_buffer import ReplayBuffer
-from tfpolicies.replay.room import BufferAllocator
 
 SIDE = 64  # 64 x 64 bytes are enough to be kept as frames
 

@@ -25,7 +25,7 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import (
     MultiAgentPrioritizedReplayBuffer,
     PrioritizedReplayBuffer,

@@ -13,7 +13,7 @@ from tfpolicies.errors import (
     UnknownPolicyError,
     UsageError,
 )
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.replay.ring_buffer import ReplayBuffer
 from tfpolicies.storage.json_values import decode_value, encode_value
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.console import TrainingProgress, make_summary_table
+from tfpolicies.reporting.progress_display import TrainingProgress, make_summary_table
 
 
 class Clock:

@@ -15,10 +15,10 @@ from tfpolicies.connectors import (
     UnsquashActions,
     register_connector,
 )
-from tfpolicies.distributed import messages
+from tfpolicies.distributed import worker_protocol
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.rollout.policy_changes import PolicyAddition
-from tfpolicies.rollout.policy_connection import get_pipelines
+from tfpolicies.rollout.policy_connectors import get_pipelines
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -202,7 +202,7 @@ def test_connectors_can_be_appended_where_a_policy_is_made():
     assert drawn.ravel().tolist() == batch["actions"].tolist()
     assert set(batch["rewards"].tolist()) == {1.0}
     worker, other = worker_with(Appends), worker_with(Appends)  # which is told of a new policy
-    state = messages.get_inference_state(worker.get_policy())
+    state = worker_protocol.get_inference_state(worker.get_policy())
     addition = PolicyAddition("default_policy", policy_state=state, calls_on_create=True)
-    messages.add_policy(other, addition, other.policies.mapping_and_trainable)
+    worker_protocol.add_policy(other, addition, other.policies.mapping_and_trainable)
     assert list(map(len, get_pipelines(other.get_policy()))) == [1, 1]

@@ -7,7 +7,7 @@ import pytest
 
 from helpers.environments import BoxActionEnv, CountingEnv, SeededEnv, counting_creator
 from tfpolicies import DefaultCallbacks, Policy, PPOConfig, PPOTF2Policy, RolloutWorker
-from tfpolicies.envs.making import EnvContext, make_environments
+from tfpolicies.envs.env_factory import EnvContext, make_environments
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import ActionBatch

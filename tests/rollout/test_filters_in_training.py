@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from helpers import factories
 from tfpolicies import PPO, PPOConfig, PPOTF2Policy, RolloutWorker
-from tfpolicies.models.filters import RewardFilter
+from tfpolicies.models.mean_std_filters import RewardFilter
 from tfpolicies.models.spaces import batch_leaves, leaves, unflatten
 
 

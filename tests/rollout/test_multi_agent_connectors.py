@@ -39,7 +39,7 @@ from tfpolicies.connectors import (
     register_connector,
 )
 from tfpolicies.errors import ConfigError, EnvError, ObservationError, SpaceError, UsageError
-from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.episode_summaries import summarize_episodes
 from tfpolicies.rollout.sampler import EvaluationDuration
 
 TWO_FRAMES = spaces.Box(-1.0, 1e6, (6,), np.float32)

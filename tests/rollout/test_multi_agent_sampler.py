@@ -23,12 +23,12 @@ from helpers.multi_agent_envs import (
 )
 from tfpolicies import DefaultCallbacks, SampleBatch, compute_advantages
 from tfpolicies.config.multi_agent import default_policy_mapping
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.errors import EnvError, UnknownPolicyError, UsageError
-from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.episode_summaries import summarize_episodes
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
-from tfpolicies.storage.array_places import extract_arrays, restore_arrays
 from tfpolicies.storage.json_values import decode_value, encode_value
+from tfpolicies.storage.nested_arrays import extract_arrays, restore_arrays
 
 END, GO = {"__all__": True}, {}
 

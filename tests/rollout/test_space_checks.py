@@ -11,7 +11,7 @@ from helpers.marks import telling
 from helpers.multi_agent_envs import SPACE, THREE, Staggered, Walker, sampler_of
 from tfpolicies import Algorithm, PolicySpec, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.errors import SpaceError
-from tfpolicies.rollout.fitting_spaces import (
+from tfpolicies.rollout.space_checks import (
     AgentSpaceChecker,
     contains_space,
     find_difference,

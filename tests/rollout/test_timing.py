@@ -8,14 +8,9 @@ from helpers.multi_agent_envs import sampler_of as many_sampler
 from tfpolicies import AlgorithmConfig, PPOConfig, RolloutWorker
 from tfpolicies.connectors import ActionConnector, AgentConnector, register_connector
 from tfpolicies.errors import ConfigError
-from tfpolicies.rollout import (
-    connected,
-    evaluation,
-    multi_agent_sampler,
-    single_agent_sampler,
-)
+from tfpolicies.rollout import connector_env, evaluation, multi_agent_sampler, single_agent_sampler
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.episode_summaries import summarize_episodes
 from tfpolicies.rollout.sampler import EvaluationDuration
 from tfpolicies.rollout.timing import StepTimes
 
@@ -43,7 +38,7 @@ CLOCK = Clock()
 
 @pytest.fixture
 def clock(monkeypatch):
-    for module in (connected, evaluation, multi_agent_sampler, single_agent_sampler):
+    for module in (connector_env, evaluation, multi_agent_sampler, single_agent_sampler):
         monkeypatch.setattr(module, "now", CLOCK)
 
 

@@ -23,18 +23,18 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from helpers.serving import Server, export, policy_of
 from tfpolicies.cli import main
 from tfpolicies.errors import RequestError, UsageError, suggest_similar_names
-from tfpolicies.serving import connections, rest, rpc, time_limits
+from tfpolicies.serving import connections, grpc_service, rest, time_limits
 from tfpolicies.serving.access import AccessRules, read_token
-from tfpolicies.serving.arrivals import UploadBudget
-from tfpolicies.serving.calls import InferRequest
 from tfpolicies.serving.connections import ConnectionLimiter, get_connection_limit
+from tfpolicies.serving.grpc_service import GrpcHandler
+from tfpolicies.serving.infer_requests import InferRequest
 from tfpolicies.serving.repository import ModelRepository
 from tfpolicies.serving.rest import make_app
-from tfpolicies.serving.rest_tensors import decode_request
-from tfpolicies.serving.rpc import GrpcHandler
-from tfpolicies.serving.served import ServingLimits
-from tfpolicies.serving.tensors import decode_values, require_outputs
+from tfpolicies.serving.rest_codec import decode_request
+from tfpolicies.serving.served_model import ServingLimits
+from tfpolicies.serving.tensor_checks import decode_values, require_outputs
 from tfpolicies.serving.time_limits import ModelTimeoutError, TimeLimits
+from tfpolicies.serving.upload_budget import UploadBudget
 from tools.endless_model import with_endless_loop
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
@@ -557,7 +557,7 @@ def test_messages_of_grpc_and_bodies_of_http_share_a_budget():
 
 
 def test_a_message_that_does_not_arrive_is_given_up(monkeypatch):
-    monkeypatch.setattr(rpc, "_QUICK", 0.01)
+    monkeypatch.setattr(grpc_service, "_QUICK", 0.01)
 
     class Context:
         code = None
@@ -585,7 +585,7 @@ def test_a_message_that_does_not_arrive_is_given_up(monkeypatch):
         assert "Others need the memory" in first[0].details
         for call in calls[1:]:
             call.cancel()
-        monkeypatch.setattr(rpc, "_PATIENCE", 0.01)
+        monkeypatch.setattr(grpc_service, "_PATIENCE", 0.01)
         late = Context()
         await asyncio.wait_for(infer(None, late), 60)
         assert late.code == grpc.StatusCode.DEADLINE_EXCEEDED

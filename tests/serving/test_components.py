@@ -22,14 +22,14 @@ from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving import rest
 from tfpolicies.serving.access import AccessRules
 from tfpolicies.serving.batching import BatchCost, Batcher
-from tfpolicies.serving.calls import InferOptions, InferRequest
-from tfpolicies.serving.memory import SequenceStates
+from tfpolicies.serving.grpc_service import GrpcHandler
+from tfpolicies.serving.infer_requests import InferOptions, InferRequest
+from tfpolicies.serving.model_version import ModelVersion
 from tfpolicies.serving.repository import ModelRepository, make_unique_names
-from tfpolicies.serving.rpc import GrpcHandler
-from tfpolicies.serving.sequences import SequenceStore
-from tfpolicies.serving.served import ServedModel, ServingLimits
-from tfpolicies.serving.tensors import decode_bytes, decode_values
-from tfpolicies.serving.versions import ModelVersion
+from tfpolicies.serving.sequence_state import SequenceStates
+from tfpolicies.serving.sequence_store import SequenceStore
+from tfpolicies.serving.served_model import ServedModel, ServingLimits
+from tfpolicies.serving.tensor_checks import decode_bytes, decode_values
 from tools.endless_model import with_endless_loop
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]

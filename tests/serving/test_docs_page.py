@@ -130,11 +130,11 @@ def ray_serve(monkeypatch):
 def test_two_replicas_on_ray_serve_act_as_the_policy_does(ray_serve, folder, pole):
     import tritonclient.http
 
-    from tfpolicies.serving import deployment
+    from tfpolicies.serving import ray_serve
 
     options = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}}
     serve, address = ray_serve
-    serve.run(deployment(folder / "cartpole" / "onnx", name="cartpole", **options))
+    serve.run(ray_serve(folder / "cartpole" / "onnx", name="cartpole", **options))
 
     client = tritonclient.http.InferenceServerClient(address)
     obs = tritonclient.http.InferInput("obs", [1, 4], "FP32").set_data_from_numpy(OBS)

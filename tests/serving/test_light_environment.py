@@ -15,7 +15,7 @@ from tritonclient import grpc, http
 
 from helpers.serving import HOME, Server, export, inputs_of, policy_of, without_python_path
 from tfpolicies.errors import UsageError
-from tfpolicies.system.distributions import check_same_version
+from tfpolicies.system.installed_distributions import check_same_version
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 

@@ -12,8 +12,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from helpers.serving import Server, export, policy_of
 from serving.test_server import get, post, tensor
-from tfpolicies.serving import logs
-from tfpolicies.serving.logs import AccessLogEntry, ServerLog
+from tfpolicies.serving import server_log
+from tfpolicies.serving.server_log import AccessLogEntry, ServerLog
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
@@ -68,7 +68,7 @@ def test_a_path_cannot_write_lines_of_its_own_and_is_cut(as_json):
 
 
 def test_a_reader_that_is_slow_holds_up_nobody(monkeypatch):
-    monkeypatch.setattr(logs, "_MAX_WAITING", 2)
+    monkeypatch.setattr(server_log, "_MAX_WAITING", 2)
     may_write, is_writing = threading.Event(), threading.Event()
 
     class Slow(io.StringIO):

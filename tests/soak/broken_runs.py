@@ -37,7 +37,7 @@ from tfpolicies import (
     SACConfig,
     TD3Config,
 )
-from tfpolicies.algorithms.tuned import get_tuned_settings
+from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_settings
 
 WORDS = {
     "horizon": "later rewards of an action do not count",

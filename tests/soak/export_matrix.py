@@ -24,10 +24,10 @@ from gymnasium import spaces
 from tfpolicies import A2CConfig, DDPGConfig, DQNConfig, PGConfig, PPOConfig, SACConfig, TD3Config
 from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.litert import export_litert
-from tfpolicies.export.onnx_file import export_onnx
+from tfpolicies.export.litert_writer import export_litert
+from tfpolicies.export.onnx_writer import export_onnx
 from tfpolicies.export.reference import ReferenceRuntime
-from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.export.saved_model_writer import export_saved_model
 from tfpolicies.export.verify import Comparison, draw_random_inputs
 
 ROUNDING = 3e-6

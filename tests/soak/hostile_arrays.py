@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 
 from soak.attempt import Attempt
-from tfpolicies.storage.hdf5_image import pack_arrays, unpack_arrays
+from tfpolicies.storage.hdf5_bytes import pack_arrays, unpack_arrays
 
 _FIELDS = (0, 1, 255, 1 << 16, 1 << 32, 1 << 40, (1 << 64) - 1)
 

@@ -26,13 +26,13 @@ from soak.hostile_arrays import array_file_attempt, changed_array_files
 from soak.hostile_onnx import make_hostile, onnx_loaders
 from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig, PPOTF2Policy
 from tfpolicies.algorithms.algorithm import Algorithm
-from tfpolicies.algorithms.run_state import get_progress
-from tfpolicies.cli.serving import play_in_subprocess
-from tfpolicies.cli.settings import TrainSettings
-from tfpolicies.cli.sources import find_run
+from tfpolicies.algorithms.training_state import get_progress
+from tfpolicies.cli.onnx_exports import play_in_subprocess
+from tfpolicies.cli.run_lookup import find_run
+from tfpolicies.cli.train_options import TrainSettings
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import TfPoliciesError
-from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST, POLICY_MANIFEST
+from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST, POLICY_MANIFEST
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import (
     Checkpoint,

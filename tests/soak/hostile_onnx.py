@@ -24,7 +24,7 @@ from tfpolicies.errors import ExportError
 from tfpolicies.export import player
 from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.serving.repository import ModelRepository
-from tfpolicies.serving.served import DEFAULT_LIMITS
+from tfpolicies.serving.served_model import DEFAULT_LIMITS
 
 Node = onnx.NodeProto
 _LARGE = (0, -1, 1, 3, 10**5, 10**6, 10**8, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))

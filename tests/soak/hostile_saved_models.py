@@ -115,7 +115,7 @@ _SIZES = (0, 1, -1, -2, 2**31 - 1, 2**31, 2**40, 2**62, -(2**63), 7)
 def edit_protobuf(folder: Path, rng: random.Random) -> str:
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-    from tfpolicies.foreign.operations import ALLOWED_OPERATIONS
+    from tfpolicies.importers.allowed_ops import ALLOWED_OPERATIONS
 
     path = folder / "saved_model.pb"
     model = SavedModel.FromString(path.read_bytes())
@@ -207,7 +207,7 @@ def main() -> None:
     options = parser.parse_args()
     import tensorflow as tf
 
-    import tfpolicies.foreign.importing  # noqa: F401
+    import tfpolicies.importers.import_policy  # noqa: F401
 
     rng, ends = random.Random(options.seed), Counter[str]()
     slowest = 0.0

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.storage.segments import Segment
+from tfpolicies.storage.segment_files import Segment
 
 STEPS = 1600
 PRIORITIZED = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 500}
@@ -67,7 +67,7 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def train(name: str, folder: Path) -> None:
     """Trains a run to its end, from where its folder says."""
-    from tfpolicies.algorithms.registry import find_algorithm
+    from tfpolicies.algorithms.algorithm_registry import find_algorithm
 
     algo, env, settings = RUNS[name]
     config = find_algorithm(algo).config_class().environment(env).training(**settings)

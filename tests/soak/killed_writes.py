@@ -45,10 +45,10 @@ from gymnasium import spaces
 from tfpolicies import Policy, PolicyMap, PPOTF2Policy, SampleBatch
 from tfpolicies.errors import TfPoliciesError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
-from tfpolicies.storage.array_places import extract_arrays, restore_arrays
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import decode_value, encode_value
+from tfpolicies.storage.nested_arrays import extract_arrays, restore_arrays
 from tfpolicies.system.atomic import is_temporary
 
 OBS, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)

@@ -35,7 +35,7 @@ from tfpolicies import (
     PPOTF1Policy,
     PPOTF2Policy,
 )
-from tfpolicies.policy_map.paging import CacheStatistics
+from tfpolicies.policy_map.state_cache import CacheStatistics
 from tfpolicies.testing import random_batch
 
 OBS, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)

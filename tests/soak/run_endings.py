@@ -32,8 +32,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tfpolicies.cli.ends import DONE, RUN_IN_USE
-from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
+from tfpolicies.cli.exit_codes import DONE, RUN_IN_USE
+from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.storage.checkpoint import read_checkpoint
 

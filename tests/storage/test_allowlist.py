@@ -27,9 +27,10 @@ from tfpolicies import (
     PPOTF2Policy,
     SACConfig,
 )
+from tfpolicies.base.allowlist import is_allowed
 from tfpolicies.config.callbacks import make_multi_callbacks
 from tfpolicies.config.multi_agent import default_policy_mapping
-from tfpolicies.config.stored_settings import (
+from tfpolicies.config.settings_allowlist import (
     ALGORITHM_SETTINGS,
     POLICY_SETTINGS,
     ROSTER,
@@ -37,15 +38,14 @@ from tfpolicies.config.stored_settings import (
 )
 from tfpolicies.errors import CheckpointError, ConfigError, TfPoliciesError
 from tfpolicies.exploration.strategies import EpsilonGreedy
-from tfpolicies.marks import is_allowed
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import SquashedGaussian
-from tfpolicies.policy.checkpoints import TRAINING_ONLY_SETTINGS
+from tfpolicies.policy.policy_checkpoints import TRAINING_ONLY_SETTINGS
+from tfpolicies.storage.allowed_objects import AllowedObject
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.storage.import_paths import UnresolvedObject
 from tfpolicies.storage.json_values import encode_value, find_unresolved
 from tfpolicies.storage.manifest import compute_checksum
-from tfpolicies.storage.places import AllowedObject
 
 MAIN = {"$import": "tfpolicies.cli:main"}
 DECISION = Path(__file__).parents[2] / "docs/decisions/003-import-paths-in-checkpoints.md"

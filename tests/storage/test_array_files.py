@@ -11,7 +11,7 @@ import pytest
 
 from soak.hostile_arrays import change_bytes
 from tfpolicies.errors import CheckpointError
-from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
+from tfpolicies.storage.hdf5_bytes import check_arrays, pack_arrays, unpack_arrays
 
 TWELVE = pack_arrays({f"w{i}": np.ones(i + 1, np.float32) for i in range(12)})
 

@@ -27,7 +27,7 @@ from tfpolicies.storage.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from tfpolicies.storage.hdf5_image import pack_arrays, unpack_arrays
+from tfpolicies.storage.hdf5_bytes import pack_arrays, unpack_arrays
 
 
 def part(value=0.0, **entries):

@@ -14,7 +14,7 @@ import pytest
 from helpers.factories import OBS, make, rows_of
 from tfpolicies import PolicyMap
 from tfpolicies.errors import FolderInUseError, StashError
-from tfpolicies.export import staging
+from tfpolicies.export import publish
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.system import folder_lock
 from tfpolicies.system.folder_lock import FolderLock, exclusive_access
@@ -177,8 +177,8 @@ def test_the_temporary_link_of_an_export_lies_where_the_next_one_removes_it(tmp_
     moved = []
     real = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (moved.append(paths), real(*paths)))
-    with staging.open_staging_folder(tmp_path) as folder:
-        staging.link_newest(tmp_path, folder)
+    with publish.open_staging_folder(tmp_path) as folder:
+        publish.link_newest(tmp_path, folder)
         assert [Path(temporary).parent for temporary, _ in moved] == [folder]
     assert (tmp_path / "newest").resolve() == tmp_path / "1"
 
@@ -210,9 +210,9 @@ def test_without_locks_what_others_are_writing_stays(tmp_path, without_locks, ca
     temporary.write_text("half")
     with RunFolder.open(tmp_path / "run").acquire():
         assert temporary.exists()
-    with staging.open_staging_folder(tmp_path / "export") as one:
+    with publish.open_staging_folder(tmp_path / "export") as one:
         (one / "model.onnx").write_text("half")
-        with staging.open_staging_folder(tmp_path / "export"):
+        with publish.open_staging_folder(tmp_path / "export"):
             assert (one / "model.onnx").exists()
     image = tmp_path / "stash" / "worker_0" / "a~1.state"
     image.parent.mkdir(parents=True)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from helpers.factories import OBS, make, rows_of
 from tfpolicies.errors import ExportError
-from tfpolicies.system.quiet import suppress_conversion_output, suppress_native_stderr
+from tfpolicies.system.log_suppression import suppress_conversion_output, suppress_native_stderr
 
 TOUCHED = ("", "absl", "keras", "onnx", "tensorflow", "tf2onnx", "tf2onnx.tfonnx", "mine")
 

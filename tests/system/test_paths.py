@@ -32,7 +32,7 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.serving.access import read_token
@@ -357,7 +357,7 @@ def run_command(words):
 
 def deploy(path):
     pytest.importorskip("ray.serve")
-    from tfpolicies.serving.deployment import deployment
+    from tfpolicies.serving.ray_serve import deployment
 
     deployment(path)
 

@@ -21,8 +21,8 @@ from tfpolicies.models.distributions import DiagGaussian, SquashedGaussian
 from tfpolicies.policy.compiled_driver import CompiledDriver, CustomMethodActing
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.testing import check_policy, random_batch
-from tfpolicies.testing.checking import CHECKS
 from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv
+from tfpolicies.testing.runner import CHECKS
 
 LSTM = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4}
 MASKED = spaces.Dict(observations=factories.OBS, action_mask=spaces.Box(0, 1, (3,), np.int8))

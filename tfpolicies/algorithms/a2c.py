@@ -15,17 +15,17 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfpolicies.algorithms.actor_critic import (
+from tfpolicies.algorithms.actor_critic_base import (
     ActorCriticConfig,
     ActorCriticTFPolicy,
     ActorCriticTrainingSettings,
 )
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import lazy_class
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
-from tfpolicies.program.view import TracedModel, TrainBatch
+from tfpolicies.program.traced_arguments import TracedModel, TrainBatch
 
 __all__ = ["A2C", "A2CConfig", "A2CTF1Policy", "A2CTF2Policy"]
 

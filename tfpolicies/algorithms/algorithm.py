@@ -14,28 +14,31 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.algorithms import checkpoints
+from tfpolicies.algorithms import algorithm_checkpoints
+from tfpolicies.algorithms.algorithm_checkpoints import SaveResult, StoredAlgorithm, save
+from tfpolicies.algorithms.algorithm_evaluation import AlgorithmEvaluation
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.algorithm_state import build_from_state, make_state, restore_state
-from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm, save
 from tfpolicies.algorithms.config_completion import (
     EnvSource,
     complete_config,
     record_resolved_settings,
 )
-from tfpolicies.algorithms.diagnosis import HealthChecks, PolicyStats, RunStats
-from tfpolicies.algorithms.evaluation_calls import AlgorithmEvaluation
 from tfpolicies.algorithms.evaluator import Evaluator
+from tfpolicies.algorithms.health_checks import HealthChecks, PolicyStats, RunStats
 from tfpolicies.algorithms.learn import Callback, LearnResult, learn
-from tfpolicies.algorithms.results import TrainingMetrics
-from tfpolicies.algorithms.run_records import TrainingOptions
-from tfpolicies.algorithms.train_batches import TrainBatchSampler
+from tfpolicies.algorithms.run_logger import TrainingOptions
+from tfpolicies.algorithms.train_batch_sampler import TrainBatchSampler
 from tfpolicies.algorithms.training_checks import LearnerResultCheck, TrainableCheck
-from tfpolicies.algorithms.tuned import require_tuned
+from tfpolicies.algorithms.training_metrics import TrainingMetrics
+from tfpolicies.algorithms.tuned_hyperparameters import require_tuned
+from tfpolicies.base.allowlist import allow_in_checkpoint
+from tfpolicies.base.extensions import Extensible, ExtensibleMeta
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks, warn_of_unknown_methods
-from tfpolicies.config.idioms import (
+from tfpolicies.config.migration_hints import (
     EVALUATE_ARGUMENTS,
     LEARN_ARGUMENTS,
     describe_missing_attribute,
@@ -45,19 +48,16 @@ from tfpolicies.config.idioms import (
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed.tune import make_default_config, make_resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.envs.registry import get_env_name
+from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
-from tfpolicies.extensions import Extensible, ExtensibleMeta
-from tfpolicies.marks import allow_in_checkpoint
 from tfpolicies.models.work import limit_work
-from tfpolicies.policy.checkpoints import get_path
 from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.policy_checkpoints import get_path
+from tfpolicies.rollout.curriculum import set_tasks
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
-from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.rollout.worker_environments import check_environment
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -951,7 +951,7 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
         path = get_path(checkpoint)
         folder = resolve_path(path)
         functions = MappingAndTrainable(policy_mapping_fn, policies_to_train)
-        overrides = checkpoints.resolve_overrides(checkpoint, functions, config)
+        overrides = algorithm_checkpoints.resolve_overrides(checkpoint, functions, config)
         algorithm: Algorithm = StoredAlgorithm.read(path, policy_ids, *overrides).build(
             cls,
             allow_other_spaces=allow_other_spaces,
@@ -981,7 +981,7 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
         Raises:
             UnpicklableError: if one of them cannot be imported by name, such as a lambda.
         """
-        return checkpoints.reduce_algorithm(self)
+        return algorithm_checkpoints.reduce_algorithm(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for `__setstate__`, under RLlib's names.

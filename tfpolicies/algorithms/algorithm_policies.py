@@ -97,8 +97,7 @@ class AlgorithmPolicies:
 
         Args:
             mapping_and_trainable: the mapping function, and the ids or predicate of trained
-            policies (None for
-                all).
+                policies (None for all).
         """
         predicate = as_predicate(mapping_and_trainable.policies_to_train)
         self._workers.set_mapping_and_trainable(mapping_and_trainable.policy_mapping_fn, predicate)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.host import AlgorithmProtocol
+from tfpolicies.algorithms import algorithm_checkpoints
+from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.errors import UsageError
 
 _EVAL_MAPPING_KEY = "eval_policy_mapping_fn"  # key of a state
@@ -35,7 +35,7 @@ def restore_state(algorithm: AlgorithmProtocol, state: Mapping[str, Any]) -> Non
     """Restores the state of an algorithm; see `Algorithm.__setstate__`."""
     local_worker = algorithm.worker
     worker_state, iteration = state["worker"], int(state["training_iteration"])
-    worker_state = checkpoints.apply_worker_hyperparameters(local_worker, worker_state)
+    worker_state = algorithm_checkpoints.apply_worker_hyperparameters(local_worker, worker_state)
     counters, previous_state = dict(state["counters"]), local_worker.get_state()
     local_worker.set_state(worker_state)
     try:

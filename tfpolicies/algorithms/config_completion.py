@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfpolicies.algorithms.host import AlgorithmProtocol
+from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.idioms import describe_positional_config
-from tfpolicies.config.sectioned import as_overrides
+from tfpolicies.config.base_config import as_overrides
+from tfpolicies.config.migration_hints import describe_positional_config
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.errors import ConfigError
-from tfpolicies.reporting.console import format_count
+from tfpolicies.reporting.progress_display import format_count
 
 EnvSource = str | Callable[..., object] | None
 """The source of environments: a name, a class or a function; None for no environment."""
@@ -78,7 +78,8 @@ def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
     if unknown:
         raise ConfigError(
             f"{name} has the setting {unknown[0]!r}, but the config of {algorithm_class.__name__} "
-            f"is {expected_name}, which has no such setting, so that no checkpoint could be restored. "
+            f"is {expected_name}, which has no such setting, so that no checkpoint could be "
+            "restored. "
             f"Subclass {algorithm_class.__name__}, set `config_class = {name}` in it (or "
             f'`later("{name}")` if the config is defined below it), and build that class.'
         )

@@ -25,7 +25,7 @@ from typing import Any
 
 from tfpolicies.algorithms.off_policy import PRIORITIZED_REPLAY_CONFIG, OffPolicyAlgorithm
 from tfpolicies.algorithms.td3 import TD3Config, TD3TFPolicy, TD3TrainingSettings
-from tfpolicies.config.later import lazy_class
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.config.setting import setting
 
 __all__ = ["DDPG", "DDPGConfig", "DDPGTF1Policy", "DDPGTF2Policy", "DDPGTFPolicy"]

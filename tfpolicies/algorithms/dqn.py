@@ -51,8 +51,18 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyTrainingSettings,
     check_feed_forward,
 )
+from tfpolicies.base.type_aliases import Structure, TensorStructure
+from tfpolicies.base.validators import (
+    BOOL,
+    FINITE,
+    NON_NEGATIVE,
+    POSITIVE,
+    POSITIVE_INT,
+    is_one_of,
+    one_of,
+)
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import lazy_class
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.config.setting import check, setting
 from tfpolicies.errors import ConfigError, UnsupportedSpaceError
 from tfpolicies.exploration.parameter_noise import ParameterNoise
@@ -65,10 +75,8 @@ from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.model_source import ModelSource, make_q_model_source
 from tfpolicies.models.network import NetworkInputs
 from tfpolicies.models.ports import NOISE
-from tfpolicies.program.view import TracedModel, TrainBatch
-from tfpolicies.rules import BOOL, FINITE, NON_NEGATIVE, POSITIVE, POSITIVE_INT, is_one_of, one_of
-from tfpolicies.state import PolicyState
-from tfpolicies.type_aliases import Structure, TensorStructure
+from tfpolicies.program.policy_state import PolicyState
+from tfpolicies.program.traced_arguments import TracedModel, TrainBatch
 
 __all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
 

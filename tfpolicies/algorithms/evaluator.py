@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.live_dict import copy_containers, is_equal
 from tfpolicies.config.multi_agent_setup import make_policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.read_only import copy_containers, is_equal
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.episode_summaries import summarize_episodes
 from tfpolicies.rollout.policy_changes import MappingAndTrainable
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import EvaluationResult
@@ -199,7 +199,7 @@ class Evaluator:
 
         Args:
             mapping_and_trainable: of the training workers; a mapping function of
-            `evaluation_config` is kept.
+                `evaluation_config` is kept.
         """
         if self.workers is not None:
             local_worker, (mapping_fn, to_train) = (

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from tfpolicies.algorithms.host import AlgorithmProtocol
-from tfpolicies.algorithms.recording import PlaySetup, require_renderable
-from tfpolicies.algorithms.run_records import NullRunLogger, RunLogger, TrainingOptions
-from tfpolicies.algorithms.run_state import get_progress
-from tfpolicies.algorithms.training_run import TrainingLoop
+from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
+from tfpolicies.algorithms.policy_recording import PlaySetup, require_renderable
+from tfpolicies.algorithms.run_logger import NullRunLogger, RunLogger, TrainingOptions
+from tfpolicies.algorithms.training_loop import TrainingLoop
+from tfpolicies.algorithms.training_state import get_progress
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import (
     DefaultCallbacks,
@@ -27,17 +28,16 @@ from tfpolicies.config.callbacks import (
     overrides,
     warn_of_unknown_methods,
 )
-from tfpolicies.config.idioms import suggest_callback
-from tfpolicies.config.stored_config import encode_config
-from tfpolicies.envs.registry import get_env_name
+from tfpolicies.config.config_serialization import encode_config
+from tfpolicies.config.migration_hints import suggest_callback
+from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
-from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
+from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_row import to_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.type_aliases import Json
 
 logger = logging.getLogger("tfpolicies")
 
@@ -202,8 +202,10 @@ def _resume(algorithm: AlgorithmProtocol, run: RunFolder) -> None:
         return
     if any(stored_progress[key] != progress[key] for key in ("iteration", "time_total_s")):
         raise UsageError(
-            f"{str(run.path)!r} holds another run, at iteration {stored_progress['iteration']}, but this "
-            f"algorithm has trained {progress['iteration']} iterations elsewhere. Give another run_dir; "
+            f"{str(run.path)!r} holds another run, at iteration {stored_progress['iteration']}, "
+            "but this "
+            f"algorithm has trained {progress['iteration']} iterations elsewhere. Give another "
+            "run_dir; "
             f"or resume that run: {type(algorithm).__name__}.from_checkpoint("
             f"{str(run.latest)!r}).learn(..., run_dir={str(run.path)!r})."
         )
@@ -241,7 +243,8 @@ def _require_same_settings(
         if len(different_names) > _MAX_SETTINGS_SHOWN:
             differences += f" and {len(different_names) - _MAX_SETTINGS_SHOWN} more"
         raise UsageError(
-            f"{str(run.path)!r} holds a run with other settings: {differences}. Give another run_dir for "
+            f"{str(run.path)!r} holds a run with other settings: {differences}. Give another "
+            "run_dir for "
             "a new run, or the same settings to resume that one."
         )
 
@@ -304,7 +307,8 @@ def _require_algorithm_callbacks(callbacks: DefaultCallbacks) -> None:
     if unsupported:
         class_name = type(callbacks).__name__
         raise UsageError(
-            f"{class_name} overrides {', '.join(unsupported)}, which workers call from their creation on. "
+            f"{class_name} overrides {', '.join(unsupported)}, which workers call from their "
+            "creation on. "
             f"Pass the class to the config: "
             f"config.callbacks({class_name})."
         )

@@ -21,10 +21,21 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.base.type_aliases import Setting
+from tfpolicies.base.validators import (
+    BOOL,
+    FRACTION,
+    POSITIVE,
+    POSITIVE_INT,
+    function,
+    int_at_least,
+    is_one_of,
+    one_of,
+)
 from tfpolicies.batch.postprocessing import n_step_returns
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.later import lazy_class
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.config.setting import Merge, check, require, setting
 from tfpolicies.errors import (
@@ -39,27 +50,16 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.models.model_source import ModelSource
 from tfpolicies.models.spaces import is_float_box
-from tfpolicies.models.views import get_acting_requirements
+from tfpolicies.models.view_requirements import get_acting_requirements
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.traced_arguments import TrainBatch
 from tfpolicies.replay import prioritized
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.allocator import check_allocator_arguments
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
-from tfpolicies.replay.room import check_allocator_arguments
-from tfpolicies.rules import (
-    BOOL,
-    FRACTION,
-    POSITIVE,
-    POSITIVE_INT,
-    function,
-    int_at_least,
-    is_one_of,
-    one_of,
-)
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.type_aliases import Setting
 
 logger = logging.getLogger("tfpolicies")
 
@@ -193,7 +193,8 @@ def check_feed_forward(name: str, config: Mapping[str, Any], class_name: str) ->
     for key in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
         if config[key]:
             raise ConfigError(
-                f"{name}[{key!r}] must be False for {class_name}: replayed rows are single transitions, "
+                f"{name}[{key!r}] must be False for {class_name}: replayed rows are single "
+                "transitions, "
                 "and its outputs need a final linear layer."
             )
 
@@ -211,7 +212,8 @@ def check_action_vectors(action_space: gym.Space, class_name: str, other_spaces:
     """
     if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
         raise UnsupportedSpaceError(
-            f"{class_name} supports {other_spaces}one-dimensional Boxes of floats as action spaces only, got "
+            f"{class_name} supports {other_spaces}one-dimensional Boxes of floats as action "
+            "spaces only, got "
             f"{action_space}. For Discrete actions use DQN, SAC or PPO; flatten other Boxes in the "
             "environment, for example with a gymnasium.ActionWrapper."
         )
@@ -235,7 +237,8 @@ def check_action_bounds(action_space: gym.Space, class_name: str, alternative: s
     if len(unbounded):
         i = unbounded[0]
         raise UnsupportedSpaceError(
-            f"{class_name} squashes actions into the bounds of their dimension, which must be finite, "
+            f"{class_name} squashes actions into the bounds of their dimension, which must be "
+            "finite, "
             f"but those of dimension {i} of the action space are [{low[i]:g}, {high[i]:g}]. Give "
             "the environment bounds: `gymnasium.wrappers.TransformAction(env, lambda action: "
             f"action, gymnasium.spaces.Box(low, high))`.{alternative}"
@@ -525,12 +528,14 @@ def _check_buffer_config(config: Mapping[str, Any]) -> None:
     for key in config:
         if key in _PRIORITY_SETTINGS and key not in allowed_keys:
             raise ConfigError(
-                f"{name} has {key!r}, but type {buffer_type!r} replays uniformly. For prioritised replay "
+                f"{name} has {key!r}, but type {buffer_type!r} replays uniformly. For "
+                "prioritised replay "
                 f"set {{'type': '{_PRIORITIZED[0]}'}}."
             )
         if key not in allowed_keys:
             raise ConfigError(
-                f"{name} has no key {key!r}.{suggest_similar_names(str(key), allowed_keys)} It takes "
+                f"{name} has no key {key!r}.{suggest_similar_names(str(key), allowed_keys)} It "
+                "takes "
                 f"{', '.join(allowed_keys)}."
             )
     require(f"{name}['capacity']", POSITIVE_INT, config.get("capacity", _CAPACITY))

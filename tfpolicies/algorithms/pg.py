@@ -17,13 +17,13 @@ from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.postprocessing import discounted_returns
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.later import lazy_class
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.program.view import TracedModel, TrainBatch
+from tfpolicies.program.traced_arguments import TracedModel, TrainBatch
 
 __all__ = ["PG", "PGConfig", "PGTF1Policy", "PGTF2Policy", "PGTFPolicy"]
 

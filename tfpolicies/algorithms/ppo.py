@@ -20,22 +20,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpolicies.algorithms.actor_critic import (
+from tfpolicies.algorithms.actor_critic_base import (
     ActorCriticConfig,
     ActorCriticTFPolicy,
     ActorCriticTrainingSettings,
 )
 from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.base.validators import BOOL, NON_NEGATIVE, POSITIVE, POSITIVE_INT
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import lazy_class
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.program.view import TracedModel, TrainBatch
-from tfpolicies.rules import BOOL, NON_NEGATIVE, POSITIVE, POSITIVE_INT
+from tfpolicies.program.traced_arguments import TracedModel, TrainBatch
 
 __all__ = ["PPO", "PPOConfig", "PPOTF1Policy", "PPOTF2Policy"]
 

@@ -58,20 +58,28 @@ from tfpolicies.algorithms.off_policy import (
     check_action_vectors,
     check_feed_forward,
 )
+from tfpolicies.base.type_aliases import TensorStructure
+from tfpolicies.base.validators import (
+    BOOL,
+    NON_NEGATIVE,
+    POSITIVE,
+    Validator,
+    is_number,
+    is_one_of,
+    one_of,
+)
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import lazy_class
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.config.setting import get_metadata, setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.critics import make_critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.losses import half_square, huber, masked_mean
+from tfpolicies.models.model_config import complete_model_config
 from tfpolicies.models.q_learning import select_rows
-from tfpolicies.models.settings import complete_model_config
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.program.view import TracedModel, TrainBatch
-from tfpolicies.rules import BOOL, NON_NEGATIVE, POSITIVE, Validator, is_number, is_one_of, one_of
-from tfpolicies.type_aliases import TensorStructure
+from tfpolicies.program.traced_arguments import TracedModel, TrainBatch
 
 __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
 

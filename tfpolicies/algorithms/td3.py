@@ -45,20 +45,20 @@ from tfpolicies.algorithms.off_policy import (
     check_action_bounds,
     check_action_vectors,
 )
+from tfpolicies.base.type_aliases import TensorStructure
+from tfpolicies.base.validators import BOOL, NON_NEGATIVE, POSITIVE, POSITIVE_INT
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.later import lazy_class
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
-from tfpolicies.exploration.picking import ContinuousLeaf
+from tfpolicies.exploration.random_actions import ContinuousLeaf
 from tfpolicies.models.critics import make_critic_source
 from tfpolicies.models.defaults import ACTIVATION, LAYER_SIZES
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.model_source import ModelSource
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.program.view import TracedModel, TrainBatch
-from tfpolicies.rules import BOOL, NON_NEGATIVE, POSITIVE, POSITIVE_INT
-from tfpolicies.type_aliases import TensorStructure
+from tfpolicies.program.traced_arguments import TracedModel, TrainBatch
 
 __all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
 
@@ -189,7 +189,8 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         if dist_class.noise_size:
             raise ConfigError(
                 f"model['custom_action_dist'] must be deterministic for {cls.__name__}, whose "
-                f"policy is one action for each observation; got {custom_dist!r}. Leave it out, and set "
+                f"policy is one action for each observation; got {custom_dist!r}. Leave it out, "
+                "and set "
                 "`exploration_config`."
             )
         return dist_class

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tfpolicies.base.numerics import find_first_non_finite
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
 from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
-from tfpolicies.finite import find_first_non_finite
 from tfpolicies.policy.driver import validate_result
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map.policy_map import PolicyMap
@@ -69,8 +69,10 @@ class TrainableCheck:
         if algorithm_replays:
             required_rows, available_rows = available_rows, required_rows
         raise ConfigError(
-            f"Policy {policy_id!r} is a {policy_class.__name__}, which learns from {required_rows}, but "
-            f"the training step of {algorithm_class.__name__} has {available_rows}. Leave it out of "
+            f"Policy {policy_id!r} is a {policy_class.__name__}, which learns from "
+            f"{required_rows}, but "
+            f"the training step of {algorithm_class.__name__} has {available_rows}. Leave it out "
+            "of "
             "`policies_to_train` and train it with a separate algorithm, or override "
             "`training_step`."
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfpolicies.base.type_aliases import Scalar
 from tfpolicies.batch import layout as _layout
 from tfpolicies.batch.layout import (
     SEQ_LENS,
@@ -20,7 +21,6 @@ from tfpolicies.batch.layout import (
 )
 from tfpolicies.batch.leaves import Column, Leaf, concatenate_columns, iterate_leaves
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, suggest_similar_names
-from tfpolicies.type_aliases import Scalar
 
 if TYPE_CHECKING:
     from typing_extensions import Self

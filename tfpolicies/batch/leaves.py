@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 
-from tfpolicies.batch.packing import PackedColumn
+from tfpolicies.base.type_aliases import Structure
+from tfpolicies.batch.compression import PackedColumn
 from tfpolicies.errors import BatchError
-from tfpolicies.type_aliases import Structure
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from tfpolicies.base.extensions import Extensible
 from tfpolicies.batch import layout as _layout
 from tfpolicies.batch.column_batch import ColumnBatch, join_columns
+from tfpolicies.batch.compression import pack_leaf, unpack_leaf
 from tfpolicies.batch.layout import Layout
 from tfpolicies.batch.leaves import Leaf, map_leaves, scatter_rows, take_rows
-from tfpolicies.batch.packing import pack_leaf, unpack_leaf
 from tfpolicies.errors import (
     BatchError,
     BatchUsageError,
@@ -21,7 +22,6 @@ from tfpolicies.errors import (
     UsageError,
     suggest_similar_names,
 )
-from tfpolicies.extensions import Extensible
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -496,7 +496,8 @@ def _get_states_of_rows(batch: SampleBatch, name: str, positions: np.ndarray) ->
         state_out = name.replace(_layout.STATE_IN, _layout.STATE_OUT)
         if state_out not in batch:
             raise MissingColumnError(
-                f"The recurrent state of a row within a sequence is {state_out!r} of the row before, "
+                f"The recurrent state of a row within a sequence is {state_out!r} of the row "
+                "before, "
                 f"but the batch has {list(batch)}. `timeslices` of each policy's batch keeps "
                 "sequences whole."
             )

@@ -111,7 +111,7 @@ class Trajectories:
         row_indices: np.ndarray,
         uses_history: bool = True,
     ) -> Iterator[np.ndarray]:
-        """Yields the leaves of a column at rows `row_indices` `[K, S]` of trajectories, `[K, S, ...]` each.
+        """Yields the leaves `[K, S, ...]` of a column at rows `row_indices` `[K, S]`.
 
         Args:
             columns: `[R, ...]` each.

@@ -10,8 +10,8 @@ from typing import NoReturn
 import gymnasium
 import numpy as np
 
+from tfpolicies.base.extensions import Extensible, ExtensibleMeta
 from tfpolicies.errors import BatchError, BatchUsageError, SpaceError
-from tfpolicies.extensions import Extensible, ExtensibleMeta
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(\d+))?")
 

@@ -10,8 +10,8 @@ import atexit
 import os
 import sys
 
-from tfpolicies.system.signals import ShutdownHandler, SignalInterrupt, print_to_stderr
-from tfpolicies.system.standard_files import open_standard_files
+from tfpolicies.system.signal_handling import ShutdownHandler, SignalInterrupt, print_to_stderr
+from tfpolicies.system.stdio import open_standard_files
 
 TYPE_CHECKING = False  # as in `typing`
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run([*argv], signals)
     open_standard_files()
     with ShutdownHandler() as signals:
-        from tfpolicies.cli.ends import flush_output
+        from tfpolicies.cli.exit_codes import flush_output
 
         _prepare_process()
         status = flush_output(_run(sys.argv[1:], signals))
@@ -52,7 +52,7 @@ def _run(argv: list[str], signals: ShutdownHandler) -> int:
         if args.command is None:
             print(args.help)
             return 0
-        from tfpolicies.system.distributions import check_same_version
+        from tfpolicies.system.installed_distributions import check_same_version
 
         check_same_version()
         return int(args.run(args))
@@ -67,7 +67,7 @@ def _report_error(error: BaseException, argv: list[str]) -> int:
     """Reports the error of a command that had nothing to save; returns the exit status."""
     import traceback
 
-    from tfpolicies.cli.ends import FAILED, describe_error, get_exit_status
+    from tfpolicies.cli.exit_codes import FAILED, describe_error, get_exit_status
 
     status = get_exit_status(error, work_started=False)
     if "--debug" in argv:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tfpolicies._version import __version__
-from tfpolicies.algorithms.registry import get_algorithm_names
-from tfpolicies.cli.settings import MODEL_GROUP, OPTIONS, RUN_GROUP, get_flag, parse_algorithm
-from tfpolicies.cli.values import (
+from tfpolicies.algorithms.algorithm_registry import get_algorithm_names
+from tfpolicies.base.acting_runtimes import ONNX_OPSETS
+from tfpolicies.base.name_registry import describe_entry_point, get_entry_points, load_entry_point
+from tfpolicies.cli.arg_types import (
     column_names,
     describe_invalid_choice,
     json_object,
@@ -33,10 +34,9 @@ from tfpolicies.cli.values import (
     positive_float,
     positive_int,
 )
+from tfpolicies.cli.train_options import MODEL_GROUP, OPTIONS, RUN_GROUP, get_flag, parse_algorithm
 from tfpolicies.errors import ConfigError, UsageError, suggest_similar_names
-from tfpolicies.registers import describe_entry_point, get_entry_points, load_entry_point
-from tfpolicies.system.distributions import import_or_explain
-from tfpolicies.ways import ONNX_OPSETS
+from tfpolicies.system.installed_distributions import import_or_explain
 
 COMMANDS = "tfpolicies.commands"
 """The group of entry points."""
@@ -105,7 +105,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         word = unknown[0].partition("=")[0]
         hint = suggest_similar_names(word, command_parser.options()) if word.startswith("-") else ""
         raise UsageError(
-            f"{command_parser.prog} does not take {unknown[0]!r}.{hint} See `{command_parser.prog} --help`."
+            f"{command_parser.prog} does not take {unknown[0]!r}.{hint} See "
+            f"`{command_parser.prog} --help`."
         )
     return args
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfpolicies.algorithms.registry import find_algorithm, get_registered_names
-from tfpolicies.algorithms.tuned import get_tuned_entries
-from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.recording import make_title, open_recording_source
-from tfpolicies.cli.serving import describe_loaded_packages, find_export, play_in_subprocess
-from tfpolicies.cli.sources import export_policy, find_checkpoint, load_policy, print_files
-from tfpolicies.envs.making import EnvContext, check_env_name, make_environments
+from tfpolicies.algorithms.algorithm_registry import find_algorithm, get_registered_names
+from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_entries
+from tfpolicies.cli.exit_codes import DONE
+from tfpolicies.cli.onnx_exports import describe_loaded_packages, find_export, play_in_subprocess
+from tfpolicies.cli.run_lookup import export_policy, find_checkpoint, load_policy, print_files
+from tfpolicies.cli.show_policy import make_title, open_recording_source
+from tfpolicies.envs.env_factory import EnvContext, check_env_name, make_environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.export.web import WebPage
-from tfpolicies.reporting.console import CommandConsole, make_summary_table
+from tfpolicies.reporting.progress_display import CommandConsole, make_summary_table
 from tfpolicies.system.paths import resolve_path, shorten_path
 
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.recording import PlaySetup
+    from tfpolicies.algorithms.policy_recording import PlaySetup
     from tfpolicies.rollout.episode import RolloutMetrics
 
 _EVALUATION_ENVS = 16
@@ -33,13 +33,13 @@ def evaluate(args: argparse.Namespace) -> int:
         check_env_name(args.env)
     checkpoint = find_checkpoint(args.source, best=args.best)
     with open_recording_source(args, checkpoint, console) as source:
-        from tfpolicies.algorithms import recording
-        from tfpolicies.rollout.metrics import summarize_episodes
+        from tfpolicies.algorithms import policy_recording
+        from tfpolicies.rollout.episode_summaries import summarize_episodes
 
         if source.is_single_policy:
             episodes = _play_with_policy(source, args.episodes, args.seed)
         else:
-            episodes = recording.play_episodes(source, args.episodes, args.seed)
+            episodes = policy_recording.play_episodes(source, args.episodes, args.seed)
     summary = summarize_episodes(episodes)
     figures = {
         "episodes": len(episodes),
@@ -56,10 +56,10 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def _play_with_policy(source: PlaySetup, episodes: int, seed: int) -> list[RolloutMetrics]:
     """Plays episodes with a single policy."""
-    from tfpolicies.rollout.connected import wrap_connectors
+    from tfpolicies.rollout.connector_env import wrap_connectors
     from tfpolicies.rollout.evaluation import play_episodes
-    from tfpolicies.rollout.fitting_spaces import require_trained_spaces
     from tfpolicies.rollout.sampler import EvaluationDuration
+    from tfpolicies.rollout.space_checks import require_trained_spaces
 
     policy = source.player
     is_training_env = source.env == policy.config["env"]

@@ -7,13 +7,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.serving import find_export, find_providers
+from tfpolicies.base.onnx_graph import remove_outputs
+from tfpolicies.cli.exit_codes import DONE
+from tfpolicies.cli.onnx_exports import find_export, find_providers
 from tfpolicies.errors import ExportError, UsageError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.onnx_graphs import remove_outputs
-from tfpolicies.serving.calls import VALUE_OUTPUT
-from tfpolicies.serving.tables import write_actions
+from tfpolicies.serving.infer_requests import VALUE_OUTPUT
+from tfpolicies.serving.parquet_actions import write_actions
 from tfpolicies.system.paths import describe_path, resolve_path, shorten_path
 
 

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.serving import find_providers
+from tfpolicies.cli.exit_codes import DONE
+from tfpolicies.cli.onnx_exports import find_providers
 from tfpolicies.errors import ExportError, MissingPackageError, UsageError, suggest_similar_names
 from tfpolicies.export.spec_file import (
     ONNX_FOLDER,
@@ -39,10 +39,10 @@ def serve(args: argparse.Namespace) -> int:
     """Serves policies until SIGTERM or Ctrl-C; see `tfpolicies.serving.shutdown`."""
     try:
         from tfpolicies.serving.access import AccessRules, read_token
-        from tfpolicies.serving.logs import ServerLog
         from tfpolicies.serving.repository import ModelRepository, make_unique_names
-        from tfpolicies.serving.served import ServingLimits
+        from tfpolicies.serving.served_model import ServingLimits
         from tfpolicies.serving.server import ServerAddress, run
+        from tfpolicies.serving.server_log import ServerLog
         from tfpolicies.serving.tls import read_tls
     except ImportError as error:
         raise MissingPackageError(
@@ -140,7 +140,8 @@ def _parse_pins(options: Sequence[str], models: Sequence[str]) -> dict[str, str]
         name = name or models[0]
         if name not in models:
             raise UsageError(
-                f"--pin {option} names no model that is served.{suggest_similar_names(name, models)} "
+                f"--pin {option} names no model that is "
+                f"served.{suggest_similar_names(name, models)} "
                 f"The models are {', '.join(models)}."
             )
         if not version or name in pins:
@@ -168,7 +169,8 @@ def _find_or_make_export(
     if importlib.util.find_spec("tensorflow") is None:
         _require_no_nested_exports(folder)
         raise ExportError(
-            f"{shorten_path(path)} is not an ONNX export, and exporting a run needs TensorFlow, which is "
+            f"{shorten_path(path)} is not an ONNX export, and exporting a run needs TensorFlow, "
+            "which is "
             "not installed. Export it where the distribution tfpolicies is installed, `tfpolicies "
             "export RUN --to DIR --onnx`, and serve DIR."
         )
@@ -201,7 +203,8 @@ def _require_servable(path: Path, spec: Path) -> None:
     """
     if (format_name := _get_unserved_format(spec)) is not None:
         raise ExportError(
-            f"{shorten_path(path)} holds {format_name}, but serve takes ONNX. Export the run again: "
+            f"{shorten_path(path)} holds {format_name}, but serve takes ONNX. Export the run "
+            "again: "
             "`tfpolicies export RUN_GROUP --from_outputs DIR --onnx`."
         )
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
-from tfpolicies.algorithms.run_records import RunLogger
-from tfpolicies.algorithms.training_run import ENDED_BY_STEPS, ENDED_BY_TARGET, TrainingLoop
+from tfpolicies.algorithms.run_logger import RunLogger
+from tfpolicies.algorithms.training_loop import ENDED_BY_STEPS, ENDED_BY_TARGET, TrainingLoop
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.ends import (
+from tfpolicies.cli.exit_codes import (
     DONE,
     FAILED,
     NOT_FINITE,
@@ -30,17 +30,8 @@ from tfpolicies.cli.ends import (
     describe_error,
     get_exit_status,
 )
-from tfpolicies.cli.serving import describe_loaded_packages, play_in_subprocess
-from tfpolicies.cli.settings import (
-    IMPORT_OPTIONS,
-    OPTIONS,
-    TrainSettings,
-    get_algorithm_class,
-    get_flag,
-    is_custom_algorithm,
-    require_no_duplicate_settings,
-)
-from tfpolicies.cli.sources import (
+from tfpolicies.cli.onnx_exports import describe_loaded_packages, play_in_subprocess
+from tfpolicies.cli.run_lookup import (
     ExportedPolicy,
     export_policy,
     find_run,
@@ -49,20 +40,29 @@ from tfpolicies.cli.sources import (
     load_tensorflow_with_status,
     print_files,
 )
+from tfpolicies.cli.train_options import (
+    IMPORT_OPTIONS,
+    OPTIONS,
+    TrainSettings,
+    get_algorithm_class,
+    get_flag,
+    is_custom_algorithm,
+    require_no_duplicate_settings,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, check_environment_name
-from tfpolicies.envs.making import check_env_name
+from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, check_environment_name
+from tfpolicies.envs.env_factory import check_env_name
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.console import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_csv import read_progress
+from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_row import RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
+from tfpolicies.storage.allowed_objects import resolve_allowed
 from tfpolicies.storage.json_values import UnresolvedObject, find_unresolved
-from tfpolicies.storage.places import resolve_allowed
 from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.paths import resolve_path, shorten_path
 from tfpolicies.system.regular_files import read_regular
-from tfpolicies.system.signals import SignalInterrupt, get_active_handler, print_to_stderr
+from tfpolicies.system.signal_handling import SignalInterrupt, get_active_handler, print_to_stderr
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
@@ -228,7 +228,7 @@ def _require_single_policy(algorithm: Algorithm, settings: TrainSettings) -> Non
 def _require_rendering(algorithm: Algorithm, settings: TrainSettings) -> None:
     """Checks that the environment renders, if videos are to be recorded."""
     if settings.record_every:
-        from tfpolicies.algorithms.recording import PlaySetup, require_renderable
+        from tfpolicies.algorithms.policy_recording import PlaySetup, require_renderable
 
         require_renderable(PlaySetup(algorithm))
 
@@ -261,7 +261,8 @@ def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSe
     import_texts = _get_import_texts(settings)
     if missing := [text for name, text in import_texts.items() if name not in arguments]:
         raise UsageError(
-            f"{shorten_path(run.path)} uses {' and '.join(missing)}, but your code is only imported if "
+            f"{shorten_path(run.path)} uses {' and '.join(missing)}, but your code is only "
+            "imported if "
             f"you name it. Name it again: `{shlex.join(_make_resume_command(run))}`."
         )
     repeated = [name for name in ("env", "algo", *IMPORT_OPTIONS) if name in arguments]
@@ -272,7 +273,8 @@ def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSe
     unchangeable = [name for name in arguments if name not in changeable]
     if unchangeable:
         raise UsageError(
-            f"{', '.join(map(get_flag, unchangeable))} cannot be given with --resume: {shorten_path(run.path)} has "
+            f"{', '.join(map(get_flag, unchangeable))} cannot be given with --resume: "
+            f"{shorten_path(run.path)} has "
             f"fixed settings. These may be changed: {', '.join(map(get_flag, changeable))}."
         )
     return dataclasses.replace(settings, **arguments)
@@ -297,7 +299,8 @@ def _require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
     if missing:
         names = ", ".join(missing_object.name for missing_object in missing.values())
         raise UsageError(
-            f"{shorten_path(run.run_json)} sets {names}, but your code is only imported if you name "
+            f"{shorten_path(run.run_json)} sets {names}, but your code is only imported if you "
+            "name "
             "it. Start a new run with the same settings, or write a script."
         )
 

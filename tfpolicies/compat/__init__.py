@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfpolicies.algorithms.registry import get_registered_names
-from tfpolicies.extensions import register_extension
-from tfpolicies.lazy import resolve_lazy_attribute
+from tfpolicies.algorithms.algorithm_registry import get_registered_names
+from tfpolicies.base.extensions import register_extension
+from tfpolicies.base.lazy_imports import resolve_lazy_attribute
 
 _NAMES = {
     "tfpolicies.compat.action_dist": "ActionDistribution",
@@ -35,8 +35,10 @@ _NAMES = {
         "NUM_ENV_STEPS_SAMPLED NUM_ENV_STEPS_TRAINED NUM_TARGET_UPDATES "
         "synchronous_parallel_sample train_one_step"
     ),
-    "tfpolicies.compat.filters": "Filter MeanStdFilter",
-    "tfpolicies.compat.metrics": "collect_episodes collect_metrics pretty_print summarize_episodes",
+    "tfpolicies.compat.rllib_filters": "Filter MeanStdFilter",
+    "tfpolicies.compat.metrics_summary": (
+        "collect_episodes collect_metrics pretty_print summarize_episodes"
+    ),
     "tfpolicies.compat.mixins": (
         "compute_gae_for_sample_batch DynamicTFPolicyV2 EagerTFPolicyV2 EntropyCoeffSchedule "
         "KLCoeffMixin LearningRateSchedule ValueNetworkMixin"
@@ -49,11 +51,11 @@ _NAMES = {
         "get_preprocessor MultiBinaryPreprocessor NoPreprocessor OneHotPreprocessor Preprocessor "
         "TupleFlatteningPreprocessor"
     ),
-    "tfpolicies.compat.replay": (
+    "tfpolicies.compat.replay_buffers": (
         "_ALL_POLICIES MultiAgentPrioritizedReplayBuffer MultiAgentReplayBuffer "
         "PrioritizedReplayBuffer ReplayBuffer ReplayMode ReservoirReplayBuffer StorageUnit"
     ),
-    "tfpolicies.compat.schedules": (
+    "tfpolicies.compat.schedule_classes": (
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule "
         "Schedule"
     ),
@@ -72,15 +74,15 @@ _NAMES = {
         "MIN_LOG_NN_OUTPUT one_hot override SMALL_NUMBER softmax try_import_tf try_import_torch "
         "unbatch UnsupportedSpaceException warn_if_infinite_kl_divergence"
     ),
-    "tfpolicies.compat.vector_env": "VectorEnv",
+    "tfpolicies.compat.rllib_vector_env": "VectorEnv",
     "tfpolicies.batch.postprocessing": "adjust_nstep discount_cumsum Postprocessing standardized",
     "tfpolicies.batch.sample_batch": (
         "concat_samples_into_ma_batch convert_ma_batch_to_sample_batch"
     ),
-    "tfpolicies.batch.sequences": "chop_into_sequences pad_batch_to_sequences_of_same_size",
+    "tfpolicies.batch.rnn_sequencing": "chop_into_sequences pad_batch_to_sequences_of_same_size",
     "tfpolicies.config.callbacks": "make_multi_callbacks",
-    "tfpolicies.envs.checking": "check_env",
-    "tfpolicies.envs.making": "EnvContext",
+    "tfpolicies.envs.env_checker": "check_env",
+    "tfpolicies.envs.env_factory": "EnvContext",
     "tfpolicies.envs.multi_agent_env": "make_multi_agent",
     "tfpolicies.errors": "EnvError",
     "tfpolicies.models.defaults": "MODEL_DEFAULTS",

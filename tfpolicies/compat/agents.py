@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.algorithms.algorithm import Algorithm
-from tfpolicies.algorithms.registry import find_algorithm, get_registered_names
+from tfpolicies.algorithms.algorithm_registry import find_algorithm, get_registered_names
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from tfpolicies.compat.preprocessors import make_flat_space
 from tfpolicies.compat.tf_model import ForwardOutputs, RecurrentNetwork, StateTensors
-from tfpolicies.models.catalog.attention import build_attention_core
+from tfpolicies.models.catalog.gated_transformer import build_attention_core
 from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.catalog.inspection import get_state_shapes
 from tfpolicies.models.catalog.layers import apply_action_outputs, apply_value_output
-from tfpolicies.models.settings import complete_model_config
+from tfpolicies.models.model_config import complete_model_config
 
 
 class GTrXLNet(RecurrentNetwork):

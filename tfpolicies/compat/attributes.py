@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.env_factory import EnvContext, make_any_environments
 from tfpolicies.errors import UsageError
 from tfpolicies.storage.spaces_json import encode_space
 

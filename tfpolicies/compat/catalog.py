@@ -19,9 +19,9 @@ from tfpolicies.models.catalog.encoders import is_convolved
 from tfpolicies.models.catalog.initializers import NormalizedColumns
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.base import register_box_distribution
+from tfpolicies.models.model_config import complete_model_config, has_memory
 from tfpolicies.models.model_source import make_model_source
 from tfpolicies.models.registry import register_model
-from tfpolicies.models.settings import complete_model_config, has_memory
 from tfpolicies.models.spaces import action_leaves, is_float_box, leaves
 
 

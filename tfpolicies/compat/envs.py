@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium as gym
 
 from tfpolicies.compat.utils import make_missing_method_error
+from tfpolicies.envs.env_registry import register_environment
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 from tfpolicies.envs.pettingzoo import pettingzoo_env
-from tfpolicies.envs.registry import register_environment
-from tfpolicies.envs.vector import VectorEnvAdapter
+from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.rollout.episode import Episode
 
 ENV_STATE = "state"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tfpolicies.algorithms.train_batches import sample_steps
+from tfpolicies.algorithms.train_batch_sampler import sample_steps
 from tfpolicies.batch.postprocessing import discount_cumsum
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet

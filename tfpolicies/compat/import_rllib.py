@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import CheckpointError, TfPoliciesError, UsageError
-from tfpolicies.system.distributions import import_or_explain
+from tfpolicies.system.installed_distributions import import_or_explain
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
@@ -132,7 +132,7 @@ def _read_description(folder: Path, name: str) -> Mapping[str, Any]:
 
 
 def _import_policy(folder: Path, policy_id: str) -> ImportResult:
-    from tfpolicies.compat.foreign_pickle import read_pickle
+    from tfpolicies.compat.pickle_process import read_pickle
 
     try:
         state = read_pickle(folder / _STATE)
@@ -145,8 +145,8 @@ def _import_policy(folder: Path, policy_id: str) -> ImportResult:
 
 
 def _build_policy(state: Mapping[str, Any], policy_id: str, source: str) -> ImportResult:
+    from tfpolicies.compat.rllib_checkpoint_config import convert_policy_spec
     from tfpolicies.compat.rllib_policies import convert_policy_weights, make_policy_networks
-    from tfpolicies.compat.rllib_settings import convert_policy_spec
     from tfpolicies.compat.rllib_spaces import convert_space
 
     spec: Any = state.get("policy_spec")
@@ -200,7 +200,8 @@ def _convert_filter(
     filter_state = _find_filter_state(state)
     if not isinstance(observation_space, spaces.Box) or observation_space.dtype.kind != "f":
         raise CheckpointError(
-            f"The checkpoint's observation_filter normalises the flat encoding of {observation_space}, and "
+            "The checkpoint's observation_filter normalises the flat encoding of "
+            f"{observation_space}, and "
             "cannot be imported: filters of this package normalise only Boxes of floats."
         )
     count, mean, squares = _read_statistics(filter_state, observation_space.shape)

@@ -13,7 +13,7 @@ from tfpolicies.compat.preprocessors import make_preprocessed_space
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.errors import ConfigError
-from tfpolicies.policy.identity import complete_config
+from tfpolicies.policy.policy_config import complete_config
 from tfpolicies.policy.tf_policy import TFPolicy
 
 Hook = Callable[..., Any] | None

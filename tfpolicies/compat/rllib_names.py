@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tfpolicies.porting_tables import RLLIB, as_plain_text, extract_code, read_table
+from tfpolicies.base.porting_tables import RLLIB, as_plain_text, extract_code, read_table
 
 _MODULE = re.compile(r"tfpolicies\.(algorithms\.\w+|compat\.tune)")
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies.compat.rllib_settings import is_unset, require_valid_values
+from tfpolicies.compat.rllib_checkpoint_config import is_unset, require_valid_values
 from tfpolicies.errors import CheckpointError
-from tfpolicies.keras_weights import KerasWeights, LayerWeights, NamedArray
 from tfpolicies.models.catalog.q_network import QHeads
 from tfpolicies.models.preprocessing import is_image
 from tfpolicies.models.spaces import flat_size, leaves
+from tfpolicies.storage.keras_weights import KerasWeights, LayerWeights, NamedArray
 
 _FILTERS: dict[tuple[int, ...], list[list[int]]] = {
     (96, 96): [[16, 8, 4], [32, 4, 2], [256, 11, 2]],
@@ -90,8 +90,10 @@ def make_network(
     """Returns the network that RLlib makes from a `model` config.
 
     Args:
-        model: the whole `model` config of a checkpoint. model_space: the space of the model's
-        inputs, with the `original_space` that it was made from. action_space: the space of actions.
+        model: the whole `model` config of a checkpoint.
+        model_space: the space of the model's inputs, with the `original_space` that it was made
+            from.
+        action_space: the space of actions.
 
     Raises:
         CheckpointError: if it cannot be built in this package; the message names the reason.
@@ -149,7 +151,8 @@ def _require_same_flattening(original: spaces.Space, model_space: spaces.Box) ->
             )
     if sum(map(flat_size, space_leaves)) != model_space.shape[0]:
         raise CheckpointError(
-            f"The checkpoint's observations are flattened to {model_space.shape}, which does not match "
+            f"The checkpoint's observations are flattened to {model_space.shape}, which does not "
+            "match "
             f"{original}."
         )
 

@@ -9,6 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.compat.rllib_checkpoint_config import (
+    CheckpointSettings,
+    convert_model_settings,
+    get_dict,
+)
 from tfpolicies.compat.rllib_networks import (
     TEMPERATURE,
     RLlibNetwork,
@@ -21,7 +26,6 @@ from tfpolicies.compat.rllib_networks import (
     require_default,
     to_list,
 )
-from tfpolicies.compat.rllib_settings import CheckpointSettings, convert_model_settings, get_dict
 from tfpolicies.models.catalog.q_network import QHeads
 from tfpolicies.models.critics import Critics
 from tfpolicies.models.weight_mapping import match_weights
@@ -45,8 +49,10 @@ def make_policy_networks(
     """Returns the networks of a policy.
 
     Args:
-        settings: the checkpoint's settings of the policy. model_space: the space of its models'
-        inputs, with the `original_space` that it was made from. action_space: the space of actions.
+        settings: the checkpoint's settings of the policy.
+        model_space: the space of its models' inputs, with the `original_space` that it was made
+            from.
+        action_space: the space of actions.
 
     Raises:
         CheckpointError: if one of them cannot be built in this package; the message names the

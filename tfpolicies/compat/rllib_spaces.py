@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies.compat.foreign_pickle import ObjectRecord
+from tfpolicies.compat.pickle_process import ObjectRecord
 from tfpolicies.errors import CheckpointError, UnsupportedSpaceError
 
 _SPACE_CLASS_NAME = re.compile(r"gym(?:nasium)?\.spaces\.\w+:(\w+)")

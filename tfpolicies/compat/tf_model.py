@@ -13,12 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.compat import symbolic as symbolic  # registers the dispatcher
 from tfpolicies.compat.preprocessors import make_flat_space
 from tfpolicies.errors import ModelError, UnsupportedMethodError
 from tfpolicies.models.catalog.build import build_model
+from tfpolicies.models.model_config import complete_model_config, without_memory
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import complete_model_config, without_memory
 from tfpolicies.models.spaces import flat_size, leaves, unflatten
 
 Columns = dict[str, Any]

@@ -8,18 +8,22 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
+from tfpolicies.base.type_aliases import Setting
 from tfpolicies.config import run_sections, sections
-from tfpolicies.config.dialect import ALIASES, ALSO_ACCEPTED_BY, FIXED_SETTINGS
+from tfpolicies.config.base_config import BaseConfig
 from tfpolicies.config.multi_agent import MultiAgentSettings, as_predicate, make_policy_specs
 from tfpolicies.config.multi_agent_setup import SpaceResolver, Spaces, make_policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
-from tfpolicies.config.sectioned import BaseConfig
-from tfpolicies.envs.making import check_instance_suffices, check_process_count, is_env_instance
+from tfpolicies.config.rllib_settings import ALIASES, ALSO_ACCEPTED_BY, FIXED_SETTINGS
+from tfpolicies.envs.env_factory import (
+    check_instance_suffices,
+    check_process_count,
+    is_env_instance,
+)
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
-from tfpolicies.envs.vector import CustomVectorEnv
+from tfpolicies.envs.vector_adapters import CustomVectorEnv
 from tfpolicies.errors import ConfigError, UnknownSettingError, show_value, suggest_similar_names
 from tfpolicies.models.spaces import MASK
-from tfpolicies.type_aliases import Setting
 
 logger = logging.getLogger("tfpolicies")
 
@@ -152,7 +156,7 @@ class AlgorithmConfig(BaseConfig):
         return self._change("checkpointing", settings)
 
     def python_environment(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets environment variables of remote workers; see `run_sections.PythonEnvironmentSettings`."""
+        """Sets environment variables of remote workers; see `PythonEnvironmentSettings`."""
         return self._change("python_environment", settings)
 
     def offline_data(self, **settings: Setting) -> AlgorithmConfig:
@@ -360,7 +364,8 @@ class AlgorithmConfig(BaseConfig):
                 and getattr(FIXED_SETTINGS.get(name), "method", "") != "multi_agent"
             ):
                 raise UnknownSettingError(
-                    f"multiagent has no key {name!r}.{suggest_similar_names(str(name), allowed)} It takes "
+                    f"multiagent has no key {name!r}.{suggest_similar_names(str(name), allowed)} "
+                    "It takes "
                     f"{', '.join(allowed)}."
                 )
         return dict(multiagent)
@@ -448,7 +453,8 @@ class AlgorithmConfig(BaseConfig):
         if unknown:
             raise ConfigError(
                 f"policies_to_train has {unknown}, not defined in policies={sorted(policies)}."
-                f"{suggest_similar_names(unknown[0], policies)} Add them by multi_agent(policies=...)."
+                f"{suggest_similar_names(unknown[0], policies)} Add them by "
+                "multi_agent(policies=...)."
             )
 
     def get_fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from tfpolicies.base.allowlist import allow_in_checkpoint
 from tfpolicies.errors import suggest_similar_names
-from tfpolicies.marks import allow_in_checkpoint
 
 logger = logging.getLogger("tfpolicies")
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies.base.allowlist import allow_in_checkpoint
+from tfpolicies.base.validators import BOOL, POSITIVE_INT, function, one_of
+from tfpolicies.config.base_config import BaseConfig
+from tfpolicies.config.live_dict import copy_containers
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
-from tfpolicies.config.read_only import copy_containers
-from tfpolicies.config.sectioned import BaseConfig
 from tfpolicies.config.sections import CONNECTORS, encode_connectors
 from tfpolicies.config.setting import Section, check, setting
 from tfpolicies.errors import ConfigError, UsageError, show_value
-from tfpolicies.marks import allow_in_checkpoint
-from tfpolicies.rules import BOOL, POSITIVE_INT, function, one_of
 
 TrainPredicate = Callable[..., bool] | None
 MappingFn = Callable[..., str]

@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies.config.base_config import BaseConfig
 from tfpolicies.config.search_spaces import has_search_space, require_values
-from tfpolicies.config.sectioned import BaseConfig
 from tfpolicies.errors import ConfigError
 
 _SPACES = ("observation_space", "action_space")
@@ -103,7 +103,8 @@ class SpaceResolver:
         distinct_spaces = list(policy_spaces.values())
         if any(space != distinct_spaces[0] for space in distinct_spaces):
             raise ConfigError(
-                f"Policy {policy_id!r} acts for agents with different {name}s: {policy_spaces}. Map them "
+                f"Policy {policy_id!r} acts for agents with different {name}s: {policy_spaces}. "
+                "Map them "
                 "to several policies, by multi_agent(policies=..., policy_mapping_fn=...), or give "
                 f"the policy's {name} in its PolicySpec."
             )

@@ -9,17 +9,17 @@ from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies.base.validators import is_unicode
 from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
-from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS
+from tfpolicies.config.settings_allowlist import POLICY_CLASS, POLICY_SETTINGS
 from tfpolicies.errors import CheckpointError, ConfigError, show_value
-from tfpolicies.rules import is_unicode
+from tfpolicies.storage.allowed_objects import AllowedObjects, resolve_allowed
 from tfpolicies.storage.json_values import (
     decode_value,
     encode_value,
     find_unresolved,
     warn_unavailable_objects,
 )
-from tfpolicies.storage.places import AllowedObjects, resolve_allowed
 
 logger = logging.getLogger("tfpolicies")
 
@@ -39,7 +39,8 @@ def validate_policy_id(policy_id: str, error: bool = False) -> None:
             have; or, with `error`, if it breaks another rule.
     """
     rule = (
-        f"A policy id must be a non-empty str without any of {_FORBIDDEN_CHARACTERS} and without a space or "
+        f"A policy id must be a non-empty str without any of {_FORBIDDEN_CHARACTERS} and without "
+        "a space or "
         f"dot at its end, and valid UTF-8; got {show_value(policy_id)}."
     )
     if not isinstance(policy_id, str) or not policy_id or not is_unicode(policy_id):

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfpolicies.config.sectioned import as_overrides
-from tfpolicies.config.setting import Merge, Section, setting
-from tfpolicies.rules import (
+from tfpolicies.base.validators import (
     BOOL,
     DICT,
     NON_NEGATIVE,
@@ -21,6 +19,8 @@ from tfpolicies.rules import (
     is_number,
     one_of,
 )
+from tfpolicies.config.base_config import as_overrides
+from tfpolicies.config.setting import Merge, Section, setting
 
 _RESOURCE_DICT = Validator(
     lambda x: (

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from tfpolicies.config.read_only import PLAIN_TYPES
+from tfpolicies.base.type_aliases import Setting
+from tfpolicies.config.live_dict import PLAIN_TYPES
 from tfpolicies.errors import ConfigError
-from tfpolicies.type_aliases import Setting
 
 
 def require_values(search_spaces: Mapping[str, Any]) -> None:

@@ -11,15 +11,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.config.idioms import describe_optimizer, normalize_schedule, suggest_learning_rate
-from tfpolicies.config.setting import Merge, Section, check, setting
-from tfpolicies.connectors import ActionConnector, AgentConnector, Connector, restore
-from tfpolicies.errors import ConfigError
-from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.running_filter import FILTER_RULE, REWARD_FILTER_RULE
-from tfpolicies.models.settings import complete_model_config
-from tfpolicies.models.spaces import MASK
-from tfpolicies.rules import (
+from tfpolicies.base.acting_runtimes import ACTING_RUNTIMES
+from tfpolicies.base.type_aliases import Setting
+from tfpolicies.base.validators import (
     BOOL,
     DICT,
     FRACTION,
@@ -35,8 +29,18 @@ from tfpolicies.rules import (
     is_schedule,
     one_of,
 )
-from tfpolicies.type_aliases import Setting
-from tfpolicies.ways import ACTING_RUNTIMES
+from tfpolicies.config.migration_hints import (
+    describe_optimizer,
+    normalize_schedule,
+    suggest_learning_rate,
+)
+from tfpolicies.config.setting import Merge, Section, check, setting
+from tfpolicies.connectors import ActionConnector, AgentConnector, Connector, restore
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.model_config import complete_model_config
+from tfpolicies.models.running_filter import FILTER_RULE, REWARD_FILTER_RULE
+from tfpolicies.models.spaces import MASK
 
 _SPACE = Validator(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
 _ENV = Validator(

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.config.read_only import copy_containers, is_dict, merge_dicts
+from tfpolicies.base.type_aliases import Setting
+from tfpolicies.base.validators import Validator, is_one_of
+from tfpolicies.config.live_dict import copy_containers, is_dict, merge_dicts
 from tfpolicies.errors import ConfigError, show_value
-from tfpolicies.rules import Validator, is_one_of
-from tfpolicies.type_aliases import Setting
 
 
 class Merge(enum.Enum):

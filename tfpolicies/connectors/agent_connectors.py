@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.base.validators import FINITE
 from tfpolicies.connectors.connector import AgentConnector, AgentStep, register_connector
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.preprocessed import flatten_observations
+from tfpolicies.models.rllib_preprocessing import flatten_observations
 from tfpolicies.models.spaces import batch_leaves, has_mask, leaves, unflatten
-from tfpolicies.rules import FINITE
 
 
 class ObservationConnector(AgentConnector):

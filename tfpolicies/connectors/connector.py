@@ -16,8 +16,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import ConfigError, UsageError, suggest_similar_names
-from tfpolicies.type_aliases import Json
 
 
 class AgentStep(NamedTuple):
@@ -212,7 +212,8 @@ def restore(name: Json, state: Json, base_class: type[Connector] = Connector) ->
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ConfigError(
             f"There is no connector {name!r}; registered are {sorted(_REGISTRY)}."
-            f"{suggest_similar_names(name, _REGISTRY)} Import the module that defines it, decorated with "
+            f"{suggest_similar_names(name, _REGISTRY)} Import the module that defines it, "
+            "decorated with "
             "`@register_connector`."
         )
     connector_class = _REGISTRY[name]

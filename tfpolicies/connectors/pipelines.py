@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
+from tfpolicies.base.type_aliases import Json, Structure
 from tfpolicies.batch.leaves import expand_batch_axis, get_first_row, iterate_leaves
 from tfpolicies.connectors.connector import (
     ActionConnector,
@@ -33,7 +34,6 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.storage.spaces_json import decode_space, encode_space
-from tfpolicies.type_aliases import Json, Structure
 
 logger = logging.getLogger("tfpolicies")
 _Pipeline = TypeVar("_Pipeline", bound="ConnectorPipeline")
@@ -207,7 +207,8 @@ class ConnectorPipeline(Connector):
                 connector, ConnectorPipeline
             ):
                 raise UsageError(
-                    f"{self.name} takes instances of subclasses of {self.connector_class.__name__}, but got "
+                    f"{self.name} takes instances of subclasses of "
+                    f"{self.connector_class.__name__}, but got "
                     f"{connector!r}."
                 )
         names = [connector.name for connector in connectors]

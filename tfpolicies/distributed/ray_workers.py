@@ -16,17 +16,17 @@ from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.distributed.hosted_worker import RemoteRolloutWorker
-from tfpolicies.distributed.messages import WorkerSnapshot, restore_snapshot
-from tfpolicies.distributed.names import pack_registries, register_packed
+from tfpolicies.distributed.ray_actor import RemoteRolloutWorker
 from tfpolicies.distributed.ray_cluster import cluster, get_resource_amounts
-from tfpolicies.distributed.ray_errors import (
+from tfpolicies.distributed.ray_utils import (
     describe_failure,
     get_result,
     make_local_error,
     require_sendable,
 )
+from tfpolicies.distributed.registry_sync import pack_registries, register_packed
 from tfpolicies.distributed.tune import get_worker_resources
+from tfpolicies.distributed.worker_protocol import WorkerSnapshot, restore_snapshot
 from tfpolicies.errors import WorkerError
 from tfpolicies.system.gpus import GROWTH_VARIABLE
 
@@ -276,7 +276,7 @@ class RayWorkers:
         return list(self._submit(func, (), indices))
 
     def request(self, func: Callable[..., Any], indices: Collection[int] | None) -> int:
-        """Calls `func(worker)` in workers for `take_requested_results`; returns the number of calls."""
+        """Starts `func(worker)` for `take_requested_results`; returns the number of calls."""
         self.check_workers()
         calls = self._submit(func, (), indices)
         for reference, remote in calls.items():
@@ -462,7 +462,8 @@ class RayWorkers:
             raise WorkerError(
                 f"All {self.num_workers} remote workers failed in {self._num_failed_rounds} "
                 "consecutive rounds of sampling, more than "
-                f"num_consecutive_worker_failures_tolerance={max_rounds}. The log says why each of them "
+                f"num_consecutive_worker_failures_tolerance={max_rounds}. The log says why each "
+                "of them "
                 "failed; correct the environment, or raise the limit."
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
 from tfpolicies.system.gpus import claim_process
-from tfpolicies.system.quiet import extend_sys_path, load_tensorflow
+from tfpolicies.system.log_suppression import extend_sys_path, load_tensorflow
 
 
 def import_ray_tune() -> Any:
@@ -84,7 +84,7 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
     tune: Any = import_ray_tune()
     from ray import cloudpickle
 
-    from tfpolicies.distributed.names import pack_registries, register_packed
+    from tfpolicies.distributed.registry_sync import pack_registries, register_packed
 
     algorithm_class: Any = base
     base_config = (

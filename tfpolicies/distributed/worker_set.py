@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 
+from tfpolicies.base.extensions import Extensible
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import overrides
-from tfpolicies.config.idioms import describe_missing_attribute
-from tfpolicies.distributed import messages
-from tfpolicies.distributed.messages import EnvDescription, FilterDeltas, SampleResult
-from tfpolicies.envs.making import EnvContext
+from tfpolicies.config.migration_hints import describe_missing_attribute
+from tfpolicies.distributed import worker_protocol
+from tfpolicies.distributed.worker_protocol import EnvDescription, FilterDeltas, SampleResult
+from tfpolicies.envs.env_factory import EnvContext
 from tfpolicies.errors import ConfigError, UnsupportedMethodError
-from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
@@ -101,7 +101,9 @@ class WorkerSet(Extensible):
         arguments["config"] = _make_local_config(config)
         try:
             self._local = RolloutWorker(**arguments)
-            self._description: EnvDescription = description or messages.describe_envs(self._local)
+            self._description: EnvDescription = description or worker_protocol.describe_envs(
+                self._local
+            )
             self.sync_workers()
         except BaseException:
             if self._remotes is not None:
@@ -271,7 +273,7 @@ class WorkerSet(Extensible):
         """
         if self._remotes is None:
             return [self._local.sample()]
-        return self._collect_results(self._remotes.sample(messages.sample_with_metrics))
+        return self._collect_results(self._remotes.sample(worker_protocol.sample_with_metrics))
 
     def sample_ready(self) -> list[SampleBatch | MultiAgentBatch]:
         """Returns the batches that are ready, at least one; remote workers continue sampling.
@@ -286,7 +288,7 @@ class WorkerSet(Extensible):
             return [self._local.sample()]
         in_flight = self.config.max_requests_in_flight_per_sampler_worker
         return self._collect_results(
-            self._remotes.sample_ready(messages.sample_with_metrics, in_flight)
+            self._remotes.sample_ready(worker_protocol.sample_with_metrics, in_flight)
         )
 
     def _collect_results(self, results: list[SampleResult]) -> list[SampleBatch | MultiAgentBatch]:
@@ -354,7 +356,7 @@ class WorkerSet(Extensible):
         )
         previous = local.mapping_and_trainable
         policy = local.add_in_transaction(transaction, addition)
-        remote_addition = addition.with_state(messages.get_inference_state(policy))
+        remote_addition = addition.with_state(worker_protocol.get_inference_state(policy))
         remotes = _RemotePolicies(self._remotes, local)
         transaction.add(remotes, remote_addition, previous)
         self._sent_versions[policy_id] = policy.driver.version
@@ -372,7 +374,7 @@ class WorkerSet(Extensible):
         spaces = spec.observation_space, spec.action_space
         if None not in spaces or not healthy:
             return addition
-        arguments = messages.get_policy_spaces, addition.policy_id, spec
+        arguments = worker_protocol.get_policy_spaces, addition.policy_id, spec
         results = self._remotes.call(*arguments, indices=healthy[:1])
         observation_space, action_space = next(iter(results.values()), spaces)
         spec = replace(spec, observation_space=observation_space, action_space=action_space)
@@ -392,7 +394,7 @@ class WorkerSet(Extensible):
         self._copied_versions.pop(policy_id, None)
         if self._remotes is not None:
             mapping_and_trainable = self._local.policies.mapping_and_trainable
-            self._remotes.call(messages.remove_policy, policy_id, mapping_and_trainable)
+            self._remotes.call(worker_protocol.remove_policy, policy_id, mapping_and_trainable)
 
     def require_unmapped(
         self, policy_id: str, policy_mapping_fn: Callable[..., str] | None = None
@@ -460,11 +462,11 @@ class WorkerSet(Extensible):
             }
         if changed or global_vars is not None:
             inference_only = not overrides(local.callbacks, "on_postprocess_trajectory")
-            update = messages.make_weights_update(
+            update = worker_protocol.make_weights_update(
                 local, changed, global_vars, inference_only=inference_only
             )
             self._remotes.call_without_waiting(
-                messages.apply_weights_update, update, indices=to_worker_indices
+                worker_protocol.apply_weights_update, update, indices=to_worker_indices
             )
             self._inference_only |= update.partial
 
@@ -473,7 +475,8 @@ class WorkerSet(Extensible):
         policy_ids, self._inference_only = self._inference_only & {*self._local.policy_map}, set()
         if policy_ids and self._remotes is not None:
             self._remotes.call_without_waiting(
-                messages.apply_weights_update, messages.make_weights_update(self._local, policy_ids)
+                worker_protocol.apply_weights_update,
+                worker_protocol.make_weights_update(self._local, policy_ids),
             )
 
     def sync_filters(self) -> None:
@@ -491,10 +494,10 @@ class WorkerSet(Extensible):
         }
         merged_ids: set[str] = set()
         for delta in deltas:
-            merged_ids |= messages.merge_filter_deltas(self._local, delta)
+            merged_ids |= worker_protocol.merge_filter_deltas(self._local, delta)
         if self.config.update_worker_filter_stats and merged_ids:
             self._remotes.call_without_waiting(
-                messages.sync_filters, messages.copy_filters(self._local, merged_ids)
+                worker_protocol.sync_filters, worker_protocol.copy_filters(self._local, merged_ids)
             )
             self._sent_versions.update(
                 {pid: self._get_version(pid) for pid in merged_ids & synced_ids}
@@ -521,17 +524,17 @@ class WorkerSet(Extensible):
             version = policy.driver.version
             if version is None or self._copied_versions.get(policy_id) != version:
                 local_policy.driver.copy_from(source.policy_map[policy_id])
-                source_filters = messages.get_custom_filter(policy)
-                for name, local_filter in messages.get_custom_filter(local_policy).items():
+                source_filters = worker_protocol.get_custom_filter(policy)
+                for name, local_filter in worker_protocol.get_custom_filter(local_policy).items():
                     local_filter.sync(source_filters[name])
                 self._copied_versions[policy_id] = version
                 changed.append(policy_id)
             local_policy.global_timestep = policy.global_timestep
         if self._remotes is not None and changed:
-            update = messages.make_weights_update(
+            update = worker_protocol.make_weights_update(
                 local, changed, with_filters=True, inference_only=True
             )
-            self._remotes.call_without_waiting(messages.apply_weights_update, update)
+            self._remotes.call_without_waiting(worker_protocol.apply_weights_update, update)
             self._inference_only |= update.partial
 
     def play(self, amount: int, *, by_episodes: bool) -> EvaluationResult | None:
@@ -553,7 +556,7 @@ class WorkerSet(Extensible):
         share, remainder = divmod(amount, len(healthy))
         shares = {index: share + (i < remainder) for i, index in enumerate(healthy)}
         seconds = None if limit is None else _SHARE_OF_TIMEOUT * limit
-        call = messages.evaluate_share, shares, by_episodes, seconds
+        call = worker_protocol.evaluate_share, shares, by_episodes, seconds
         results = self._remotes.sample(*call, timeout=limit)
         return functools.reduce(EvaluationResult.merge, results) if results else None
 
@@ -568,11 +571,11 @@ class WorkerSet(Extensible):
         self._sent_versions = {pid: self._get_version(pid) for pid in self._local.policy_map}
         episode_seed = self._remotes.num_restarts if new_episodes else None
         self._remotes.call_without_waiting(
-            messages.restore_snapshot, self._make_snapshot(), episode_seed
+            worker_protocol.restore_snapshot, self._make_snapshot(), episode_seed
         )
 
-    def _make_snapshot(self) -> messages.WorkerSnapshot:
-        return messages.make_snapshot(self._local)
+    def _make_snapshot(self) -> worker_protocol.WorkerSnapshot:
+        return worker_protocol.make_snapshot(self._local)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the algorithm, or its policies.")
@@ -599,18 +602,18 @@ class _RemotePolicies:
     def apply(self, addition: PolicyAddition) -> None:
         """Adds a policy of the local worker by its state."""
         mapping_and_trainable = self._local_policies.mapping_and_trainable
-        self._remotes.call(messages.add_policy, addition, mapping_and_trainable)
+        self._remotes.call(worker_protocol.add_policy, addition, mapping_and_trainable)
 
     def revert(self, policy_id: str, previous: MappingAndTrainable) -> None:
         """Removes a policy where it exists, and restores the mapping and the trained policies."""
-        self._remotes.call(messages.remove_policy, policy_id, previous)
+        self._remotes.call(worker_protocol.remove_policy, policy_id, previous)
 
 
 def _start_remote_workers(
     count: int,
     arguments: Mapping[str, Any],
     config: AlgorithmConfig,
-    make_snapshot: Callable[[], messages.WorkerSnapshot],
+    make_snapshot: Callable[[], worker_protocol.WorkerSnapshot],
 ) -> RayWorkers:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(

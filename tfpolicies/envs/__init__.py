@@ -1,5 +1,5 @@
 """Adapters that step many environments through one interface."""
 
-from tfpolicies.envs.checking import check_env
+from tfpolicies.envs.env_checker import check_env
 
 __all__ = ["check_env"]

@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
-from tfpolicies.envs.checking import check_new_env
-from tfpolicies.envs.making import EnvContext, make_any_environments
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.registry import ENVIRONMENTS, EnvSource
-from tfpolicies.envs.repairs import EnvSupervisor, describe_slow_call
+from tfpolicies.base.type_aliases import Structure
+from tfpolicies.envs.env_checker import check_new_env
+from tfpolicies.envs.env_factory import EnvContext, make_any_environments
+from tfpolicies.envs.env_registry import ENVIRONMENTS, EnvSource
+from tfpolicies.envs.fault_tolerance import EnvSupervisor, describe_slow_call
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, unflatten
-from tfpolicies.envs.vector import StepResult, SyncEnvAdapter, VectorEnvAdapter
+from tfpolicies.envs.vector_adapters import StepResult, SyncEnvAdapter, VectorEnvAdapter
 from tfpolicies.errors import EnvError, show_value
-from tfpolicies.type_aliases import Structure
 
 TRACE_SIGNAL = signal.SIGUSR1
 """Makes the process write its traceback, even if it hangs in native code."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from tfpolicies.envs.vector import GymVectorEnvAdapter, StepResult, VectorResult
+from tfpolicies.envs.vector_adapters import GymVectorEnvAdapter, StepResult, VectorResult
 from tfpolicies.errors import EnvError, suggest_similar_names
 
 PREFIX = "envpool:"
@@ -41,7 +41,8 @@ def get_task(name: str) -> str:
     tasks = _import_envpool().list_all_envs()
     if task not in tasks:
         raise EnvError(
-            f"EnvPool has no task {task!r}.{suggest_similar_names(task, tasks)} Its tasks are listed by "
+            f"EnvPool has no task {task!r}.{suggest_similar_names(task, tasks)} Its tasks are "
+            "listed by "
             "`envpool.list_all_envs()`."
         )
     return task

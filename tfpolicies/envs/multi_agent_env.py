@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import gymnasium as gym
 from gymnasium import spaces
 
-from tfpolicies.envs.repairs import check_flag
+from tfpolicies.envs.fault_tolerance import check_flag
 from tfpolicies.errors import EnvError, suggest_similar_names
 
 ByAgent: TypeAlias = dict[Any, Any]
@@ -105,7 +105,8 @@ class MultiAgentEnv(gym.Env):
         if agent_id not in agent_ids:
             raise EnvError(
                 f"`{name}` of {type(self).__name__} is a Dict by agent id, but has no agent "
-                f"{agent_id!r}, only {agent_ids}.{suggest_similar_names(str(agent_id), map(str, agent_ids))} "
+                f"{agent_id!r}, only "
+                f"{agent_ids}.{suggest_similar_names(str(agent_id), map(str, agent_ids))} "
                 "Add the agent's space, or correct its id."
             )
         return space[agent_id]

@@ -9,14 +9,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.envs.env_factory import EnvContext, make_any_environments
+from tfpolicies.envs.env_registry import EnvSource
 from tfpolicies.envs.envpool import is_envpool_name
-from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.mujoco_drawing import render_in_subprocess
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.registry import EnvSource
-from tfpolicies.envs.vector import SyncEnvAdapter
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
+from tfpolicies.envs.vector_adapters import SyncEnvAdapter
 from tfpolicies.errors import EnvError
-from tfpolicies.system.quiet import suppress_native_stderr
+from tfpolicies.system.log_suppression import suppress_native_stderr
 
 FRAME_MODES = ("rgb_array", "rgb_array_list")
 """Render modes that return frames, the preferred one first."""
@@ -49,7 +49,8 @@ def make_renderable_env(source: EnvSource, context: EnvContext, modes: Sequence[
     if mode is None:
         plain_env.close()
         raise EnvError(
-            f"{describe_env_source(source)} has no render_mode {' or '.join(map(repr, modes))}: its "
+            f"{describe_env_source(source)} has no render_mode {' or '.join(map(repr, modes))}: "
+            "its "
             f"metadata['render_modes'] is {get_render_modes(plain_env)}. "
             f"{_suggest_fix(plain_env, modes)}"
         )
@@ -90,7 +91,8 @@ def _make_single_env(source: EnvSource, context: EnvContext) -> Any:
         return render_in_subprocess(envs.envs[0])
     envs.close()  # type: ignore[union-attr]
     raise EnvError(
-        f"{describe_env_source(source)} is a vector environment, which cannot render a single one. Name an "
+        f"{describe_env_source(source)} is a vector environment, which cannot render a single "
+        "one. Name an "
         "environment with the same spaces that is a gymnasium.Env."
     )
 
@@ -139,8 +141,10 @@ def _to_frame(env: gym.Env, frame: Any) -> np.ndarray:
         is_array = isinstance(frame, np.ndarray)
         description = f"{array.dtype} {array.shape}" if is_array else type(frame).__name__
         raise EnvError(
-            f"{describe_env_source(env)} must render pictures, uint8 [height, width, 3], but `render` gave "
-            f"{description}. Return one where render_mode is 'rgb_array', which is among the settings that "
+            f"{describe_env_source(env)} must render pictures, uint8 [height, width, 3], but "
+            "`render` gave "
+            f"{description}. Return one where render_mode is 'rgb_array', which is among the "
+            "settings that "
             "the environment is made with (env_config['render_mode'])."
         )
     return array

@@ -89,11 +89,15 @@ class SharedArrays:
         is_new: whether the file has no memory yet.
 
     Attributes:
-        obs: per leaf `[N, ...]`. actions: per leaf `[N, ...]`. rewards: float32 `[N]`. terminateds:
-        bool `[N]`. truncateds: bool `[N]`. call_start: float64 `[P]`: start of the latest call of
-        an environment, by `time.monotonic`. call_env_index: int64 `[P]`: the environment of that
-        call; -1 before the first call of a request. call_is_step: bool `[P]`: whether that call is
-        of `step`, and not of `reset`.
+        obs: per leaf `[N, ...]`.
+        actions: per leaf `[N, ...]`.
+        rewards: float32 `[N]`.
+        terminateds: bool `[N]`.
+        truncateds: bool `[N]`.
+        call_start: float64 `[P]`: start of the latest call of an environment, by `time.monotonic`.
+        call_env_index: int64 `[P]`: the environment of that call; -1 before the first call of a
+            request.
+        call_is_step: bool `[P]`: whether that call is of `step`, and not of `reset`.
 
     Raises:
         EnvError: if a leaf of the spaces is not an array of fixed shape.

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tfpolicies.base.allowlist import allow_in_checkpoint
+from tfpolicies.base.type_aliases import Structure
+from tfpolicies.base.validators import is_finite, is_schedule
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
-from tfpolicies.exploration.picking import ActionLeaf, make_action_leaves
+from tfpolicies.exploration.random_actions import ActionLeaf, make_action_leaves
+from tfpolicies.exploration.schedules import piecewise_linear
 from tfpolicies.exploration.transform import Transform
-from tfpolicies.marks import allow_in_checkpoint
 from tfpolicies.models.distributions.noise import NoiseKind
-from tfpolicies.rules import is_finite, is_schedule
-from tfpolicies.schedules import piecewise_linear
-from tfpolicies.type_aliases import Structure
 
 ScheduleFunction: TypeAlias = Callable[[int], float]
 """Maps the time step to a number."""

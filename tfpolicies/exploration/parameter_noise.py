@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.base.validators import is_finite
 from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import (
     Exploration,
@@ -17,11 +18,10 @@ from tfpolicies.exploration.exploration import (
     require_state,
     require_steps,
 )
-from tfpolicies.exploration.picking import MASKED_THRESHOLD, ChoicesLeaf
+from tfpolicies.exploration.random_actions import MASKED_THRESHOLD, ChoicesLeaf
 from tfpolicies.exploration.strategies import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise
 from tfpolicies.exploration.transform import get_leaf_distributions
 from tfpolicies.models.eager_mode import ensure_eager
-from tfpolicies.rules import is_finite
 
 ADAPTATION = 1.01
 """The paper's alpha, the factor by which sigma changes (appendix C)."""

@@ -19,7 +19,7 @@ from tfpolicies.exploration.exploration import (
     require_state,
     require_steps,
 )
-from tfpolicies.exploration.picking import ActionLeaf, ChoicesLeaf, ContinuousLeaf
+from tfpolicies.exploration.random_actions import ActionLeaf, ChoicesLeaf, ContinuousLeaf
 from tfpolicies.exploration.transform import (
     MIN_TEMPERATURE,
     AdditiveNoise,

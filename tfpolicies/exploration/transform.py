@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.exploration.picking import ActionLeaf, ContinuousLeaf
+from tfpolicies.exploration.random_actions import ActionLeaf, ContinuousLeaf
 from tfpolicies.models.distributions import (
     MASKED_LOGIT,
     ActionDistribution,
@@ -163,8 +163,8 @@ class Transform:
         key: hashable, equal for transforms that compile to the same code, given the same class,
             spaces and distribution.
         noise_size: columns of the whole noise: a network's (see `with_network_noise`), the base's,
-        then, if
-            mixed, one that decides whether the action is random, and those of random actions.
+            then, if mixed, one that decides whether the action is random, and those of random
+            actions.
         num_params: number of float32 parameters.
         noise_kind: the kind of the noise, if it is a single kind and every call draws all of it;
             else None.

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfpolicies.export.web import WebPage
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
-from tfpolicies.state import PolicyState
 
 
 class ExportJob(NamedTuple):

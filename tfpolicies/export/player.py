@@ -131,7 +131,8 @@ class OnnxPolicy:
         folder = location if location.is_dir() else location.parent
         if not (folder / "policy_spec.json").exists():
             raise FileNotFoundError(
-                f"{os.fspath(path)!r} ({location}) is not an export: {folder} has no policy_spec.json."
+                f"{os.fspath(path)!r} ({location}) is not an export: {folder} has no "
+                "policy_spec.json."
             )
         self.spec = _read_spec(folder / "policy_spec.json")
         signature = "sample" if sample else "serving_default"
@@ -544,7 +545,7 @@ class _ViewInput(NamedTuple):
     def from_port(
         cls, port: Mapping[str, Any], view: Mapping[str, Any], observation_name: str
     ) -> _ViewInput:
-        """Returns the view input of a port; `observation_name` is the observation that it shows, if any."""
+        """Returns the view input of a port; `observation_name` is its observation, if any."""
         source = view["column"]
         if source == "obs":
             source = observation_name

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.attr_value_pb2 import AttrValue

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import ExportError
-from tfpolicies.export.agreement import Agreement
+from tfpolicies.export.action_agreement import Agreement
 from tfpolicies.export.distribution import describe_distribution
-from tfpolicies.export.serving import ServingFunctions, ServingPort
+from tfpolicies.export.serving_functions import ServingFunctions, ServingPort
 from tfpolicies.export.spec_file import SPEC_FILE
 from tfpolicies.export.verify import Parity
 from tfpolicies.models.distributions.noise import merge_blocks

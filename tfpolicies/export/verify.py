@@ -37,7 +37,7 @@ from gymnasium import spaces
 from tfpolicies.errors import ExportError
 from tfpolicies.export.distribution import has_custom_sampling
 from tfpolicies.export.reference import ReferenceRuntime
-from tfpolicies.export.serving import (
+from tfpolicies.export.serving_functions import (
     GREEDY,
     SAMPLE,
     make_output_ports,
@@ -48,9 +48,9 @@ from tfpolicies.models.distributions import MASKED_LOGIT
 from tfpolicies.models.ports import ACTIONS, NOISE, OBS, SEQ_LENS, InputPorts, ViewInput
 from tfpolicies.models.spaces import Leaf, choices_per_cell, is_float_box
 from tfpolicies.program.devices import CPU
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import make_cpu_session
-from tfpolicies.state import PolicyState
 from tfpolicies.system.paths import link_without_wildcards
 
 ONNX_FILES = {GREEDY: "model.onnx", SAMPLE: "model_sample.onnx"}

@@ -11,10 +11,15 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from tfpolicies.base.type_aliases import Setting, TensorStructure
 from tfpolicies.errors import ModelError
-from tfpolicies.models.calling import call_model, call_with_zeros, get_all_layers, make_zero_inputs
+from tfpolicies.models.model_calls import (
+    call_model,
+    call_with_zeros,
+    get_all_layers,
+    make_zero_inputs,
+)
 from tfpolicies.models.ports import InputPorts
-from tfpolicies.type_aliases import Setting, TensorStructure
 
 
 class Architecture(NamedTuple):

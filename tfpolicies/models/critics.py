@@ -14,14 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.calling import ZERO_ROWS, call_model, get_all_layers, make_zero_inputs
 from tfpolicies.models.catalog.q_network import ACTIONS, build_critic
 from tfpolicies.models.custom_model import call_factory, get_factory_context, require_float32
 from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.model_calls import ZERO_ROWS, call_model, get_all_layers, make_zero_inputs
+from tfpolicies.models.model_config import Settings
 from tfpolicies.models.model_source import ModelSource
 from tfpolicies.models.ports import InputPorts, get_model_leaves
 from tfpolicies.models.registry import resolve_custom_model
-from tfpolicies.models.settings import Settings
 
 
 class Critics(keras.Model):
@@ -108,7 +108,7 @@ def _build_critics(critics: Critics, inputs: Mapping[str, np.ndarray], num_value
 
     Raises:
         ModelError: if a critic cannot be called with these, or does not compute `num_values`
-        values.
+            values.
     """
     allowed = [(ZERO_ROWS, num_values), *([(ZERO_ROWS,)] if num_values == 1 else [])]
     for critic in critics.critics:

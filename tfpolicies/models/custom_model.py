@@ -12,31 +12,36 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.base.type_aliases import TensorStructure
 from tfpolicies.errors import ModelError
-from tfpolicies.models.actor_critic import (
+from tfpolicies.models.actor_critic_model import (
     ActorCritic,
     call_actor,
     get_dist_inputs,
     get_user_model,
     get_value,
 )
-from tfpolicies.models.calling import ZERO_ROWS, call_with_zeros, get_all_layers, make_zero_inputs
 from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.catalog.inspection import get_state_shapes
-from tfpolicies.models.catalog.memory import build_with_memory
+from tfpolicies.models.catalog.recurrent_models import build_with_memory
 from tfpolicies.models.distributions import (
     ActionDistribution,
     Categorical,
     SquashedDeterministic,
     SquashedGaussian,
 )
+from tfpolicies.models.model_calls import (
+    ZERO_ROWS,
+    call_with_zeros,
+    get_all_layers,
+    make_zero_inputs,
+)
+from tfpolicies.models.model_config import Settings, has_memory
 from tfpolicies.models.ports import InputPorts, get_model_leaves
 from tfpolicies.models.preprocessing import is_image
-from tfpolicies.models.settings import Settings, has_memory
 from tfpolicies.models.tanh_heads import ends_in_tanh, warn_about_tanh
-from tfpolicies.models.views import get_view_inputs
+from tfpolicies.models.view_requirements import get_view_inputs
 from tfpolicies.models.warn_once import warn_once
-from tfpolicies.type_aliases import TensorStructure
 
 Factory: TypeAlias = Callable[..., keras.Model]
 
@@ -46,7 +51,8 @@ def require_float32() -> None:
     dtype_policy = keras.config.dtype_policy()
     if dtype_policy.compute_dtype != "float32":
         raise ModelError(
-            f"Policies are float32 only, but Keras's global dtype policy is {dtype_policy.name!r}. Call "
+            "Policies are float32 only, but Keras's global dtype policy is "
+            f"{dtype_policy.name!r}. Call "
             "keras.config.set_dtype_policy('float32')."
         )
 
@@ -128,7 +134,8 @@ def get_input_ports(
     duplicates = [port.name for port in ports.view_ports if names.count(port.name) > 1]
     if duplicates:
         raise ModelError(
-            f"The model {model.name!r} has a view {duplicates[0]!r}, but a part of the observation has "
+            f"The model {model.name!r} has a view {duplicates[0]!r}, but a part of the "
+            "observation has "
             "that name. Give the view another name."
         )
     return ports
@@ -278,7 +285,8 @@ def check_outputs(
         raise ModelError(
             f"The model {model.name!r} must return action-distribution inputs of shape "
             f"[{axes}, {num_outputs}] (its only output, the first of a pair, or the key "
-            f"'action_dist_inputs' or 'logits' of a dict); got {format_shape(dist_inputs)}. {remedy}"
+            f"'action_dist_inputs' or 'logits' of a dict); got {format_shape(dist_inputs)}. "
+            f"{remedy}"
         )
     if values is not None and tuple(values.shape) not in ((*rows, 1), rows):
         raise ModelError(

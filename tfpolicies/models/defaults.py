@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+from tfpolicies.base.type_aliases import Setting
+from tfpolicies.base.validators import BOOL, DICT, FINITE, POSITIVE_INT, Validator, is_int_at_least
 from tfpolicies.errors import suggest_similar_names
 from tfpolicies.models.registry import MODELS
-from tfpolicies.rules import BOOL, DICT, FINITE, POSITIVE_INT, Validator, is_int_at_least
-from tfpolicies.type_aliases import Setting
 
 _MAX_LAYERS, _MAX_BLOCKS = 256, 64  # blocks are attention's units and heads
 _MAX_PAST_STEPS = 1000  # past steps that are passed to a memory
@@ -71,7 +71,8 @@ def _model_hint(custom_model: Setting) -> str:
     return (
         " (names belong to the process: register this one first, here and wherever it is restored, "
         "by ModelCatalog.register_custom_model(name, Class) or "
-        f"tfpolicies.models.registry.register_model(name, factory){suggestion and f'. {suggestion}'})"
+        "tfpolicies.models.registry.register_model(name, "
+        f"factory){suggestion and f'. {suggestion}'})"
     )
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import keras
 
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, ModelError
 from tfpolicies.models.eager_mode import ensure_eager
-from tfpolicies.models.extent import check_memory
-from tfpolicies.models.keras_names import DTYPES, KerasCategory, get_categories
+from tfpolicies.models.keras_allowlist import DTYPES, KerasCategory, get_categories
+from tfpolicies.models.size_check import check_memory
 from tfpolicies.models.work import ModelWork, check_work, check_work_limits
-from tfpolicies.type_aliases import Json
 
 _LAYER_KEYS = ("layer", "layers", "backward_layer", "cell", "cells")
 _OTHER_KEYS = (
@@ -113,9 +113,10 @@ class _ConfigReader:
     """Copies a config for Keras, and rejects what a file may not contain.
 
     Attributes:
-        custom_objects: the custom classes and functions that the config names, by name. calls: the
-        calls of layers, those of an inner model counted for each of its calls. construction_calls:
-        the calls while the model is built, which calls each inner model once more.
+        custom_objects: the custom classes and functions that the config names, by name.
+        calls: the calls of layers, those of an inner model counted for each of its calls.
+        construction_calls: the calls while the model is built, which calls each inner model once
+            more.
     """
 
     def __init__(self) -> None:
@@ -186,7 +187,8 @@ class _ConfigReader:
             and len(layer_configs) > _MAX_SEQUENTIAL_LAYERS
         ):
             raise _make_refusal(
-                f"a Sequential of {len(layer_configs)} layers, which is more than {_MAX_SEQUENTIAL_LAYERS}"
+                f"a Sequential of {len(layer_configs)} layers, which is more than "
+                f"{_MAX_SEQUENTIAL_LAYERS}"
             )
         outer_calls, self.calls = self.calls, 0
         entries = self._read_entries(config, None if is_keras_class else get_categories()[""])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfpolicies.keras_weights import snake_case
+from tfpolicies.storage.keras_weights import snake_case
 
 _SEED = "seed_generator_state"
 _RECURRENT_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell)

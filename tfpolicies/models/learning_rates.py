@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfpolicies.base.validators import is_one_of
 from tfpolicies.errors import ConfigError, suggest_similar_names
 from tfpolicies.models.eager_mode import ensure_eager
-from tfpolicies.rules import is_one_of
 
 SCHEDULES = (
     "CosineDecay",
@@ -77,7 +77,8 @@ def _make_schedule(config: Mapping[str, Any]) -> Any:
     if not is_one_of(name, *SCHEDULES):
         raise ConfigError(
             f"lr={dict(config)!r:.200} does not describe a Keras schedule."
-            f"{suggest_similar_names(str(name), SCHEDULES)} Its type must be one of {', '.join(SCHEDULES)}."
+            f"{suggest_similar_names(str(name), SCHEDULES)} Its type must be one of "
+            f"{', '.join(SCHEDULES)}."
         )
     lists = [x if isinstance(x, list | tuple) else [x] for x in settings.values()]
     if not all(isinstance(x, _PLAIN_TYPES) for x in chain(*lists)):

@@ -17,7 +17,6 @@ from tfpolicies.models.architecture import (
     compute_fingerprint,
     strip_names,
 )
-from tfpolicies.models.calling import call_with_zeros, get_all_layers
 from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.catalog.q_network import QHeads, build_q_model, get_q_noise_size
 from tfpolicies.models.custom_model import (
@@ -29,12 +28,13 @@ from tfpolicies.models.custom_model import (
     require_float32,
 )
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.extent import check_memory, is_built_from_file
+from tfpolicies.models.model_calls import call_with_zeros, get_all_layers
+from tfpolicies.models.model_config import Settings, has_memory
 from tfpolicies.models.ports import InputPorts, get_model_leaves
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.registry import resolve_custom_model
-from tfpolicies.models.settings import Settings, has_memory
-from tfpolicies.models.views import get_view_requirements
+from tfpolicies.models.size_check import check_memory, is_built_from_file
+from tfpolicies.models.view_requirements import get_view_requirements
 
 
 class ModelSource(NamedTuple):

@@ -11,14 +11,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.models.actor_critic import get_dist_inputs, get_value
-from tfpolicies.models.calling import call_model
+from tfpolicies.base.type_aliases import TensorStructure
+from tfpolicies.models.actor_critic_model import get_dist_inputs, get_value
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.filters import normalize
+from tfpolicies.models.mean_std_filters import normalize
+from tfpolicies.models.model_calls import call_model
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, get_unmasked_leaf_indices
 from tfpolicies.models.preprocessing import encode, encoded_shape
 from tfpolicies.models.spaces import get_at_path
-from tfpolicies.type_aliases import TensorStructure
 
 Tensors: TypeAlias = Sequence[tf.Tensor]
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.base.type_aliases import Structure, TensorStructure
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
 from tfpolicies.models.spaces import (
     MASK,
@@ -30,7 +31,6 @@ from tfpolicies.models.spaces import (
     port_names,
     unflatten,
 )
-from tfpolicies.type_aliases import Structure, TensorStructure
 
 SEQ_LENS = "seq_lens"
 NOISE = "noise"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tfpolicies.base.extensions import EXTENSIONS
+from tfpolicies.base.name_registry import NameRegistry
+from tfpolicies.base.type_aliases import Setting
 from tfpolicies.errors import ModelSettingError
-from tfpolicies.extensions import EXTENSIONS
-from tfpolicies.registers import NameRegistry
-from tfpolicies.type_aliases import Setting
 
 MODELS = NameRegistry("A model", ModelSettingError)
 

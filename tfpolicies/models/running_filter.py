@@ -25,11 +25,11 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tfpolicies.base.extensions import Extensible
+from tfpolicies.base.type_aliases import Setting
+from tfpolicies.base.validators import one_of
 from tfpolicies.errors import ObservationError, WeightsError
-from tfpolicies.extensions import Extensible
 from tfpolicies.models.running_stat import RunningStat
-from tfpolicies.rules import one_of
-from tfpolicies.type_aliases import Setting
 
 CLIP = 10.0  # normalised values are clipped to +-CLIP
 
@@ -193,7 +193,8 @@ class RunningFilter(Extensible, abc.ABC):
         if type(other) is not type(self) or shapes != other_shapes:
             raise WeightsError(
                 f"Filters can only be merged if their classes and shapes are equal, but "
-                f"{type(other)} of shapes {other_shapes} was passed to {type(self)} of shapes {shapes}. "
+                f"{type(other)} of shapes {other_shapes} was passed to {type(self)} of shapes "
+                f"{shapes}. "
                 "Build both for one observation space and one `observation_filter`."
             )
 

@@ -63,7 +63,8 @@ class RunningStat:
         if rows.ndim == 0 or rows.shape[1:] != self.shape:
             expected = ", ".join(("B", *map(str, self.shape)))
             raise ObservationError(
-                f"A running mean needs batches of shape [{expected}], but got {rows.shape}. Give one "
+                f"A running mean needs batches of shape [{expected}], but got {rows.shape}. Give "
+                "one "
                 "element a batch axis: `value[None]`."
             )
         if not len(rows):

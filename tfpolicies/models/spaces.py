@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
+from tfpolicies.base.numerics import NON_NUMERIC_KINDS, is_finite
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
-from tfpolicies.finite import NON_NUMERIC_KINDS, is_finite
-from tfpolicies.type_aliases import Structure
 
 MASK, OBSERVATIONS = "action_mask", "observations"
 """The keys of observations with an action mask, which policies apply."""
@@ -188,7 +188,8 @@ def _collect_leaves(
     if not isinstance(space, LEAF_SPACES):
         location = f" at {'/'.join(path)!r}" if path else ""
         raise UnsupportedSpaceError(
-            f"{type(space).__name__}{location} cannot be used in a policy's space; supported are Box, "
+            f"{type(space).__name__}{location} cannot be used in a policy's space; supported are "
+            "Box, "
             "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Encode it in the environment, "
             f"for example with a gymnasium.{wrapper}."
         )

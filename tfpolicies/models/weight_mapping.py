@@ -17,9 +17,14 @@ import keras
 import numpy as np
 
 from tfpolicies.errors import ModelImportError, suggest_similar_names
-from tfpolicies.keras_weights import KerasWeights, LayerWeights, parse_layer_path, strip_underscores
-from tfpolicies.models.actor_critic import get_actor_variables
+from tfpolicies.models.actor_critic_model import get_actor_variables
 from tfpolicies.models.layer_tree import VariableOwner, find_variable_owners
+from tfpolicies.storage.keras_weights import (
+    KerasWeights,
+    LayerWeights,
+    parse_layer_path,
+    strip_underscores,
+)
 
 _NUM_NEIGHBOURS = 3  # number of layers before and after the wrong one in the list of an error
 
@@ -184,7 +189,8 @@ def require_unquantized(source: KerasWeights, file: str | PurePath) -> None:
         if dtype is not None:
             raise ModelImportError(
                 f"`import_file`: {str(file)!r} holds a quantized model: its layer "
-                f"{_quote_name(layer.name)} has {dtype} weights, but a policy has float weights. Save "
+                f"{_quote_name(layer.name)} has {dtype} weights, but a policy has float weights. "
+                "Save "
                 "the model before `model.quantize(...)`. Nothing was imported."
             )
 
@@ -407,7 +413,8 @@ class _Matcher:
     def _make_mismatch_error(self, layer: LayerWeights, owner: VariableOwner) -> ModelImportError:
         relation = "has the same name" if _has_same_name(layer, owner) else "is the next in order"
         return self._make_error(
-            f"its layer {_quote_name(layer.name)} has weights of shapes {_format_shapes(layer.shapes)}, but the "
+            f"its layer {_quote_name(layer.name)} has weights of shapes "
+            f"{_format_shapes(layer.shapes)}, but the "
             f"model's layer {_quote_name(owner.name)}, which {relation}, has weights of shapes "
             f"{_format_shapes(owner.shapes)}",
             layer,
@@ -417,7 +424,8 @@ class _Matcher:
     def _make_no_place_error(self, layer: LayerWeights) -> ModelImportError:
         hint = suggest_similar_names(layer.name, [owner.name for owner in self._all_targets])
         return self._make_error(
-            f"its layer {_quote_name(layer.name)} with weights of shapes {_format_shapes(layer.shapes)} fits no "
+            f"its layer {_quote_name(layer.name)} with weights of shapes "
+            f"{_format_shapes(layer.shapes)} fits no "
             "layer of the model without weights (remaining: "
             f"{_format_layers(self._targets[: 2 * _NUM_NEIGHBOURS])}).{hint}",
             layer,
@@ -432,7 +440,8 @@ class _Matcher:
 
     def _make_ambiguity_error(self, layer: LayerWeights) -> ModelImportError:
         return self._make_error(
-            f"its layer {_quote_name(layer.name)} with weights of shapes {_format_shapes(layer.shapes)} fits "
+            f"its layer {_quote_name(layer.name)} with weights of shapes "
+            f"{_format_shapes(layer.shapes)} fits "
             "more than one layer of the model, and neither names nor order determine which. Name "
             "the layers, or save a .keras file",
             layer,
@@ -444,8 +453,10 @@ class _Matcher:
         sources, targets = self._all_sources, self._all_targets
         return ModelImportError(
             f"`import_file`: {self._file!r} ({self._kind}) does not fit the model: {problem}. The "
-            f"file has {len(sources)} layers with weights: {_format_layers(_get_neighbours(sources, layer))}; the "
-            f"model has {len(targets)}: {_format_layers(_get_neighbours(targets, owner))}. Nothing was imported."
+            f"file has {len(sources)} layers with weights: "
+            f"{_format_layers(_get_neighbours(sources, layer))}; the "
+            f"model has {len(targets)}: {_format_layers(_get_neighbours(targets, owner))}. "
+            "Nothing was imported."
         )
 
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfpolicies.base.type_aliases import TensorStructure
 from tfpolicies.errors import CheckpointError, ConfigError
-from tfpolicies.type_aliases import TensorStructure
 
 Shape = tuple[int, ...]
 
@@ -110,7 +110,8 @@ def check_work_limits(work: ModelWork, description: str) -> None:
     if shares[name] <= factor:
         return
     raise CheckpointError(
-        f"{description} takes {getattr(work, name):,} {_DESCRIPTIONS[name]}, but a file may ask for "
+        f"{description} takes {getattr(work, name):,} {_DESCRIPTIONS[name]}, but a file may ask "
+        "for "
         f"{int(factor * getattr(WORK_LIMITS, name)):,} at most. If you trust it, pass "
         f"model_work_limit={math.ceil(shares[name])} to the call that loads it "
         "(--model-work-limit on the command line)."
@@ -517,7 +518,7 @@ def _get_layers(*patterns: str) -> tuple[type, ...]:
 
 
 def _get_operations(*names: str) -> tuple[type, ...]:
-    from tfpolicies.models.keras_names import get_categories
+    from tfpolicies.models.keras_allowlist import get_categories
 
     classes = get_categories()["layer"].keras_classes
     return tuple(

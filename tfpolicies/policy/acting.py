@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.leaves import expand_batch_axis
 from tfpolicies.errors import BatchError, ConfigError, ObservationError
 from tfpolicies.exploration.exploration import check_array
@@ -18,16 +19,15 @@ from tfpolicies.models.distributions.noise import NoiseBuffer, NoiseKind
 from tfpolicies.models.ports import ViewInput
 from tfpolicies.models.spaces import batch_leaves, unflatten
 from tfpolicies.policy.driver import Acting, SingleAction
+from tfpolicies.policy.hooks import TFPolicyHooks
 from tfpolicies.policy.input_check import InputValidator
 from tfpolicies.policy.input_dict import add_batch_axis, make_row, read_states
 from tfpolicies.policy.input_reader import InputReader, StateCountError
-from tfpolicies.policy.kind import TFPolicyHooks
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.inference import RUNTIMES
+from tfpolicies.program.policy_state import PolicyState, tick
 from tfpolicies.program.runtimes.runtime import ActingRuntime
-from tfpolicies.state import PolicyState, tick
-from tfpolicies.type_aliases import Structure
 
 _BASE_EXTRAS = ("action_logp", "action_prob", "action_dist_inputs")
 _MAX_PREFETCHED_NUMBERS = 2**18  # numbers of noise, of 4 bytes each
@@ -405,7 +405,8 @@ class CompiledActing(Acting):
             is_invalid = (array < 0) | (array > largest)
             if is_invalid.any():
                 raise ObservationError(
-                    f"{leaf.name('actions')} must be from 0 to {largest.tolist()} (0-based; those of "
+                    f"{leaf.name('actions')} must be from 0 to {largest.tolist()} (0-based; "
+                    "those of "
                     "the environment need actions_normalized=False), got "
                     f"{array[is_invalid].reshape(-1)[0]}."
                 )

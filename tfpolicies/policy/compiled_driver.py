@@ -10,17 +10,17 @@ import numpy as np
 
 from tfpolicies.batch.postprocessing import standardize_columns
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.sectioned import log_auto_change
+from tfpolicies.config.base_config import log_auto_change
 from tfpolicies.errors import UsageError
 from tfpolicies.policy import overrides
 from tfpolicies.policy.acting import CompiledActing
 from tfpolicies.policy.driver import Acting, Learning, PolicyDriver, validate_result
-from tfpolicies.policy.kind import TFPolicyHooks
+from tfpolicies.policy.hooks import TFPolicyHooks
 from tfpolicies.policy.learning import PolicyLearner
+from tfpolicies.program.compile_mode import CompileMode
 from tfpolicies.program.minibatches import is_input
+from tfpolicies.program.policy_state import ACTING_PARTS, PolicyState
 from tfpolicies.program.program import Program
-from tfpolicies.program.update_forms import CompileMode
-from tfpolicies.state import ACTING_PARTS, PolicyState
 
 _COPIED_ATTRIBUTES = ("agent_connectors", "action_connectors", "_views")
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
@@ -33,11 +34,10 @@ from tfpolicies.models.ports import (
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, unflatten
 from tfpolicies.policy.input_dict import name_states
 from tfpolicies.policy.recurrent_state import flatten_states, unflatten_states
-from tfpolicies.type_aliases import Structure
 
 if TYPE_CHECKING:
+    from tfpolicies.program.policy_state import PolicyState
     from tfpolicies.program.program import Program
-    from tfpolicies.state import PolicyState
 
 logger = logging.getLogger("tfpolicies")
 

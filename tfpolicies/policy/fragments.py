@@ -26,9 +26,9 @@ class Fragments:
         bootstrap_inputs: the inputs of acting after these steps: final observation leaves, views,
             recurrent state; `[K, ...]` each.
         new_columns: columns that postprocessing adds, `[N, T, ...]` arrays by name; may replace
-        columns. next_obs_index: int `[N, T]`, set by postprocessing: the step whose `new_obs` each
-        row gets; None
-            if each row keeps its own.
+            columns.
+        next_obs_index: int `[N, T]`, set by postprocessing: the step whose `new_obs` each row gets;
+            None if each row keeps its own.
     """
 
     columns: Mapping[str, np.ndarray]

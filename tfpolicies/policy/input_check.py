@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.base.numerics import find_first_non_finite, is_finite
 from tfpolicies.errors import ObservationError
-from tfpolicies.finite import find_first_non_finite, is_finite
 from tfpolicies.models.ports import PolicyPort
 from tfpolicies.models.spaces import (
     MASK,
@@ -76,7 +76,8 @@ class InputValidator:
             if not (_isfinite(total) or is_finite(array)):
                 location, value = find_first_non_finite({name: array})  # type: ignore[misc]
                 raise ObservationError(
-                    f"Observations must be finite, but {location} is {value}; the first index is the "
+                    f"Observations must be finite, but {location} is {value}; the first index is "
+                    "the "
                     f"row. Fix it in the environment, or before you act. {_HINT}"
                 )
         for i, name, start, count in self._ranges:
@@ -86,7 +87,8 @@ class InputValidator:
                 low, size = (int(np.broadcast_to(x, inside.shape)[index]) for x in (start, count))
                 raise ObservationError(
                     f"Choices must be in their space, from {low} to {low + size - 1}, but "
-                    f"{name}{list(index)} is {inputs[i][index]}; the first index is the row. {_HINT}"
+                    f"{name}{list(index)} is {inputs[i][index]}; the first index is the row. "
+                    f"{_HINT}"
                 )
         if self._masks:
             self._check_masks(inputs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tfpolicies.base.type_aliases import ModelState, Structure
 from tfpolicies.batch.leaves import expand_batch_axis
 from tfpolicies.errors import UsageError
-from tfpolicies.type_aliases import ModelState, Structure
 
 
 def name_states(states: ModelState) -> dict[str, Any]:

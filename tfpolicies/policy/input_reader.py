@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.errors import ObservationError, UsageError
 from tfpolicies.models.ports import PREVIOUS_STEP_SOURCES, InputPorts, ViewInput
-from tfpolicies.models.preprocessed import decode_flat_observations
+from tfpolicies.models.rllib_preprocessing import decode_flat_observations
 from tfpolicies.models.spaces import batch_leaves, to_float32
-from tfpolicies.type_aliases import Structure
 
 _PREVIOUS_STEP_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
 """Views of n steps that the argument for the previous step fills, if no view is that step."""

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from tfpolicies.base.numerics import NON_NUMERIC_KINDS
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.errors import BatchError, NonFiniteError, WeightsError
-from tfpolicies.finite import NON_NUMERIC_KINDS
+from tfpolicies.policy.batch_utils import make_dummy_batch, require_actions
 from tfpolicies.policy.driver import validate_result
-from tfpolicies.policy.kind import TFPolicyHooks
-from tfpolicies.policy.learning_batches import make_dummy_batch, require_actions
+from tfpolicies.policy.hooks import TFPolicyHooks
 from tfpolicies.policy.overrides import LOADING_METHODS, UPDATE_METHODS
-from tfpolicies.program.columns import LearnBatch, reduction_for, to_loss_columns
+from tfpolicies.program.learn_batch import LearnBatch, reduction_for, to_loss_columns
 from tfpolicies.program.minibatches import draw_minibatches
 from tfpolicies.program.updates import UpdateResult
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfpolicies.extensions import ExtensibleMeta
+from tfpolicies.base.extensions import ExtensibleMeta
 
 logger = logging.getLogger("tfpolicies")
 

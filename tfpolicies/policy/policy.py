@@ -13,17 +13,20 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.base.allowlist import allow_in_checkpoint
+from tfpolicies.base.extensions import Extensible
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.leaves import expand_batch_axis, get_first_row
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import add_state_views, make_default_view_requirements
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.config.idioms import (
+from tfpolicies.config.live_dict import copy_containers
+from tfpolicies.config.migration_hints import (
     PREDICT_ARGUMENTS,
     describe_missing_attribute,
     suggest_for_unknown_keywords,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.read_only import copy_containers
 from tfpolicies.connectors.pipelines import (
     ActionConnectorPipeline,
     AgentConnectorPipeline,
@@ -40,10 +43,8 @@ from tfpolicies.errors import (
     UsageError,
     WeightsError,
 )
-from tfpolicies.extensions import Extensible
-from tfpolicies.marks import allow_in_checkpoint
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.preprocessed import flatten_observation_batch
+from tfpolicies.models.rllib_preprocessing import flatten_observation_batch
 from tfpolicies.models.spaces import (
     action_leaves,
     batch_leaves,
@@ -57,12 +58,11 @@ from tfpolicies.policy import overrides
 from tfpolicies.policy.driver import PolicyDriver
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.input_dict import add_batch_axis, make_row, read_states
-from tfpolicies.policy.policy_views import PolicyViewRequirements
+from tfpolicies.policy.policy_session import PolicySession
+from tfpolicies.policy.policy_view_requirements import PolicyViewRequirements
 from tfpolicies.policy.prediction import predict
 from tfpolicies.policy.recurrent_state import flatten_states
-from tfpolicies.policy.session import PolicySession
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -179,7 +179,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         ]
         if names == ["NoFilter", "NoFilter"]:
             return None, None
-        from tfpolicies.models.filters import make_filter, make_reward_filter  # imports TensorFlow
+        from tfpolicies.models.mean_std_filters import (  # imports TensorFlow
+            make_filter,
+            make_reward_filter,
+        )
 
         filter_name, reward_filter_name = names
         observation_filter = (
@@ -737,14 +740,14 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             ConfigError: for another format, or a `filename_prefix`.
             CheckpointError: if it cannot be written.
         """
-        from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module
+        from tfpolicies.policy import policy_checkpoints  # needs TensorFlow, unlike this module
 
         if filename_prefix is not None:
             raise ConfigError("filename_prefix is no longer used; name the folder instead.")
         if checkpoint_format != "json":
             raise ConfigError(f"checkpoint_format must be 'json', got {checkpoint_format!r}.")
         folder = resolve_path(export_dir)
-        checkpoints.write_policy_checkpoint(self, folder, policy_state)
+        policy_checkpoints.write_policy_checkpoint(self, folder, policy_state)
         if self.config.get("export_native_model_files"):
             self.export_model(folder / "model")
 
@@ -785,12 +788,12 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """
         # Imported here, because they need TensorFlow, unlike this module.
         from tfpolicies.models.work import limit_work
-        from tfpolicies.policy import checkpoints
+        from tfpolicies.policy import policy_checkpoints
 
-        path = checkpoints.get_path(checkpoint)
-        scope = checkpoints.custom_object_scope(custom_objects or {})
+        path = policy_checkpoints.get_path(checkpoint)
+        scope = policy_checkpoints.custom_object_scope(custom_objects or {})
         with scope, limit_work(model_work_limit):
-            return checkpoints.load_policies(
+            return policy_checkpoints.load_policies(
                 path, policy_ids, cls, config, allow_non_finite=allow_non_finite
             )
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.leaves import split_rows
 from tfpolicies.errors import UsageError, show_value
 from tfpolicies.models.spaces import Leaf, get_at_path, leaves
+from tfpolicies.policy.policy_session import PolicySession
 from tfpolicies.policy.recurrent_state import RecurrentState
-from tfpolicies.policy.session import PolicySession
-from tfpolicies.type_aliases import Structure
 
 
 def predict(
@@ -110,7 +110,8 @@ def _restore_state(recurrent_state: RecurrentState, state: Any) -> None:
         raise UsageError(
             "state must be the state that the last call of predict returned, for as many rows, or "
             f"get_initial_state(): arrays of the shapes {shapes}, got "
-            f"{show_value(state if actual_shapes is None else actual_shapes)}. Give None when episodes begin."
+            f"{show_value(state if actual_shapes is None else actual_shapes)}. Give None when "
+            "episodes begin."
         )
     recurrent_state.set_state(
         {name: np.array(x, expected[name].dtype) for name, x in state.items()}

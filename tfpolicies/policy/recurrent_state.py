@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.base.type_aliases import ModelState, Structure
 from tfpolicies.models.ports import (
     ACTIONS,
     OBS,
@@ -17,7 +18,6 @@ from tfpolicies.models.ports import (
     make_previous_step_views,
 )
 from tfpolicies.models.spaces import action_leaves
-from tfpolicies.type_aliases import ModelState, Structure
 
 _HISTORY_NAMES = {OBS: "obs_{}", ACTIONS: "action_{}", REWARDS: "rewards"}
 """The names of each column's history in the state of a `RecurrentState`."""
@@ -53,10 +53,10 @@ class RecurrentState:
     a step.
 
     Attributes:
-        is_needed: whether the policy gets anything from earlier steps. has_state: whether its
-        actions depend on earlier steps: by a recurrent state, or by views. extra_arguments_fn:
-        returns further arguments of `Acting.act` for the rows that act (None: all):
-            infos and episodes; None if the policy reads neither.
+        is_needed: whether the policy gets anything from earlier steps.
+        has_state: whether its actions depend on earlier steps: by a recurrent state, or by views.
+        extra_arguments_fn: returns further arguments of `Acting.act` for the rows that act (None:
+            all): infos and episodes; None if the policy reads neither.
     """
 
     def __init__(self, policy: Any, rows: int) -> None:

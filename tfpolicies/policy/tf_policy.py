@@ -13,52 +13,52 @@ import gymnasium as gym
 import keras
 import numpy as np
 
+from tfpolicies.base.extensions import EXTENSIONS
+from tfpolicies.base.type_aliases import Structure
+from tfpolicies.base.validators import is_number
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.read_only import copy_containers
+from tfpolicies.config.live_dict import copy_containers
 from tfpolicies.connectors.pipelines import warn_skipped_connectors
 from tfpolicies.errors import ConfigError, UsageError
-from tfpolicies.exploration.making import make_exploration
-from tfpolicies.export.forms import export_policy
+from tfpolicies.exploration.exploration_factory import make_exploration
+from tfpolicies.exploration.schedules import piecewise_linear
+from tfpolicies.export.formats import export_policy
 from tfpolicies.export.result import ExportResult
-from tfpolicies.extensions import EXTENSIONS
-from tfpolicies.models.actor_critic import get_user_model
-from tfpolicies.models.adapted import WrappedModel
-from tfpolicies.models.calling import get_adapted_layers
+from tfpolicies.models.actor_critic_model import get_user_model
 from tfpolicies.models.eager_mode import ensure_eager
-from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
-from tfpolicies.models.kept_model import to_plain_keras_model
+from tfpolicies.models.keras_export import to_plain_keras_model
 from tfpolicies.models.learning_rates import resolve_schedule
+from tfpolicies.models.mean_std_filters import MeanStdFilter, make_reward_filter
+from tfpolicies.models.model_calls import get_adapted_layers
 from tfpolicies.models.ports import PREVIOUS_STEP_SOURCES
 from tfpolicies.models.running_filter import Scaling
 from tfpolicies.models.spaces import require_non_empty
-from tfpolicies.models.views import get_view_requirements
+from tfpolicies.models.view_requirements import get_view_requirements
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
+from tfpolicies.models.wrapped_model import WrappedModel
 from tfpolicies.policy import overrides
 from tfpolicies.policy.acting import CompiledActing
-from tfpolicies.policy.checkpoints import reduce_policy
+from tfpolicies.policy.batch_utils import require_actions
 from tfpolicies.policy.compiled_driver import CompiledDriver
 from tfpolicies.policy.counters import VariableLikeInt
 from tfpolicies.policy.fragments import Fragments
-from tfpolicies.policy.identity import AUTO_SETTINGS, complete_config, derive_seed
+from tfpolicies.policy.hooks import TFPolicyHooks
 from tfpolicies.policy.input_reader import StateCountError
-from tfpolicies.policy.kind import TFPolicyHooks
 from tfpolicies.policy.learning import PolicyLearner
-from tfpolicies.policy.learning_batches import require_actions
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.states import PolicyStateDict, match_arrays
-from tfpolicies.policy.views import prune_view_requirements
+from tfpolicies.policy.policy_checkpoints import reduce_policy
+from tfpolicies.policy.policy_config import AUTO_SETTINGS, complete_config, derive_seed
+from tfpolicies.policy.state_dict import PolicyStateDict, match_arrays
+from tfpolicies.policy.view_pruning import prune_view_requirements
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import get_session_creator
 from tfpolicies.program.spec import ProgramSpec, get_static_settings
-from tfpolicies.rules import is_number
-from tfpolicies.schedules import piecewise_linear
-from tfpolicies.state import PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
-from tfpolicies.system.forks import check_tensorflow_survived_fork
-from tfpolicies.type_aliases import Structure
+from tfpolicies.system.fork_guard import check_tensorflow_survived_fork
 
 _NOT_COPIED = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
 _NOT_COPIED |= {"_acting", "_learner", "_driver", "_owned", "_worker_index", "_create_session"}

@@ -31,9 +31,9 @@ from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map import stacked_acting
-from tfpolicies.policy_map.paging import CacheStatistics, StateCache
 from tfpolicies.policy_map.policy_store import PolicyStore, StoreEntry
-from tfpolicies.state import PolicyState
+from tfpolicies.policy_map.state_cache import CacheStatistics, StateCache
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.storage.pickling import refuse_pickling
 from tfpolicies.storage.stash import make_entry_name
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import FolderInUseError, StashError, TfPoliciesError
-from tfpolicies.policy.checkpoints import make_policy_from_record, make_policy_record
 from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.policy_checkpoints import make_policy_from_record, make_policy_record
 from tfpolicies.storage.stash import HEADER_BYTES, RecordSummary, Stash
 from tfpolicies.system.atomic import make_folder, remove_leftovers
 from tfpolicies.system.folder_lock import FolderLock, exclusive_access

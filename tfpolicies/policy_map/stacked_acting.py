@@ -13,8 +13,8 @@ from tfpolicies.policy.acting import CompiledActing
 from tfpolicies.policy.driver import Acting
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.runtimes.stacked import StackedRuntime
-from tfpolicies.state import PolicyState
 
 _MAX_PADDING = 2
 """Maximum ratio between the padded rows of a stack and its actual rows."""

@@ -23,7 +23,7 @@ from tfpolicies.models.custom_model import get_input_ports
 from tfpolicies.models.network import Network
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import unflatten
-from tfpolicies.program.acting_view import TracedActing
+from tfpolicies.program.custom_loss import add_custom_loss, compute_custom_metrics
 from tfpolicies.program.devices import CPU, choose_learner_device, device_scope, gather_rows
 from tfpolicies.program.frozen_values import warn_of_frozen_draws, warn_of_frozen_numbers
 from tfpolicies.program.minibatches import StepInputs, is_input
@@ -35,12 +35,12 @@ from tfpolicies.program.networks import (
     update_targets,
 )
 from tfpolicies.program.optimizers import Optimizers, strip_variables
-from tfpolicies.program.own_loss import add_custom_loss, compute_custom_metrics
+from tfpolicies.program.policy_state import Slot
 from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.traced_acting import TracedActing
+from tfpolicies.program.traced_arguments import LOSS_MASK, TracedModel, TrainBatch
 from tfpolicies.program.traced_context import CalledModel, TracedContext
 from tfpolicies.program.traces import TraceCounts
-from tfpolicies.program.view import LOSS_MASK, TracedModel, TrainBatch
-from tfpolicies.state import Slot
 
 LOSS = "__loss"
 """The name of the loss among the statistics of an update: the sum if there are several."""

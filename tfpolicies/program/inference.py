@@ -14,20 +14,20 @@ from functools import cached_property
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.base.acting_runtimes import ACTING_RUNTIMES
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import PolicyPort
 from tfpolicies.models.spaces import Leaf
+from tfpolicies.program.act_outputs import ActOutputLayout
 from tfpolicies.program.devices import CPU, device_scope
 from tfpolicies.program.functions import ActInputs, ProgramFunctions
-from tfpolicies.program.outputs import ActOutputLayout
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.runtimes import onnx, stacked
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.runtime import ActingRuntime, RuntimeSpec, TFRuntime
 from tfpolicies.program.runtimes.session import SessionRuntime
-from tfpolicies.state import PolicyState
-from tfpolicies.system.forks import check_tensorflow_survived_fork
-from tfpolicies.ways import ACTING_RUNTIMES
+from tfpolicies.system.fork_guard import check_tensorflow_survived_fork
 
 logger = logging.getLogger("tfpolicies")
 
@@ -99,7 +99,8 @@ class Inference:
             ) from error
         if difference is not None:
             raise ConfigError(
-                f"{runtime_spec.name} gives different {difference[0]} than TensorFlow for this model "
+                f"{runtime_spec.name} gives different {difference[0]} than TensorFlow for this "
+                "model "
                 f"(largest difference {difference[1]:.3g}); use inference='tf' for it."
             )
         return runtime

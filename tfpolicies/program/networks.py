@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfpolicies.base.type_aliases import TensorStructure
+from tfpolicies.base.validators import POSITIVE_INT
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.calling import call_model
-from tfpolicies.models.fresh_weights import make_variable_keys
 from tfpolicies.models.layer_tree import find_unused_seeds
+from tfpolicies.models.model_calls import call_model
 from tfpolicies.models.network import Network
-from tfpolicies.rules import POSITIVE_INT
-from tfpolicies.state import NetworkParts, Slot, StateLayout
-from tfpolicies.type_aliases import TensorStructure
+from tfpolicies.models.weight_initializer import make_variable_keys
+from tfpolicies.program.policy_state import NetworkParts, Slot, StateLayout
 
 _NAME = re.compile("[a-z][a-z0-9_]*")
 _RESERVED_SUFFIXES = ("filter", "target", "learner", "optimizer")  # names of other parts of a state

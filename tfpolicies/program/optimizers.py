@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.program.networks import NetworkPlan, ResidentNetwork
-from tfpolicies.program.view import TapeOptimizer, order_gradients
+from tfpolicies.program.traced_arguments import TapeOptimizer, order_gradients
 
 
 class NetworkOptimizer(NamedTuple):
@@ -45,7 +45,8 @@ class Optimizers:
             is_list = isinstance(result, list | tuple)
             if is_list and len(networks) > 1:
                 raise ConfigError(
-                    f"`optimizer` returned a list of {len(result)}, but it is called for each of the "
+                    f"`optimizer` returned a list of {len(result)}, but it is called for each of "
+                    "the "
                     f"{len(networks)} networks. Return one optimizer."
                 )
             self.has_several |= is_list

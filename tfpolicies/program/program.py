@@ -20,17 +20,17 @@ import numpy as np
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock
-from tfpolicies.models.extent import check_memory, is_built_from_file
-from tfpolicies.models.fresh_weights import WeightInitializer
 from tfpolicies.models.ports import InputPorts
+from tfpolicies.models.size_check import check_memory, is_built_from_file
+from tfpolicies.models.weight_initializer import WeightInitializer
 from tfpolicies.program.devices import CPU, device_scope
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.inference import Inference
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.runtimes.runtime import TFRuntime
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.updates import UpdateRunner
-from tfpolicies.state import PolicyState
-from tfpolicies.system.forks import check_tensorflow_survived_fork
+from tfpolicies.system.fork_guard import check_tensorflow_survived_fork
 
 if TYPE_CHECKING:
     import keras

@@ -12,22 +12,22 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.base.extensions import EXTENSIONS
 from tfpolicies.errors import ConfigError, SpaceError
 from tfpolicies.exploration.transform import Transform
-from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.architecture import compute_fingerprint
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
-from tfpolicies.models.filters import check_filter_name, get_filtered_leaves
 from tfpolicies.models.learning_rates import resolve_schedule
+from tfpolicies.models.mean_std_filters import check_filter_name, get_filtered_leaves
+from tfpolicies.models.model_config import complete_model_config, without_memory
 from tfpolicies.models.model_source import ModelSource
-from tfpolicies.models.settings import complete_model_config, without_memory
 from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
 from tfpolicies.program.devices import CPU, device_scope
 from tfpolicies.program.networks import NetworkPlan, check_plans
-from tfpolicies.program.surroundings import check_tf_environment
+from tfpolicies.program.tf_environment import check_tf_environment
+from tfpolicies.program.traced_arguments import TracedConfig
 from tfpolicies.program.traced_context import TracedContext
-from tfpolicies.program.view import TracedConfig
 from tfpolicies.system.gpus import limit_gpus
 
 _GRAD_CLIP = "grad_clip"

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.program.networks import NetworkHandle
-from tfpolicies.program.view import TracedConfig, TracedModel
+from tfpolicies.program.traced_arguments import TracedConfig, TracedModel
 
 
 @dataclass(kw_only=True)

@@ -31,7 +31,8 @@ class TraceCounts(Counter[str]):
         if self[name] - 1 > self._limit:
             raise RetraceError(
                 f"The function {name!r} was traced {self[name]} times; eager_max_retraces="
-                f"{self._limit} allows {self._limit + 1}. {_describe_change(before, descriptions)} Each trace "
+                f"{self._limit} allows {self._limit + 1}. "
+                f"{_describe_change(before, descriptions)} Each trace "
                 "costs as much as thousands of calls: find the cause of the traces, or raise the "
                 "limit; None disables it."
             )

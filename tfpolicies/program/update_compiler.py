@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.program.columns import LossSignature
+from tfpolicies.program.compile_mode import CompileMode, analyze_graph, choose_compile_mode
 from tfpolicies.program.devices import CPU
+from tfpolicies.program.learn_batch import LossSignature
 from tfpolicies.program.runtimes.runtime import TFRuntime
-from tfpolicies.program.update_forms import CompileMode, analyze_graph, choose_compile_mode
-from tfpolicies.program.view import LOSS_MASK
+from tfpolicies.program.traced_arguments import LOSS_MASK
 
 
 class UpdateCompiler:

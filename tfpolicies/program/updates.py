@@ -19,18 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.base.numerics import all_finite, find_first_non_finite
 from tfpolicies.errors import ConfigError
-from tfpolicies.finite import all_finite, find_first_non_finite
 from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import SEQ_LENS
-from tfpolicies.program.columns import BatchReader, LearnBatch, LossSignature
+from tfpolicies.program.chunking import ChunkSizer
+from tfpolicies.program.compile_mode import CompileMode
 from tfpolicies.program.devices import CPU, device_scope
-from tfpolicies.program.failed_update import (
-    NaNCause,
-    bisect_last_finite,
-    find_first_non_finite_term,
-)
 from tfpolicies.program.functions import LOSS, make_initial_totals
+from tfpolicies.program.learn_batch import BatchReader, LearnBatch, LossSignature
 from tfpolicies.program.minibatches import (
     Minibatches,
     StepInputs,
@@ -39,14 +36,17 @@ from tfpolicies.program.minibatches import (
     is_input,
     make_minibatch,
 )
-from tfpolicies.program.pace import ChunkSizer
+from tfpolicies.program.nan_diagnosis import (
+    NaNCause,
+    bisect_last_finite,
+    find_first_non_finite_term,
+)
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.runtime import NotCompiledError, TFRuntime
+from tfpolicies.program.traced_arguments import LOSS_MASK
 from tfpolicies.program.update_compiler import UpdateCompiler
-from tfpolicies.program.update_forms import CompileMode
-from tfpolicies.program.view import LOSS_MASK
-from tfpolicies.state import PolicyState
-from tfpolicies.system.forks import check_tensorflow_survived_fork
+from tfpolicies.system.fork_guard import check_tensorflow_survived_fork
 
 logger = logging.getLogger("tfpolicies")
 
@@ -55,11 +55,13 @@ class UpdateResult(NamedTuple):
     """The result of an update. It is not in the state before `UpdateRunner.commit`.
 
     Attributes:
-        stats: of the loss. fetches: of the loss, if there was one minibatch; one entry per row of
-        the batch. is_finite: whether the loss and all changed variables are finite. explain:
-        returns why the update is not finite; call it before `UpdateRunner.lock_for_update` ends.
-        buffers: the new values of the changed variables, by buffer of the layout. steps: the number
-        of minibatches.
+        stats: of the loss.
+        fetches: of the loss, if there was one minibatch; one entry per row of the batch.
+        is_finite: whether the loss and all changed variables are finite.
+        explain: returns why the update is not finite; call it before `UpdateRunner.lock_for_update`
+            ends.
+        buffers: the new values of the changed variables, by buffer of the layout.
+        steps: the number of minibatches.
     """
 
     stats: dict[str, float]
@@ -250,10 +252,11 @@ class UpdateRunner:
         """Returns the other inputs of minibatches.
 
         Args:
-            state: of a policy of this Program; its generator draws noise. None gives zeros. steps:
-            K. size: of a minibatch. num_drawn: the number of items per minibatch for which noise is
-            drawn, so that padding does
-                not change the generator; None: all.
+            state: of a policy of this Program; its generator draws noise. None gives zeros.
+            steps: K.
+            size: of a minibatch.
+            num_drawn: the number of items per minibatch for which noise is drawn, so that padding
+                does not change the generator; None: all.
             update_targets: 0/1 `[K]`; None for zeros.
         """
         specs, result = self._runtime.signatures.step_inputs, StepInputs()

@@ -17,13 +17,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tfpolicies.base.type_aliases import Scalar
+from tfpolicies.base.validators import Validator, is_finite
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
-from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.replay.ring_buffer import ReplayBuffer
 from tfpolicies.replay.sum_tree import SumTree
-from tfpolicies.rules import Validator, is_finite
-from tfpolicies.type_aliases import Scalar
 
 NON_NEGATIVE = Validator(lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
 WEIGHTS, INDEXES = "weights", "batch_indexes"

@@ -14,8 +14,8 @@ from tfpolicies.batch.layout import INFOS, SEQ_LENS
 from tfpolicies.batch.leaves import iterate_named_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import BatchError, CheckpointError, ConfigError, UsageError
-from tfpolicies.replay.room import BufferAllocator
-from tfpolicies.replay.rows import RingStorage
+from tfpolicies.replay.allocator import BufferAllocator
+from tfpolicies.replay.ring_storage import RingStorage
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 
 _STATE_KEYS = ("capacity", "num_added", "num_sampled", "rng", "columns")
@@ -30,10 +30,12 @@ class ReplayBuffer:
     `replay/frames.py`.
 
     Args:
-        capacity: the number of rows to keep. seed: of the generator that chooses rows; None draws
-        one. train_batch_size: the number of rows that `replay` returns. learning_starts: the number
-        of rows that must have been added before `replay` returns any. allocator: allocates memory
-        for the rows; None creates a `BufferAllocator` with default arguments.
+        capacity: the number of rows to keep.
+        seed: of the generator that chooses rows; None draws one.
+        train_batch_size: the number of rows that `replay` returns.
+        learning_starts: the number of rows that must have been added before `replay` returns any.
+        allocator: allocates memory for the rows; None creates a `BufferAllocator` with default
+            arguments.
 
     Raises:
         ConfigError: if an argument is out of range.

@@ -15,12 +15,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
 from tfpolicies.system.atomic import remove_leftovers, write_atomically
 from tfpolicies.system.folder_lock import FolderLock
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
-from tfpolicies.type_aliases import Json
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
@@ -137,7 +137,8 @@ class RunFolder:
         unexpected = sorted({x.name for x in run.path.iterdir()} - _NAMES_BEFORE_RUN_JSON)
         if unexpected:
             raise UsageError(
-                f"{str(path)!r} is not a run folder, but holds {unexpected[:3]}. Give a run folder, "
+                f"{str(path)!r} is not a run folder, but holds {unexpected[:3]}. Give a run "
+                "folder, "
                 "or one that is empty or does not exist yet."
             )
         run._initialize(text)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.base.extensions import EXTENSIONS, Extensible
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.envs.vector import StepResult
+from tfpolicies.envs.vector_adapters import StepResult
 from tfpolicies.errors import UsageError
-from tfpolicies.extensions import EXTENSIONS, Extensible
-from tfpolicies.type_aliases import Structure
 
 SINGLE_AGENT = "agent0"
 
@@ -162,8 +162,7 @@ class EpisodeTracker:
 
     Args:
         run_callback: `f(callback_name, episode_or_error, env_index)`, calls a callback about an
-        episode or
-            the error that ended it.
+            episode or the error that ended it.
         worker: the worker that samples.
         num_envs: N.
         rng: draws episode ids.

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfpolicies.envs.vector import VectorEnvAdapter
+from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
-from tfpolicies.rollout.connected import get_connector_metrics
+from tfpolicies.rollout.base_worker import BaseWorker
+from tfpolicies.rollout.connector_env import get_connector_metrics
 from tfpolicies.rollout.episode import EpisodeTracker, RolloutMetrics, add_callback_metrics
 from tfpolicies.rollout.sampler import (
     LONG_EPISODE_STEPS,
@@ -21,7 +22,6 @@ from tfpolicies.rollout.sampler import (
     warn_long_episode,
 )
 from tfpolicies.rollout.timing import StepTimes, now
-from tfpolicies.rollout.worker import BaseWorker
 
 
 def play(

@@ -12,7 +12,7 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import UsageError
 from tfpolicies.policy_map.policy_map import PolicyMap
-from tfpolicies.rollout.worker import BaseWorker
+from tfpolicies.rollout.base_worker import BaseWorker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 
 Gradients = Sequence[Any] | Mapping[str, Any]

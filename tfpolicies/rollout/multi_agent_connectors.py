@@ -28,22 +28,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.envs.fault_tolerance import check_observation
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.multi_agent_env import ALL
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.repairs import check_observation
-from tfpolicies.envs.vector import split_batch
+from tfpolicies.envs.vector_adapters import split_batch
 from tfpolicies.errors import EnvError
 from tfpolicies.models.spaces import unflatten
-from tfpolicies.rollout.fitting_spaces import get_agent_space
 from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode, SubEnvState
-from tfpolicies.rollout.multi_agent_ledger import TransitionTable
-from tfpolicies.rollout.multi_agent_rows import PolicyRows
-from tfpolicies.rollout.policy_connection import (
+from tfpolicies.rollout.multi_agent_tables import PolicyRows
+from tfpolicies.rollout.policy_connectors import (
     NO_PIPELINES,
     PolicyConnectors,
     get_pipelines,
     has_new_pipelines,
 )
+from tfpolicies.rollout.space_checks import get_agent_space
+from tfpolicies.rollout.transition_table import TransitionTable
 
 
 class _ObservedAgents(NamedTuple):

@@ -13,7 +13,7 @@ from tfpolicies.config.multi_agent import default_policy_mapping
 from tfpolicies.envs.multi_agent_env import ALL
 from tfpolicies.errors import EnvError, UnknownPolicyError, suggest_similar_names
 from tfpolicies.rollout.episode import SINGLE_AGENT, Episode, RolloutMetrics, add_callback_metrics
-from tfpolicies.rollout.multi_agent_rows import NO_AGENT, AgentSlots, PolicyGroup, PolicyRows
+from tfpolicies.rollout.multi_agent_tables import NO_AGENT, AgentSlots, PolicyGroup, PolicyRows
 
 _MAX_CACHED_GROUPS = 256
 
@@ -69,12 +69,14 @@ class MultiAgentEpisode(Episode):
         if current_fn is default_policy_mapping:
             raise UnknownPolicyError(
                 f"There is no policy_mapping_fn that maps agent {agent_id!r} to one of the "
-                f"policies {policy_ids}: set multi_agent(policy_mapping_fn=...), a function (agent_id, "
+                f"policies {policy_ids}: set multi_agent(policy_mapping_fn=...), a function "
+                "(agent_id, "
                 "episode, worker, **kwargs) -> policy_id."
             )
         raise UnknownPolicyError(
             f"policy_mapping_fn returned invalid policy id {policy_id!r} for agent {agent_id!r}; "
-            f"there are {policy_ids}.{suggest_similar_names(str(policy_id), policy_ids)} Add the policy, or correct "
+            f"there are {policy_ids}.{suggest_similar_names(str(policy_id), policy_ids)} Add the "
+            "policy, or correct "
             "the function."
         )
 

@@ -14,28 +14,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.sample_batch import MultiAgentBatch
 from tfpolicies.config.callbacks import has_episode_methods, overrides
+from tfpolicies.envs.fault_tolerance import ENV_FAILURES, check_reward
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStepResult
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.repairs import ENV_FAILURES, check_reward
-from tfpolicies.envs.vector import split_batch
+from tfpolicies.envs.vector_adapters import split_batch
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map.stacked_acting import SamplerCall, act_for_samplers
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.fitting_spaces import AgentSpaceChecker
-from tfpolicies.rollout.metrics import get_metrics_state, restore_metrics
+from tfpolicies.rollout.episode_summaries import get_metrics_state, restore_metrics
 from tfpolicies.rollout.multi_agent_connectors import (
     ConnectorGroup,
     check_observations,
     raise_for_bad_observation,
 )
 from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode, SubEnvState
-from tfpolicies.rollout.multi_agent_ledger import TransitionTable, make_reward_error
-from tfpolicies.rollout.multi_agent_rows import PolicyRows
-from tfpolicies.rollout.policy_connection import get_pipelines
+from tfpolicies.rollout.multi_agent_tables import PolicyRows
+from tfpolicies.rollout.policy_connectors import get_pipelines
 from tfpolicies.rollout.sampler import (
     LONG_EPISODE_STEPS,
     EvaluationDuration,
@@ -43,9 +42,10 @@ from tfpolicies.rollout.sampler import (
     Sampler,
     warn_long_episode,
 )
+from tfpolicies.rollout.space_checks import AgentSpaceChecker
 from tfpolicies.rollout.timing import now
+from tfpolicies.rollout.transition_table import TransitionTable, make_reward_error
 from tfpolicies.rollout.worker_policies import WorkerPolicies
-from tfpolicies.type_aliases import Structure
 
 _EMPTY: Mapping[str, Any] = {}
 

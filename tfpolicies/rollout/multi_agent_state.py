@@ -13,8 +13,8 @@ import numpy as np
 
 from tfpolicies.models.spaces import unflatten
 from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode, SubEnvState
-from tfpolicies.rollout.multi_agent_ledger import TransitionTable
-from tfpolicies.rollout.multi_agent_rows import ColumnTable, PolicyRows
+from tfpolicies.rollout.multi_agent_tables import ColumnTable, PolicyRows
+from tfpolicies.rollout.transition_table import TransitionTable
 
 # -- episodes ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpolicies.errors import UsageError
-from tfpolicies.rollout.worker import BaseWorker
+from tfpolicies.rollout.base_worker import BaseWorker
 
 
 class ParallelIteratorWorker(BaseWorker):

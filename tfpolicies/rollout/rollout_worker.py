@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.base.extensions import Extensible
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
-from tfpolicies.config.idioms import describe_missing_attribute
+from tfpolicies.config.migration_hints import describe_missing_attribute
 from tfpolicies.config.multi_agent import (
     MappingFn,
     TrainPredicate,
@@ -19,14 +20,14 @@ from tfpolicies.config.multi_agent import (
     require_mapping_fn,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
-from tfpolicies.envs.making import EnvContext
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.repairs import Watchdog
-from tfpolicies.envs.vector import VectorEnvAdapter
+from tfpolicies.envs.env_factory import EnvContext
+from tfpolicies.envs.fault_tolerance import Watchdog
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
+from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import ConfigError, UsageError
-from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout import worker_state
+from tfpolicies.rollout.base_worker import Spaces
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
 from tfpolicies.rollout.learning_worker import LearningWorker
@@ -36,7 +37,6 @@ from tfpolicies.rollout.parallel_iterator_worker import ParallelIteratorWorker
 from tfpolicies.rollout.policy_changes import PolicyAddition
 from tfpolicies.rollout.sampler import Sampler
 from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
-from tfpolicies.rollout.worker import Spaces
 from tfpolicies.rollout.worker_environments import make_worker_environments
 from tfpolicies.rollout.worker_policies import WorkerPolicies, select_ids
 from tfpolicies.rollout.worker_process import WorkerProcess

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.postprocessing import running_returns
-from tfpolicies.rollout.packing import Packing
+from tfpolicies.rollout.trajectory_packing import Packing
 
 
 class RunningReturns:
@@ -17,7 +17,7 @@ class RunningReturns:
 
     Attributes:
         last_returns: R of the last row of each unfinished trajectory, by episode id and agent
-        index.
+            index.
     """
 
     def __init__(self, returns: Mapping[tuple[int, int], float] | None = None) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, has_batch_methods
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.vector import VectorEnvAdapter
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
+from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.batches import Postprocessor
 from tfpolicies.rollout.episode import Episode, RolloutMetrics
-from tfpolicies.rollout.metrics import get_metrics_state, restore_metrics
+from tfpolicies.rollout.episode_summaries import get_metrics_state, restore_metrics
+from tfpolicies.rollout.postprocessor import Postprocessor
 from tfpolicies.rollout.timing import StepTimes
 
 logger = logging.getLogger("tfpolicies")
@@ -141,7 +141,8 @@ class Sampler(abc.ABC):
         """Raises a ConfigError if the policy's exploration needs whole episodes and gets none."""
         if policy.driver.acting.resets_per_episode and not self._complete_episodes:
             raise ConfigError(
-                f"exploration_config={{'type': 'ParameterNoise'}}{policy_label} perturbs the weights for "
+                f"exploration_config={{'type': 'ParameterNoise'}}{policy_label} perturbs the "
+                "weights for "
                 "a whole episode, so it needs batch_mode='complete_episodes', got "
                 "'truncate_episodes'."
             )

@@ -18,15 +18,13 @@ from tfpolicies.batch.layout import INFOS
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.callbacks import has_episode_methods
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.envs.vector import VectorEnvAdapter
+from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import make_leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, unflatten
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
-from tfpolicies.rollout.batches import TrajectoryOwners
-from tfpolicies.rollout.collected import RolloutRows, require_same_columns
-from tfpolicies.rollout.connected import get_connector_metrics, wrap_connectors
+from tfpolicies.rollout.connector_env import get_connector_metrics, wrap_connectors
 from tfpolicies.rollout.episode import (
     SINGLE_AGENT,
     Episode,
@@ -37,8 +35,9 @@ from tfpolicies.rollout.episode import (
     get_last_info,
 )
 from tfpolicies.rollout.evaluation import play_episodes
-from tfpolicies.rollout.fitting_spaces import require_compatible_spaces
-from tfpolicies.rollout.policy_connection import get_pipelines, has_new_pipelines
+from tfpolicies.rollout.policy_connectors import get_pipelines, has_new_pipelines
+from tfpolicies.rollout.postprocessor import TrajectoryOwners
+from tfpolicies.rollout.rollout_rows import RolloutRows, require_same_columns
 from tfpolicies.rollout.sampler import (
     LONG_EPISODE_STEPS,
     EvaluationDuration,
@@ -46,6 +45,7 @@ from tfpolicies.rollout.sampler import (
     Sampler,
     warn_long_episode,
 )
+from tfpolicies.rollout.space_checks import require_compatible_spaces
 from tfpolicies.rollout.timing import now
 
 _ENV_COLUMNS = ("rewards", "terminateds", "truncateds")
@@ -59,17 +59,17 @@ class _RolloutBuffer:
     """The rows of N environments that were not returned yet, up to W steps.
 
     Attributes:
-        used: steps written. obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is the
-        next observation. columns: `[N, W, ...]` by name; includes `infos` if a policy or callback
-        reads them. valid: bool `[N, W]`: False for rows that are not transitions or were already
-        returned. has_invalid: whether it is False for a written row. final_observations: last
-        observations of episodes that the environment reset in the same step:
-            (t, environment indices, leaves).
+        used: steps written.
+        obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is the next observation.
+        columns: `[N, W, ...]` by name; includes `infos` if a policy or callback reads them.
+        valid: bool `[N, W]`: False for rows that are not transitions or were already returned.
+        has_invalid: whether it is False for a written row.
+        final_observations: last observations of episodes that the environment reset in the same
+            step: (t, environment indices, leaves).
         excluded: (t, environment index) of steps whose info excludes the trajectory that ends there
             from learning.
         life_losses: (t, environment index) of steps in which a life was lost, which ends an episode
-        for
-            learning.
+            for learning.
     """
 
     def __init__(self, num_envs: int, width: int, obs_leaves: tuple[Leaf, ...]) -> None:
@@ -613,7 +613,7 @@ class SingleAgentSampler(Sampler):
         }
 
     def _make_running_columns(self, rewards: np.ndarray, done: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns `_make_episode_columns` for rows without an episode end, the usual short fragment."""
+        """Returns `_make_episode_columns` for rows without an episode end, the usual case."""
         shape = count, length = done.shape
         episode_ids, steps, returns = self._progress
         self._pop_ended_episodes(done, _NO_ROWS, _NO_ROWS)

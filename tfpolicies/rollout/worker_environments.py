@@ -16,8 +16,8 @@ from tfpolicies.connectors import (
     OwnFilter,
     restore,
 )
-from tfpolicies.envs.checking import SpaceMismatchError, check_new_env
-from tfpolicies.envs.making import (
+from tfpolicies.envs.env_checker import SpaceMismatchError, check_new_env
+from tfpolicies.envs.env_factory import (
     AnyEnv,
     EnvContext,
     check_instance_suffices,
@@ -25,13 +25,13 @@ from tfpolicies.envs.making import (
     make_any_environments,
     notify_created,
 )
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
-from tfpolicies.envs.process_environments import SubprocessEnvAdapter, make_process_environments
-from tfpolicies.envs.registry import EnvSource, get_env_name
-from tfpolicies.envs.repairs import EnvSupervisor, Watchdog
-from tfpolicies.envs.vector import SyncEnvAdapter, VectorEnvAdapter
+from tfpolicies.envs.env_registry import EnvSource, get_env_name
+from tfpolicies.envs.fault_tolerance import EnvSupervisor, Watchdog
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
+from tfpolicies.envs.subprocess_adapter import SubprocessEnvAdapter, make_process_environments
+from tfpolicies.envs.vector_adapters import SyncEnvAdapter, VectorEnvAdapter
 from tfpolicies.errors import ConfigError, EnvError
-from tfpolicies.rollout.worker import BaseWorker
+from tfpolicies.rollout.base_worker import BaseWorker
 
 _CHECK_STEPS = 3  # played in a new environment before training
 _MAX_CREATION_SECONDS = 1.0  # environments that take longer to create are not checked

@@ -17,19 +17,19 @@ from tfpolicies.config.multi_agent import (
 )
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline
-from tfpolicies.envs.checking import preserve_global_rngs
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvAdapter
+from tfpolicies.envs.env_checker import preserve_global_rngs
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.errors import ConfigError, SpaceError, UnknownPolicyError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.policy_map.policy_map import PolicyMap
+from tfpolicies.rollout.base_worker import BaseWorker
 from tfpolicies.rollout.policy_changes import (
     MappingAndTrainable,
     PolicyAddition,
     PolicyTransaction,
     require_new_id,
 )
-from tfpolicies.rollout.worker import BaseWorker
 from tfpolicies.rollout.worker_environments import ConnectorPair, make_connectors
 
 _MAPPING_CALLS = 16  # calls of a mapping function per agent, to find the policies it may return

@@ -11,9 +11,9 @@ import numpy as np
 from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
 from tfpolicies.errors import WeightsError
 from tfpolicies.policy.policy import Policy
+from tfpolicies.rollout.base_worker import BaseWorker
 from tfpolicies.rollout.observation_filters import ObservationFilters
 from tfpolicies.rollout.policy_changes import PolicyAddition, PolicyTransaction
-from tfpolicies.rollout.worker import BaseWorker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 
 

@@ -6,6 +6,6 @@ TensorFlow.
 
 from __future__ import annotations
 
-from tfpolicies.serving.deployment import deployment
+from tfpolicies.serving.ray_serve import deployment
 
 __all__ = ["deployment"]

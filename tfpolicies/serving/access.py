@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tfpolicies.errors import RequestError, UsageError
-from tfpolicies.serving.texts import quote
+from tfpolicies.serving.request_texts import quote
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import open_regular, read_content
 

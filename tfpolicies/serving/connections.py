@@ -18,7 +18,7 @@ from pathlib import Path
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from tfpolicies.serving.logs import REFUSED_STATUS_KEY, AccessLogEntry
+from tfpolicies.serving.server_log import REFUSED_STATUS_KEY, AccessLogEntry
 
 _MAX_HEAD_BYTES = 65_536  # bytes of a URL, or of all headers
 _HEAD_SECONDS = 20.0  # time limit for complete headers

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from tfpolicies.errors import ExportError, RequestError, UsageError, suggest_similar_names
-from tfpolicies.serving.arrivals import UploadBudget
-from tfpolicies.serving.metrics import ServerMetrics
-from tfpolicies.serving.served import DEFAULT_LIMITS, ServedModel, ServingLimits
-from tfpolicies.serving.texts import quote, require_short
+from tfpolicies.serving.request_texts import quote, require_short
+from tfpolicies.serving.served_model import DEFAULT_LIMITS, ServedModel, ServingLimits
+from tfpolicies.serving.server_metrics import ServerMetrics
 from tfpolicies.serving.time_limits import TimeLimits
+from tfpolicies.serving.upload_budget import UploadBudget
 
 _CHECK_SECONDS = 1.0  # seconds between two checks of a folder
 _NAME_PATTERN = re.compile(r"[^/\\?#%\s]+")
@@ -71,7 +71,8 @@ class ModelRepository:
         if model is None:
             require_short("a model", name)
             raise RequestError(
-                f"There is no model {quote(name)}.{suggest_similar_names(name, self.models)} This server "
+                f"There is no model {quote(name)}.{suggest_similar_names(name, self.models)} "
+                "This server "
                 f"has {', '.join(map(repr, self.models))}.",
                 404,
             )

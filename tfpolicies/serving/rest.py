@@ -21,18 +21,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tfpolicies._version import __version__
 from tfpolicies.errors import RequestError
 from tfpolicies.serving.access import AccessRules
-from tfpolicies.serving.arrivals import UNCOUNTED_BYTES, Upload
-from tfpolicies.serving.logs import REFUSED_STATUS_KEY, AccessLogEntry
-from tfpolicies.serving.metrics import CLIENT_CLOSED_REQUEST
 from tfpolicies.serving.repository import ModelRepository
-from tfpolicies.serving.rest_tensors import (
+from tfpolicies.serving.request_texts import quote
+from tfpolicies.serving.rest_codec import (
     JSON_LENGTH_HEADER,
     MAX_LENGTH_DIGITS,
     decode_request,
     encode_response,
 )
-from tfpolicies.serving.served import ServedModel
-from tfpolicies.serving.texts import quote
+from tfpolicies.serving.served_model import ServedModel
+from tfpolicies.serving.server_log import REFUSED_STATUS_KEY, AccessLogEntry
+from tfpolicies.serving.server_metrics import CLIENT_CLOSED_REQUEST
+from tfpolicies.serving.upload_budget import UNCOUNTED_BYTES, Upload
 
 _JSON_LENGTH_HEADER = JSON_LENGTH_HEADER.encode()
 _BODY_SECONDS, _MIN_BYTES_PER_SECOND = (
@@ -58,9 +58,11 @@ def make_app(
     """Returns an ASGI application for the models of a repository.
 
     Args:
-        repository: the models. access: the access rules; None to accept all requests, without
-        control of the models. manage_models: whether it loads the models when it starts, and checks
-        for new versions while it runs. record: called with each answered request; None for none.
+        repository: the models.
+        access: the access rules; None to accept all requests, without control of the models.
+        manage_models: whether it loads the models when it starts, and checks for new versions while
+            it runs.
+        record: called with each answered request; None for none.
     """
     rest_handlers = _RestHandlers(repository, access or AccessRules("0.0.0.0"))
     model = "/v2/models/{model}"
@@ -287,7 +289,8 @@ async def _receive_part(
             )
         if not part.done():
             raise RequestError(
-                f"The body is incomplete. It may take {_BODY_SECONDS:.0f} seconds, and one more for "
+                f"The body is incomplete. It may take {_BODY_SECONDS:.0f} seconds, and one more "
+                "for "
                 f"each {_MIN_BYTES_PER_SECOND} bytes.",
                 408,
             )

@@ -25,13 +25,13 @@ from tfpolicies.serving.connections import (
     get_connection_limit,
     refuse_new_connections,
 )
-from tfpolicies.serving.logs import AccessLogEntry
+from tfpolicies.serving.grpc_service import GrpcHandler
 from tfpolicies.serving.repository import ModelRepository
 from tfpolicies.serving.rest import make_app
-from tfpolicies.serving.rpc import GrpcHandler
+from tfpolicies.serving.server_log import AccessLogEntry
 from tfpolicies.serving.shutdown import GRACE_SECONDS, Shutdown
 from tfpolicies.serving.tls import TlsCredentials
-from tfpolicies.system.signals import SignalInterrupt
+from tfpolicies.system.signal_handling import SignalInterrupt
 
 _SWITCH_INTERVAL = 0.0001  # thread switch interval of the interpreter, in seconds
 _BACKLOG = 2048

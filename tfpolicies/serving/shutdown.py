@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tfpolicies.serving.connections import ConnectionLimiter
 from tfpolicies.serving.repository import ModelRepository
-from tfpolicies.system.signals import describe_signal
+from tfpolicies.system.signal_handling import describe_signal
 
 GRACE_SECONDS = 30.0
 """Seconds to finish running requests once the server accepts no more."""

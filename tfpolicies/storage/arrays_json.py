@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError
-from tfpolicies.type_aliases import Json
 
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 DTYPES = {

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import CheckpointError, UnknownPolicyError
-from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
+from tfpolicies.storage.hdf5_bytes import check_arrays, pack_arrays, unpack_arrays
 from tfpolicies.storage.manifest import (
     ARRAY_FILE,
     GROUP_NAME,
@@ -44,7 +44,7 @@ from tfpolicies.storage.manifest import (
     parse_manifest,
     sha256,
 )
-from tfpolicies.storage.segments import Segment, SegmentFile, SegmentFileRef
+from tfpolicies.storage.segment_files import Segment, SegmentFile, SegmentFileRef
 from tfpolicies.system.atomic import (
     is_temporary,
     make_folder,
@@ -412,7 +412,8 @@ def _read_file(
             actual_size = get_size(file)
             if size is not None and actual_size != size:
                 raise CheckpointError(
-                    f"{str(path)!r} is damaged: it has {actual_size} bytes, the manifest says {size}."
+                    f"{str(path)!r} is damaged: it has {actual_size} bytes, the manifest says "
+                    f"{size}."
                 )
             content = read_content(file, limit)
     except FileNotFoundError:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.json_values import decode_value, encode_value
-from tfpolicies.type_aliases import Json
 
 _MAX_POOL_SIZE = 1024  # words of a SeedSequence, which has 4 by default
 _BIT_GENERATOR_NAMES = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")

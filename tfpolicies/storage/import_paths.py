@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from tfpolicies.base.allowlist import is_allowed
 from tfpolicies.errors import CheckpointError
-from tfpolicies.marks import is_allowed
 
 OWN_PACKAGE = "tfpolicies"
 TRUSTED_PACKAGES = (OWN_PACKAGE,)
@@ -74,8 +74,9 @@ def resolve_import_path(
 
     The object must be defined, under exactly that path, in a module of a `trusted` top-level
     package (imported if necessary), so that objects which a trusted module merely imports (`os`,
-    for example) cannot be reached. It must also be allowed for the role (`tfpolicies.marks`), a
-    class by its base. A function of a trusted package other than this one needs no mark.
+    for example) cannot be reached. It must also be allowed for the role
+    (`tfpolicies.base.allowlist`), a class by its base. A function of a trusted package other than
+    this one needs no mark.
 
     Args:
         path: "package.module:qualname".

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.base.type_aliases import Json, Setting
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.storage.arrays_json import (
     decode_array,
@@ -37,7 +38,6 @@ from tfpolicies.storage.arrays_json import (
 )
 from tfpolicies.storage.import_paths import UnresolvedObject, get_declared_path, get_import_path
 from tfpolicies.storage.spaces_json import decode_space, encode_space
-from tfpolicies.type_aliases import Json, Setting
 
 _COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}

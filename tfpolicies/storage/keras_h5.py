@@ -24,8 +24,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import MissingModelFileError, ModelImportError
-from tfpolicies.keras_weights import (
+from tfpolicies.storage.hdf5_reader import Hdf5Object
+from tfpolicies.storage.hdf5_source import SIGNATURE, Hdf5Error, UnsupportedHdf5Error
+from tfpolicies.storage.keras_weights import (
     KerasWeights,
     LayerWeights,
     NamedArray,
@@ -34,11 +37,8 @@ from tfpolicies.keras_weights import (
     snake_case,
     split_number,
 )
-from tfpolicies.storage.hdf5_reader import Hdf5Object
-from tfpolicies.storage.hdf5_source import SIGNATURE, Hdf5Error, UnsupportedHdf5Error
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
-from tfpolicies.type_aliases import Json
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
 _MAX_INFLATION = 100  # maximal ratio of uncompressed to compressed size

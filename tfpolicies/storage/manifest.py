@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies._version import __version__
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.spaces_json import check_space_sizes
-from tfpolicies.type_aliases import Json
 
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25  # bytes of a manifest

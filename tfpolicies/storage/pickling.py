@@ -11,7 +11,7 @@ from tfpolicies.errors import UnpicklableError
 from tfpolicies.storage.checkpoint import Arrays, Checkpoint, CheckpointData
 from tfpolicies.storage.import_paths import get_declared_path, get_import_path
 from tfpolicies.storage.json_values import iterate_parts
-from tfpolicies.storage.segments import Segment
+from tfpolicies.storage.segment_files import Segment
 
 
 def refuse_pickling(owner: object, advice: str) -> NoReturn:
@@ -42,7 +42,8 @@ def check_picklable_by_name(values: Mapping[str, Any]) -> None:
     for path, part in (pair for name, x in values.items() for pair in iterate_parts(x, name)):
         if isinstance(part, type | types.FunctionType) and get_import_path(part) is None:
             raise UnpicklableError(
-                f"{path} is {get_declared_path(part)}, which another process cannot find by its name. "
+                f"{path} is {get_declared_path(part)}, which another process cannot find by its "
+                "name. "
                 "Define it at the top level of a module. Or save a checkpoint, and load it there "
                 "with from_checkpoint(path, config={...})."
             )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, UnsupportedSpaceError
 from tfpolicies.storage.arrays_json import (
     DTYPES,
@@ -20,7 +21,6 @@ from tfpolicies.storage.arrays_json import (
     encode_number,
     is_plain_dtype,
 )
-from tfpolicies.type_aliases import Json
 
 Space = spaces.Space[Any]
 Record = dict[str, Any]
@@ -107,7 +107,8 @@ def check_space_sizes(record: Any) -> None:
         pending += [(x, depth) for x in inner if isinstance(x, dict | list)]
     if size > _MAX_BOUND_BYTES:
         raise CheckpointError(
-            f"Spaces whose bounds take {size} bytes cannot be stored: the limit is {_MAX_BOUND_BYTES}."
+            f"Spaces whose bounds take {size} bytes cannot be stored: the limit is "
+            f"{_MAX_BOUND_BYTES}."
         )
 
 

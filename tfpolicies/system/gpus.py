@@ -71,7 +71,8 @@ _SHARED_GPU_WARNING = (
 )
 _UNUSED_GPU_WARNING = (
     "Nothing learns on the GPU (num_gpus=0), but TensorFlow takes all of its memory. Call "
-    f"tf.config.set_visible_devices([], 'GPU') before the first policy is made, or {_GROWTH_ADVICE}; to "
+    "tf.config.set_visible_devices([], 'GPU') before the first policy is made, or "
+    f"{_GROWTH_ADVICE}; to "
     "learn on it, config.resources(num_gpus=1)."
 )
 

@@ -67,7 +67,7 @@ class _QuietLoader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: Any) -> None:
-        from tfpolicies.system.quiet import suppress_native_stderr
+        from tfpolicies.system.log_suppression import suppress_native_stderr
 
         module.__loader__ = module.__spec__.loader = self._loader
         if self._finder in sys.meta_path:

@@ -11,7 +11,7 @@ import stat
 from io import FileIO
 from pathlib import Path
 
-from tfpolicies.system.memory import get_available_memory
+from tfpolicies.system.system_memory import get_available_memory
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 

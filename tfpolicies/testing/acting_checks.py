@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.leaves import split_rows
 from tfpolicies.errors import ConfigError
 from tfpolicies.exploration.strategies import StochasticSampling
@@ -16,8 +17,7 @@ from tfpolicies.models.distributions import SquashedGaussian
 from tfpolicies.models.spaces import Leaf, batch_leaves, is_float_box, unflatten
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.testing.report import CheckFailed, NotApplicable
-from tfpolicies.testing.subject import (
+from tfpolicies.testing.policy_under_test import (
     DEFAULT_ROWS,
     PolicyUnderTest,
     check_finite,
@@ -27,7 +27,7 @@ from tfpolicies.testing.subject import (
     map_to_env_actions,
     replace_masks,
 )
-from tfpolicies.type_aliases import Structure
+from tfpolicies.testing.report import CheckFailed, NotApplicable
 
 _DRAWS, _BATCH_ROWS = 10_000, 500
 _FLOAT_COLUMNS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")

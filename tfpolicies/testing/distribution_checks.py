@@ -13,8 +13,8 @@ from tfpolicies.export.distribution import has_custom_sampling
 from tfpolicies.models.distributions import MASKED_LOGIT
 from tfpolicies.models.distributions.action_distribution import ActionDistribution
 from tfpolicies.models.distributions.base import is_distribution
+from tfpolicies.testing.policy_under_test import PolicyUnderTest, compare_arrays, flatten_arrays
 from tfpolicies.testing.report import CheckFailed, NotApplicable
-from tfpolicies.testing.subject import PolicyUnderTest, compare_arrays, flatten_arrays
 
 _MAX_DRAWS = 4096
 _MAX_VALUES = 4_000_000  # maximal number of values in all draws

@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.errors import EnvError
-from tfpolicies.type_aliases import Structure
 
 
 class MemoryEnv(gym.Env):

@@ -6,11 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import NonFiniteError
-from tfpolicies.program.columns import to_loss_columns
-from tfpolicies.program.view import LOSS_MASK, TracedModel
-from tfpolicies.testing.batches import random_batch
+from tfpolicies.program.learn_batch import to_loss_columns
+from tfpolicies.program.traced_arguments import LOSS_MASK, TracedModel
+from tfpolicies.testing.policy_under_test import PolicyUnderTest, collect_arrays, compare_arrays
+from tfpolicies.testing.random_batches import random_batch
 from tfpolicies.testing.report import CheckFailed, NotApplicable
-from tfpolicies.testing.subject import PolicyUnderTest, collect_arrays, compare_arrays
 
 
 def learning(subject: PolicyUnderTest) -> str:

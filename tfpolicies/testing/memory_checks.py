@@ -10,11 +10,11 @@ import tensorflow as tf
 from tfpolicies.models.ports import ACTIONS, OBS, REWARDS, ViewInput
 from tfpolicies.models.spaces import unflatten
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.session import PolicySession
+from tfpolicies.policy.policy_session import PolicySession
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.functions import ActInputs
+from tfpolicies.testing.policy_under_test import PolicyUnderTest, compare_arrays, map_to_env_actions
 from tfpolicies.testing.report import CheckFailed, NotApplicable
-from tfpolicies.testing.subject import PolicyUnderTest, compare_arrays, map_to_env_actions
 
 _STEPS = 6
 

@@ -14,9 +14,9 @@ from tfpolicies.models.spaces import unflatten
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.program.program import Program
-from tfpolicies.testing.batches import random_batch
+from tfpolicies.testing.policy_under_test import DEFAULT_ROWS, PolicyUnderTest, compare_arrays
+from tfpolicies.testing.random_batches import random_batch
 from tfpolicies.testing.report import CheckFailed, NotApplicable
-from tfpolicies.testing.subject import DEFAULT_ROWS, PolicyUnderTest, compare_arrays
 
 _STEPS = 5
 

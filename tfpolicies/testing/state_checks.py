@@ -10,12 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.base.type_aliases import Setting
 from tfpolicies.models.spaces import unflatten
 from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.json_values import iterate_parts
-from tfpolicies.testing.batches import random_batch
-from tfpolicies.testing.subject import DEFAULT_ROWS, PolicyUnderTest, collect_arrays, compare_arrays
-from tfpolicies.type_aliases import Setting
+from tfpolicies.testing.policy_under_test import (
+    DEFAULT_ROWS,
+    PolicyUnderTest,
+    collect_arrays,
+    compare_arrays,
+)
+from tfpolicies.testing.random_batches import random_batch
 
 _ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfpolicies._version import __version__
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.layouts.kserve import fill_template, make_kubernetes_name
-from tfpolicies.export.onnx_file import write_onnx
+from tfpolicies.export.onnx_writer import write_onnx
 from tfpolicies.export.result import SPEC_FILE, ExportResult
 from tfpolicies.export.verify import ONNX_FILES
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.onnx_file import write_onnx
+from tfpolicies.export.onnx_writer import write_onnx
 from tfpolicies.export.result import ExportResult
-from tfpolicies.export.serving import (
+from tfpolicies.export.serving_functions import (
     GREEDY,
     ServingPort,
     get_protocol_datatype,

@@ -15,14 +15,19 @@ import numpy as np
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.onnx_file import make_onnx_model, make_value_info, open_onnx_staging
+from tfpolicies.export.onnx_writer import make_onnx_model, make_value_info, open_onnx_staging
+from tfpolicies.export.publish import publish_folder, publish_version, replace_files
 from tfpolicies.export.result import ExportResult, write_spec
-from tfpolicies.export.serving import GREEDY, ServingFunctions, ServingPort, get_protocol_datatype
-from tfpolicies.export.staging import publish_folder, publish_version, replace_files
+from tfpolicies.export.serving_functions import (
+    GREEDY,
+    ServingFunctions,
+    ServingPort,
+    get_protocol_datatype,
+)
 from tfpolicies.export.verify import Parity, Step, make_onnx_step, make_sequence_runner, verify
 from tfpolicies.models.ports import PolicyPort
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
 
 MODEL_FILE, CONFIG_FILE = "model.onnx", "config.pbtxt"
 MAX_BATCH_SIZE = 256
@@ -170,7 +175,8 @@ _DYNAMIC_BATCHING = [f"dynamic_batching {{ max_queue_delay_microseconds: {_QUEUE
 def _make_sequence_batching(state_ports: Sequence[PolicyPort]) -> list[str]:
     states = [
         f'  state {{ input_name: "{port.name}" output_name: "{port.name.replace("_in_", "_out_")}" '
-        f'{_format_type(port)} initial_state {{ name: "zeros" {_format_type(port)} zero_data: true }} }}'
+        f'{_format_type(port)} initial_state {{ name: "zeros" {_format_type(port)} zero_data: '
+        "true } }"
         for port in state_ports
     ]
     return [

@@ -8,13 +8,13 @@ from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.encoders import Encoder
 from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.catalog.layers import apply_action_outputs, apply_value_output
-from tfpolicies.models.catalog.memory import (
+from tfpolicies.models.catalog.recurrent_models import (
     build_memory_model,
     make_previous_step_inputs,
     make_sequence_inputs,
 )
+from tfpolicies.models.model_config import Settings, complete_model_config, has_memory
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import Settings, complete_model_config, has_memory
 from tfpolicies.models.spaces import Leaves, port_names
 
 

@@ -10,14 +10,14 @@ import keras
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.base.type_aliases import Setting
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.catalog.layers import NamedTensors, Tensor, apply_dense
+from tfpolicies.models.model_config import Settings, as_pair
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import Settings, as_pair
 from tfpolicies.models.spaces import Leaf, Leaves
 from tfpolicies.models.warn_once import warn_once
-from tfpolicies.type_aliases import Setting
 
 # By (height, width); the filters reduce each to one pixel, except 64 x 64 to 3 x 3.
 CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {
@@ -202,7 +202,8 @@ def get_filters(leaf: Leaf, name: str, config: Settings, setting: str = "model")
         example = _make_example_filters(height, width)
         raise ModelError(
             f"{setting}['conv_filters'] must be set for {name!r}, an image of shape "
-            f"{leaf.shape}: there are defaults only for {_format_default_sizes()}; [] flattens images."
+            f"{leaf.shape}: there are defaults only for {_format_default_sizes()}; [] flattens "
+            "images."
         ).add_advice(
             f"Try {setting}={{'conv_filters': {example}}}.", {f"{setting}.conv_filters": example}
         )

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfpolicies.models.catalog.initializers import KernelInitializers
-from tfpolicies.models.settings import Settings
+from tfpolicies.models.model_config import Settings
 
 Tensor: TypeAlias = keras.KerasTensor
 """A tensor of a functional model, or the argument of a layer's call."""
@@ -27,7 +27,7 @@ def fold_time(sequences: Tensor) -> Any:
 
 
 def unfold_time(rows: Tensor, like: Tensor) -> Any:
-    """Reshapes rows `[B * T, F]` to sequences `[B, T, F]`; `with_model` is any tensor `[B, T, ...]`."""
+    """Reshapes rows `[B * T, F]` to sequences `[B, T, F]`; `like` is any tensor `[B, T, ...]`."""
     batch, time = ops.shape(like)[:2]
     return ops.reshape(rows, (batch, time, rows.shape[-1]))
 
@@ -166,7 +166,7 @@ def apply_action_outputs(
     settings: Settings,
     final_activation: str | None = None,
 ) -> Any:
-    """Computes the inputs of the action distribution from `x`, with the activation `final_activation`.
+    """Computes the inputs of the action distribution from `x`, ending in `final_activation`.
 
     With `free_log_std` only their first half is computed from `x`.
     """

@@ -12,8 +12,8 @@ import keras
 from tfpolicies.models.catalog.encoders import Encoder
 from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.catalog.layers import NoisyDense, Tensor, apply_dense
+from tfpolicies.models.model_config import Settings
 from tfpolicies.models.ports import NOISE
-from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaves, port_names
 
 ACTIONS = "actions"

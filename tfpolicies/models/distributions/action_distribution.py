@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.base.type_aliases import TensorStructure
 from tfpolicies.errors import SpaceError, UnsupportedSpaceError
 from tfpolicies.models.distributions import noise
 from tfpolicies.models.distributions.base import (
@@ -23,7 +24,7 @@ from tfpolicies.models.distributions.base import (
 )
 from tfpolicies.models.distributions.categorical import Bernoulli, Categorical, MultiCategorical
 from tfpolicies.models.distributions.gaussian import DiagGaussian
-from tfpolicies.models.settings import Settings
+from tfpolicies.models.model_config import Settings
 from tfpolicies.models.spaces import (
     Leaf,
     action_leaves,
@@ -33,7 +34,6 @@ from tfpolicies.models.spaces import (
     unflatten,
 )
 from tfpolicies.models.warn_once import warn_once
-from tfpolicies.type_aliases import TensorStructure
 
 
 class ProductDistribution:
@@ -127,8 +127,9 @@ class ActionDistribution:
     """The distribution of one action space: `dist_class(inputs)` builds those of a batch.
 
     Attributes:
-        space: the action space; a Dict or Tuple gives a `ProductDistribution`. leaf_classes: the
-        distribution class of each leaf; a single class if it is for the whole space.
+        space: the action space; a Dict or Tuple gives a `ProductDistribution`.
+        leaf_classes: the distribution class of each leaf; a single class if it is for the whole
+            space.
         loss_noise_size: the number of noise values per row that a loss uses.
 
     >>> dist_class = ActionDistribution.for_space(spaces.Tuple([spaces.Discrete(3), spaces.Box(-1,
@@ -170,17 +171,19 @@ class ActionDistribution:
         if custom is not None and not any(is_float_box(leaf.space) for leaf in leaves):
             warn_once(
                 "model['custom_action_dist'] is not used: %s is for Boxes of floats, and the "
-                "action space %s has none. A `WholeSpaceDistribution` class can be used for any space.",
+                "action space %s has none. A `WholeSpaceDistribution` class can be used for any "
+                "space.",
                 *(box_class.__name__, str(space)),
             )
         return cls(space, leaf_classes)
 
     def __call__(self, inputs: tf.Tensor, model: keras.Model | None = None) -> Any:
-        """Builds the distributions of a batch: a `Distribution`, or for nested spaces a `ProductDistribution`.
+        """Builds the distributions of a batch; for nested spaces a `ProductDistribution`.
 
         Args:
-            inputs: `[B, num_inputs]` float32. model: the model that computed them, with the
-            policy's weights; for `WholeSpaceDistribution`.
+            inputs: `[B, num_inputs]` float32.
+            model: the model that computed them, with the policy's weights; for
+                `WholeSpaceDistribution`.
         """
         if self._is_nested:
             return ProductDistribution(inputs, self.space, self.leaves, self.leaf_classes)
@@ -307,7 +310,8 @@ def _choose_class(leaf: Leaf, box_class: type[Distribution]) -> type[Distributio
     if logits > MAX_BOX_LOGITS:
         location = f" at {'/'.join(leaf.path)!r}" if leaf.path else ""
         raise UnsupportedSpaceError(
-            f"The Box of integers {leaf.space}{location} has {logits} possible values, counted over "
+            f"The Box of integers {leaf.space}{location} has {logits} possible values, counted "
+            "over "
             f"all cells, and each needs a logit; at most {MAX_BOX_LOGITS} are supported. Narrow "
             "its bounds, or let the environment accept a Box of floats and round, for example with "
             "a gymnasium.ActionWrapper."

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.base.allowlist import allow_in_checkpoint
+from tfpolicies.base.name_registry import NameRegistry
 from tfpolicies.errors import ConfigError, suggest_similar_names
-from tfpolicies.marks import allow_in_checkpoint
 from tfpolicies.models.distributions.noise import NOISE_KINDS
-from tfpolicies.models.settings import Settings
-from tfpolicies.registers import NameRegistry
+from tfpolicies.models.model_config import Settings
 
 MASKED_LOGIT = float(np.finfo(np.float32).min)
 """The logit of a forbidden action: finite, so that no NaN can arise."""

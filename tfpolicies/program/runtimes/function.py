@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.models.eager_mode import ensure_eager
+from tfpolicies.program.act_outputs import ActOutputLayout
 from tfpolicies.program.devices import (
     CPU,
     device_scope,
@@ -19,7 +21,7 @@ from tfpolicies.program.devices import (
     pin_to_device,
 )
 from tfpolicies.program.functions import ProgramFunctions
-from tfpolicies.program.outputs import ActOutputLayout
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.runtimes.runtime import (
     COMPILE_SECONDS,
     ResidentState,
@@ -27,10 +29,8 @@ from tfpolicies.program.runtimes.runtime import (
     WarmUpCalls,
     trace_concrete,
 )
-from tfpolicies.state import PolicyState
-from tfpolicies.system import forks
-from tfpolicies.system.interruptible import BackgroundCall
-from tfpolicies.type_aliases import Structure
+from tfpolicies.system import fork_guard
+from tfpolicies.system.background_call import BackgroundCall
 
 
 class TracedFunction:
@@ -177,8 +177,8 @@ class FunctionRuntime(TFRuntime):
     def _call_acting(
         self, function: Callable[..., Any], state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        if forks.forked_from_pid is not None:
-            forks.check_tensorflow_survived_fork()
+        if fork_guard.forked_from_pid is not None:
+            fork_guard.check_tensorflow_survived_fork()
         device = self._acting_device
         with get_device_context()(device) if tf.executing_eagerly() else _eager_on_device(device):
             cached = self._weights
@@ -231,7 +231,7 @@ class FunctionRuntime(TFRuntime):
         return _map_structure(self._share, arrays)
 
     def load(self, state: PolicyState) -> None:
-        forks.check_tensorflow_survived_fork()
+        fork_guard.check_tensorflow_survived_fork()
         if not self._resident_state.holds(state):
             self._load(self.to_device(dict(state.segments)))
             self._resident_state.record(state)

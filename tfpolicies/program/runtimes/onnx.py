@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.base.acting_runtimes import ONNX_OPSETS
 from tfpolicies.errors import ConfigError
+from tfpolicies.program.act_outputs import ActOutputLayout
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs
-from tfpolicies.program.outputs import ActOutputLayout
-from tfpolicies.program.runtimes.lean_graphs import (
+from tfpolicies.program.policy_state import PolicyState
+from tfpolicies.program.runtimes.onnx_operators import HANDLERS
+from tfpolicies.program.runtimes.onnx_rewrites import (
     dequantize_bytes,
     is_full_image_convolution,
     replace_full_image_convolutions,
 )
-from tfpolicies.program.runtimes.onnx_operators import HANDLERS
 from tfpolicies.program.runtimes.runtime import ActingRuntime, TFRuntime, make_act_with_weights
-from tfpolicies.state import PolicyState
-from tfpolicies.system.quiet import suppress_conversion_output
-from tfpolicies.ways import ONNX_OPSETS
+from tfpolicies.system.log_suppression import suppress_conversion_output
 
 if TYPE_CHECKING:
     import onnx
@@ -282,7 +282,8 @@ def _check_no_random_operations(graph: tf.Graph) -> None:
     random_operation = next((node.op for node in nodes if _RANDOM_OPERATIONS.match(node.op)), None)
     if random_operation is not None:
         raise ConfigError(
-            f"it draws random numbers ({random_operation}), although a policy's noise must be an input"
+            f"it draws random numbers ({random_operation}), although a policy's noise must be an "
+            "input"
         )
 
 
@@ -293,7 +294,7 @@ def _check_operators(model: onnx.ModelProto, opset: int) -> None:
     """
     import onnx
 
-    from tfpolicies.onnx_graphs import iter_nodes
+    from tfpolicies.base.onnx_graph import iter_nodes
 
     missing = {
         node.op_type: f"{node.op_type} ({node.name})"

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.base.type_aliases import Structure
+from tfpolicies.program.act_outputs import ActOutputLayout
+from tfpolicies.program.compile_mode import CompileMode
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, split_segments
 from tfpolicies.program.minibatches import StepInputs
-from tfpolicies.program.outputs import ActOutputLayout
-from tfpolicies.program.update_forms import CompileMode
-from tfpolicies.state import ACTING_PARTS, PolicyState
-from tfpolicies.system.interruptible import BackgroundCall
-from tfpolicies.type_aliases import Structure
+from tfpolicies.program.policy_state import ACTING_PARTS, PolicyState
+from tfpolicies.system.background_call import BackgroundCall
 
 
 class ActingRuntime(abc.ABC):
@@ -272,7 +272,7 @@ class TFRuntime(ActingRuntime):
     def prepare_inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        """Returns a function for other functions to call; see `trace_concrete`. It may be untraced."""
+        """Returns a function for other functions to call; it may be untraced."""
 
     def to_device(self, arrays: Structure) -> Any:
         """Returns nested arrays as inputs of update functions; they may be kept."""
@@ -497,7 +497,7 @@ def run_act(
     tensors: Sequence[tf.Tensor],
     flatten: Callable[[ActOutputs], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Acts on the inputs of `make_signature_with_weights`; `flatten` makes a list of the outputs."""
+    """Acts on the inputs of `make_signature_with_weights`; `flatten` lists the outputs."""
     count = len(runtime.functions.layout.acting_slots)
     *inputs, noise, params = tensors[count:]
     outputs = runtime.functions.act(tensors[:count], ActInputs(inputs, noise, params))

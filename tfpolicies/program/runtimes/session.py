@@ -20,17 +20,17 @@ from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.eager_mode import EagerLock
+from tfpolicies.program.act_outputs import ActOutputLayout
 from tfpolicies.program.devices import device_scope, pin_to_device
 from tfpolicies.program.functions import ProgramFunctions
-from tfpolicies.program.outputs import ActOutputLayout
+from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.runtimes.runtime import (
     ResidentState,
     TFRuntime,
     WarmUpCalls,
     trace_concrete,
 )
-from tfpolicies.state import PolicyState
-from tfpolicies.system import forks
+from tfpolicies.system import fork_guard
 
 
 def get_session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
@@ -84,7 +84,7 @@ class _GraphFunction:
     def trace(self) -> None:
         if self.options is not None:
             return
-        forks.check_tensorflow_survived_fork()
+        fork_guard.check_tensorflow_survived_fork()
         with self.graph.as_default():
             placeholders = tf.nest.map_structure(
                 lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self.signature
@@ -200,7 +200,7 @@ class _PolicySession:
 
     def open_new(self) -> _OpenSession:
         """Opens a new session by the creator, without reusing an idle one."""
-        forks.check_tensorflow_survived_fork()
+        fork_guard.check_tensorflow_survived_fork()
         with self.graph.as_default():
             session = self.create()
         if getattr(session, "graph", None) is not self.graph:
@@ -308,8 +308,8 @@ class SessionRuntime(TFRuntime):
     def _call_acting(
         self, function: Any, state: PolicyState, arrays: Sequence[Any]
     ) -> list[np.ndarray]:
-        if forks.forked_from_pid is not None:
-            forks.check_tensorflow_survived_fork()
+        if fork_guard.forked_from_pid is not None:
+            fork_guard.check_tensorflow_survived_fork()
         policy_session = self._sessions.get(state)
         session = None if policy_session is None else policy_session.open_session
         if session is None or not session.resident_state.holds(state):
@@ -326,7 +326,7 @@ class SessionRuntime(TFRuntime):
     def prepare_inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        forks.check_tensorflow_survived_fork()
+        fork_guard.check_tensorflow_survived_fork()
         pinned = function if for_xla else pin_to_device(function, self.functions.device)
         with self._graph.as_default():
             return trace_concrete(pinned, signature, for_xla=for_xla)
@@ -363,7 +363,7 @@ class SessionRuntime(TFRuntime):
         )
 
     def load(self, state: PolicyState) -> None:
-        forks.check_tensorflow_survived_fork()
+        fork_guard.check_tensorflow_survived_fork()
         with self._lock:
             session = self._get_policy_session(state).get_or_open()
             if not session.resident_state.holds(state):

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.program.devices import device_scope, get_zero_copy_factory
 from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.policy_state import PolicyState, Slot
 from tfpolicies.program.runtimes.function import FunctionRuntime, TracedFunction
 from tfpolicies.program.runtimes.onnx import convert, make_cpu_session
 from tfpolicies.program.runtimes.runtime import (
@@ -32,12 +33,11 @@ from tfpolicies.program.runtimes.runtime import (
     make_signature_with_weights,
     run_act,
 )
-from tfpolicies.state import PolicyState, Slot
-from tfpolicies.system.forks import check_tensorflow_survived_fork
+from tfpolicies.system.fork_guard import check_tensorflow_survived_fork
 
 if TYPE_CHECKING:
     import onnx
-from tfpolicies.system.quiet import suppress_conversion_output
+from tfpolicies.system.log_suppression import suppress_conversion_output
 
 MAX_BYTES = 256 * 2**20
 """Memory limit for the stacks of one Program and runtime; their tensors need the same again."""

@@ -1,0 +1,153 @@
+"""The loop around `Algorithm.train`: runs until a stop criterion, shows progress, saves results."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from tfpolicies.algorithms.health_checks import describe_too_short
+from tfpolicies.algorithms.run_logger import (
+    NullRunLogger,
+    RunLogger,
+    TrainingOptions,
+    get_recent_return,
+)
+from tfpolicies.reporting.progress_display import TrainingProgress
+from tfpolicies.reporting.progress_row import RECENT_PREFIX, make_progress_row
+from tfpolicies.system.signal_handling import get_interrupt_handler
+
+if TYPE_CHECKING:
+    from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
+
+logger = logging.getLogger("tfpolicies")
+
+ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = (
+    "target",
+    "steps",
+    "callback",
+)  # reasons why training ended
+
+_RECENT_MEAN = f"{RECENT_PREFIX}mean"  # callbacks may remove it from a row
+_SPEED_SMOOTHING = 0.9  # weight of the previous speed in the exponential mean over iterations
+
+
+class TrainingLoop:
+    """Trains one algorithm, for a command or for `Algorithm.learn`.
+
+    Args:
+        algorithm: the algorithm to train; the caller closes it.
+        options: stop criteria and saving options.
+        run_logger: writes the run folder; the caller closes it.
+        console: shows progress; None for no output.
+        callbacks: called with the algorithm and the result after each iteration; training ends if
+            one of them returns False.
+
+    Attributes:
+        result: of the last iteration; empty before the first.
+    """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmProtocol,
+        options: TrainingOptions,
+        run_logger: RunLogger | NullRunLogger,
+        console: Console | None = None,
+        callbacks: Sequence[Callable[[Any, dict[str, Any]], Any]] = (),
+    ) -> None:
+        self.algorithm = algorithm
+        self.options = options
+        self.run_logger = run_logger
+        self.result: dict[str, Any] = {}
+        self._console = console or Console(quiet=True, force_terminal=False)
+        self._callbacks = callbacks
+        self._row: dict[str, float] = {}  # of the last iteration
+        self._speed = math.nan
+        self._env_steps_at_start = self.env_steps
+        self._has_learned = False
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps so far, including those before a restore."""
+        return int(self.algorithm.counters["num_env_steps_sampled"])
+
+    def train(self, emergency_save: Callable[[str], None], *, min_new_steps: int = 0) -> str:
+        """Trains until the target or the last step, and writes a checkpoint at the end.
+
+        Args:
+            emergency_save: saves the state when a signal ends the process; see
+                `ShutdownHandler.held_back`.
+            min_new_steps: environment steps to train before the target is checked.
+
+        Returns:
+            `ENDED_BY_TARGET`, `ENDED_BY_STEPS` or `ENDED_BY_CALLBACK`.
+
+        Raises:
+            KeyboardInterrupt: if a signal ended it, as a `SignalInterrupt` within
+                `ShutdownHandler`; the running iteration has ended if it could.
+            BaseException: any error of, for example, the environment. The caller must then call
+                `emergency_save` of the records.
+        """
+        results = self.algorithm._metrics
+        results.max_env_steps = self.options.steps
+        try:
+            return self._train(emergency_save, self.env_steps + min_new_steps)
+        finally:
+            results.max_env_steps = math.inf
+
+    def _train(self, emergency_save: Callable[[str], None], min_env_steps: int) -> str:
+        self._warn_if_too_short()
+        until = self.options.until
+        progress_bar = TrainingProgress(int(self.options.steps), self.options.until, self._console)
+        with get_interrupt_handler().defer(emergency_save) as signals, progress_bar:
+            self.run_logger.snapshot()
+            while self.env_steps < self.options.steps and signals.requested is None:
+                should_continue = self._iterate()
+                progress_bar.update(
+                    self.env_steps, self._row.get(_RECENT_MEAN, math.nan), self._speed
+                )
+                if self.run_logger.is_video_due:
+                    with progress_bar.show_activity("recording a video"):
+                        self.run_logger.record_video()
+                score = get_recent_return(self._row, self.algorithm.config)
+                if until is not None and self.env_steps >= min_env_steps and score >= until:
+                    return self._finish(ENDED_BY_TARGET)
+                if not should_continue:
+                    return self._finish(ENDED_BY_CALLBACK)
+                if self.algorithm.iteration % self.options.checkpoint_every == 0:
+                    self.run_logger.save()
+            return self._finish(ENDED_BY_STEPS)
+
+    def _iterate(self) -> bool:
+        """Trains and records one iteration; returns whether training continues."""
+        self.run_logger.before_iteration()
+        self.result = self.algorithm.train()
+        self._has_learned |= bool(self.result["info"]["learner"])
+        row = self._row = make_progress_row(self.result)
+        self.run_logger.log_row(row)
+        speed = row["steps_per_s"]
+        if math.isfinite(self._speed):
+            speed = _SPEED_SMOOTHING * self._speed + (1 - _SPEED_SMOOTHING) * speed
+        self._speed = speed
+        self.run_logger.snapshot()
+        return_values = [callback(self.algorithm, self.result) for callback in self._callbacks]
+        return not any(value is False for value in return_values)
+
+    def _finish(self, reason: str) -> str:
+        self.run_logger.finish()
+        reason_for_no_update = describe_too_short(
+            self.algorithm.config, self.env_steps - self._env_steps_at_start
+        )
+        if reason_for_no_update is not None and self.result and not self._has_learned:
+            logger.warning("No update was done: %s", reason_for_no_update)
+        return reason
+
+    def _warn_if_too_short(self) -> None:
+        """Warns before a run starts; not with several agents, whose steps may give several rows."""
+        config = self.algorithm.config
+        reason_for_no_update = describe_too_short(config, self.options.steps)
+        if reason_for_no_update is not None and not (self.env_steps or config.is_multi_agent()):
+            logger.warning("There will be no or hardly any updates: %s", reason_for_no_update)

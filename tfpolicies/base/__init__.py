@@ -1,0 +1,1 @@
+"""Modules that the whole package uses: validators, registries, extensions, number checks."""

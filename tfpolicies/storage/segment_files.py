@@ -1,0 +1,151 @@
+"""Segments: constant rows in array files that checkpoints share.
+
+A checkpoint lists its segments by content, like its array files. The owner of the rows keeps the
+`SegmentFileRef` of a segment: once it is written, the next checkpoint gets the same file, by a hard
+link if it is in another folder, and nothing is packed or hashed again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.storage.hdf5_bytes import check_arrays, pack_arrays, unpack_arrays
+from tfpolicies.storage.manifest import SEGMENT, sha256
+from tfpolicies.system.atomic import replace_on_success, write_atomically
+from tfpolicies.system.regular_files import get_size, open_regular, read_content
+
+
+class SegmentFile(NamedTuple):
+    """A file that holds a segment."""
+
+    path: Path
+    sha256: str
+    size: int
+
+    @property
+    def exists(self) -> bool:
+        """True if there is a file of this name and size."""
+        try:
+            return self.path.stat().st_size == self.size
+        except OSError:
+            return False
+
+    def read(self) -> bytes:
+        """Reads and checks the content.
+
+        Raises:
+            CheckpointError: if it is missing, damaged or cannot be read.
+        """
+        try:
+            with open_regular(self.path) as file:
+                content = read_content(file, self.size) if get_size(file) == self.size else b""
+        except OSError as error:
+            raise CheckpointError(f"{str(self.path)!r} cannot be read: {error}.") from error
+        if sha256(content) != self.sha256:
+            raise CheckpointError(
+                f"{str(self.path)!r} is damaged: its size or its SHA-256 differs from the one in "
+                "the manifest. Use another checkpoint, or copy the file again."
+            )
+        return content
+
+
+@dataclass(eq=False)
+class SegmentFileRef:
+    """Reference to the file to which a segment was last written.
+
+    Attributes:
+        file: None if it was not written yet.
+    """
+
+    file: SegmentFile | None = None
+
+    @property
+    def exists(self) -> bool:
+        """True if the file still exists."""
+        return self.file is not None and self.file.exists
+
+
+class Segment:
+    """Rows that never change.
+
+    Args:
+        arrays: arrays of the same length, by name; None if they are only in a file.
+        file_ref: reference to the file of the rows.
+
+    Raises:
+        CheckpointError: if an array holds something else than numbers.
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray] | None, file_ref: SegmentFileRef | None = None
+    ) -> None:
+        if arrays is not None:
+            check_arrays(SEGMENT, arrays)
+        self._arrays = arrays
+        self.file_ref = file_ref or SegmentFileRef()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Segment, (dict(self.get_arrays()),)
+
+    def get_arrays(self) -> Mapping[str, np.ndarray]:
+        """Returns the rows, by name.
+
+        Raises:
+            CheckpointError: if they are only in a file, which is missing or damaged.
+        """
+        if self._arrays is not None:
+            return self._arrays
+        file = self._get_file()
+        try:
+            return unpack_arrays(file.read())
+        except CheckpointError as error:
+            raise CheckpointError(f"A segment of replayed rows is lost: {error}") from error
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Writes the file into a folder, unless it is there; returns its entry in a manifest.
+
+        Raises:
+            CheckpointError: if the rows are only in a file, which is missing or damaged.
+            OSError: if it cannot be written.
+        """
+        if not self.file_ref.exists and self._arrays is not None:
+            image = pack_arrays(self._arrays)
+            digest = sha256(image)
+            path = folder / make_segment_name(digest)
+            write_atomically(path, image)
+            self.file_ref.file = SegmentFile(path, digest, len(image))
+        file = self._get_file()
+        target = SegmentFile(folder / make_segment_name(file.sha256), file.sha256, file.size)
+        if not target.exists:
+            _link_or_copy(file, target.path)
+        self.file_ref.file = target
+        return {"file": target.path.name, "sha256": target.sha256, "bytes": target.size}
+
+    def _get_file(self) -> SegmentFile:
+        if self.file_ref.file is None:
+            raise CheckpointError("A segment has neither rows nor a file.")
+        return self.file_ref.file
+
+
+def make_segment_name(digest: str) -> str:
+    """Returns the name of a segment's file.
+
+    >>> make_segment_name("03b1e51cc59b8a0f66")
+    'segment-03b1e51cc59b8a0f.h5'
+    """
+    return f"{SEGMENT}-{digest[:16]}.h5"
+
+
+def _link_or_copy(file: SegmentFile, path: Path) -> None:
+    try:
+        with replace_on_success(path) as temporary:
+            os.link(file.path, temporary)
+    except OSError:  # on another disk, or one without hard links
+        write_atomically(path, file.read())
