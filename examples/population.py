@@ -54,7 +54,7 @@ class Member:
         self.policy.learn_epochs(self.worker.sample(), EPOCHS, MINIBATCH)
         self.episodes.extend(m.episode_reward for m in self.worker.get_metrics())
         self.returns.append(float(np.mean(self.episodes)) if self.episodes else 0.0)
-        self.rates.append(self.policy.hyper("lr"))
+        self.rates.append(self.policy.get_hyperparameter("lr"))
 
 
 def learn_from_the_best(population: PolicyMap, members: dict[str, Member], round_: int) -> None:

@@ -75,7 +75,7 @@ def test_the_python_of_the_page_runs_in_order(names):
     stats = names["munchausen"].train()["info"]["learner"]["default_policy"]["learner_stats"]
     assert np.isfinite(stats["mean_q"])
     strategy = names["bursting"].build().get_policy().exploration
-    assert [strategy.params(step, True).item() for step in (0, 199, 200, 1000)] == [1, 1, 0, 1]
+    assert [strategy.get_params(step, True).item() for step in (0, 199, 200, 1000)] == [1, 1, 0, 1]
     assert names["hidden"].get_policy().observation_space.shape == (2,)
     assert 0.0 < names["result"]["custom_metrics"]["last_angle_mean"] < 0.5
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     **get_exported_names(),
-    "Algorithm": "tfpolicies.algorithms.build",
+    "Algorithm": "tfpolicies.algorithms.algorithm",
     "AlgorithmConfig": "tfpolicies.config.algorithm_config",
     "DEFAULT_POLICY_ID": "tfpolicies.config.policy_spec",
     "DefaultCallbacks": "tfpolicies.config.callbacks",

@@ -61,7 +61,7 @@ class BareSac:
             optimizer.apply(gradient, group)
         for q, target in zip(self.critics, self.targets, strict=True):
             for v, w in zip(q.trainable_variables, target.trainable_variables, strict=True):
-                w.set_mapping_and_trainable(0.005 * v + 0.995 * w)
+                w.assign(0.005 * v + 0.995 * w)
         return critic_loss
 
 

@@ -341,9 +341,9 @@ def test_global_time_reaches_the_policy_and_its_schedules():
         pytest.approx(1e-2)
     )
     assert algorithm.get_policy().global_timestep == 32
-    assert algorithm.get_policy().hyper("lr") == pytest.approx(5e-3)
+    assert algorithm.get_policy().get_hyperparameter("lr") == pytest.approx(5e-3)
     algorithm.train()
-    assert algorithm.get_policy().hyper("lr") == 0.0
+    assert algorithm.get_policy().get_hyperparameter("lr") == 0.0
     assert algorithm.worker.get_global_vars() == {
         "timestep": 64,
         "num_grad_updates_per_policy": {"default_policy": 8},

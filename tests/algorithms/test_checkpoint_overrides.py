@@ -24,7 +24,7 @@ def config(**training):
 
 
 def numbers(algorithm, *names, policy_id="default_policy"):
-    return tuple(algorithm.get_policy(policy_id).hyper(name) for name in names)
+    return tuple(algorithm.get_policy(policy_id).get_hyperparameter(name) for name in names)
 
 
 def learned_rate(algorithm):
@@ -35,7 +35,7 @@ def learned_rate(algorithm):
 def saved(tmp_path):
     """A checkpoint of lr 0.5 and gamma 0.25, whose clip_param was set to 0.125 since."""
     algorithm = config(lr=0.5, gamma=0.25, clip_param=0.75).build()
-    algorithm.get_policy().set_hyper("clip_param", 0.125)
+    algorithm.get_policy().set_hyperparameter("clip_param", 0.125)
     algorithm.save(tmp_path)
     algorithm.stop()
     return tmp_path
@@ -48,7 +48,7 @@ def test_hyperparameters_named_at_load_are_those_that_learn(saved):
     assert numbers(algorithm, "lr", "entropy_coeff", "gamma") == (0.0625, 0.375, 0.25)
     assert (policy.config["lr"], policy.config["entropy_coeff"]) == (0.0625, 0.375)
     assert algorithm.config.lr == learned_rate(algorithm) == 0.0625
-    assert policy.hyper("clip_param") == 0.125  # it was not named
+    assert policy.get_hyperparameter("clip_param") == 0.125  # it was not named
     algorithm.stop()
 
 
@@ -74,7 +74,7 @@ def test_a_number_named_at_load_replaces_the_stored_schedule(tmp_path):
 
 def test_a_policy_alone_takes_what_is_named(saved):
     policy = TFPolicy.from_checkpoint(saved / "policies" / "default_policy", config={"gamma": 0.5})
-    assert (policy.hyper("gamma"), policy.hyper("lr"), policy.config["gamma"]) == (0.5, 0.5, 0.5)
+    assert (policy.get_hyperparameter("gamma"), policy.get_hyperparameter("lr"), policy.config["gamma"]) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize("way", ["restore", "__setstate__"])
@@ -189,11 +189,11 @@ def test_copies_and_states_of_one_run_log_nothing_about_numbers(saved, caplog):
     caplog.set_level(logging.INFO)
     algorithm = Algorithm.from_checkpoint(saved)
     policy = algorithm.get_policy()
-    policy.set_hyper("lr", 0.125)
+    policy.set_hyperparameter("lr", 0.125)
     policy.set_state(policy.get_state())
     algorithm.worker.set_state(algorithm.worker.get_state())
     assert not [x for x in caplog.records if "come from the config" in x.getMessage()]
-    assert policy.hyper("lr") == policy.copy().hyper("lr") == 0.125
+    assert policy.get_hyperparameter("lr") == policy.copy().get_hyperparameter("lr") == 0.125
     algorithm.stop()
 
 

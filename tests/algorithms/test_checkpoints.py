@@ -366,11 +366,11 @@ def learned(policy_class=PPOTF2Policy, **settings):
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PGTF2Policy])
 def test_a_restored_policy_acts_and_learns_on_exactly_as_the_saved_one(policy_class, tmp_path):
     policy, batch = learned(policy_class, lr=1e-2, grad_clip=0.5)
-    policy.set_hyper("lr", 5e-3)
+    policy.set_hyperparameter("lr", 5e-3)
     policy.export_checkpoint(tmp_path)
     twin = TFPolicy.from_checkpoint(tmp_path)
     assert type(twin) is policy_class
-    assert twin.hyper("lr") == policy.hyper("lr")
+    assert twin.get_hyperparameter("lr") == policy.get_hyperparameter("lr")
     assert twin.num_grad_updates == policy.num_grad_updates == 1
     assert twin.global_timestep == policy.global_timestep
     obs = rows_of(OBS, 50)

@@ -125,13 +125,13 @@ def test_gradients_are_those_of_the_weighted_mean_by_hand(loss):
     assert (np.abs(error) < 1).any()
     slope = np.clip(error, -1, 1) if loss == "huber" else 2 * error
     d_q = (batch["weights"] * slope / 9)[:, None] * np.eye(2)[batch["actions"]]
-    policy.set_hyper("grad_clip", None)
+    policy.set_hyperparameter("grad_clip", None)
     gradients, info = policy.compute_gradients(batch)
     np.testing.assert_allclose(gradients[0], batch["obs"].T @ d_q, atol=1e-5)
     np.testing.assert_allclose(gradients[1], d_q.sum(0), atol=1e-5)
     assert info["learner_stats"]["mean_td_error"] == pytest.approx(error.mean(), rel=1e-4)
     np.testing.assert_allclose(info["td_error"], error, rtol=1e-4)
-    policy.set_hyper("grad_clip", 0.01)
+    policy.set_hyperparameter("grad_clip", 0.01)
     for gradient in policy.compute_gradients(batch)[0]:  # each by its own norm
         assert np.linalg.norm(gradient) == pytest.approx(0.01, rel=1e-4)
 
@@ -265,7 +265,7 @@ def test_the_target_follows_by_tau_and_zero_is_respected():
     assert_equal(policy.get_weights(), online)
     never = dqn(tau=0.0)
     never.update_target()
-    assert never.hyper("tau") == 0.0
+    assert never.get_hyperparameter("tau") == 0.0
 
 
 @pytest.mark.core
@@ -306,7 +306,7 @@ def test_online_and_target_network_see_observations_through_one_filter():
     batch = transitions(policy, 9)
     batch["obs"], batch["new_obs"] = rows[:9], rows[1:10]
     chosen = q_of(policy, batch["obs"])[np.arange(9), batch["actions"]]
-    wanted = chosen - wanted_targets(policy, twin, batch, policy.hyper("gamma"))
+    wanted = chosen - wanted_targets(policy, twin, batch, policy.get_hyperparameter("gamma"))
     columns = ("obs", "actions", "rewards", "new_obs", "terminateds")
     found = policy.compute_td_error(*(batch[name] for name in columns))
     np.testing.assert_allclose(found, wanted, atol=1e-4)

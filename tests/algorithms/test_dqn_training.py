@@ -169,7 +169,7 @@ def test_epsilon_follows_the_environment_steps():
     for _ in range(5):
         algorithm.train()
         policy = algorithm.get_policy()
-        epsilons.append(float(policy.exploration.params(policy.global_timestep, True)[0]))
+        epsilons.append(float(policy.exploration.get_params(policy.global_timestep, True)[0]))
     np.testing.assert_allclose(epsilons, [0.75, 0.5, 0.25, 0, 0], atol=1e-6)
 
 

@@ -243,7 +243,7 @@ def test_no_cause_is_named_before_forty_episodes_show_whether_the_run_learns(abo
 
 
 @pytest.mark.parametrize(("mean", "count"), [(-1101.0, 1), (-1099.0, 0), (math.nan, 1)])
-def test_a_run_whose_returns_grow_by_a_deviation_is_sound(mean, count, caplog):
+def test_a_run_whose_returns_grow_by_a_deviation_is_finite(mean, count, caplog):
     run = {"recent_returns": {"mean": mean}}
     assert len(told(caplog, [CLIPPED] * 9, run=run)) == count
     assert told(caplog, [CLIPPED] * 9, run={**run, "first_returns": None}) == []  # not known

@@ -346,7 +346,7 @@ def test_callbacks_are_told_of_each_iteration_and_a_function_can_end_training() 
 def test_one_function_needs_no_list_and_may_lower_the_learning_rate() -> None:
     def halve(algorithm: Algorithm, result: dict[str, Any]) -> None:
         policy = algorithm.get_policy()
-        policy.set_hyper("lr", policy.cur_lr / 2)
+        policy.set_hyperparameter("lr", policy.cur_lr / 2)
 
     algorithm = build(lr=0.25)
     learned = algorithm.learn(2 * BATCH, progress=False, callbacks=halve)
@@ -469,7 +469,7 @@ def test_it_learns_in_a_thread_too(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_end_it_and_overwrite_no_checkpoint(tmp_path: Path) -> None:
     def spoil(algorithm: Algorithm, result: dict[str, Any]) -> None:
         if algorithm.iteration == 2:
-            algorithm.get_policy().set_hyper("lr", 1e38)
+            algorithm.get_policy().set_hyperparameter("lr", 1e38)
 
     run_dir = tmp_path / "run"
     with pytest.raises(NonFiniteError):

@@ -163,7 +163,7 @@ def test_a_policy_is_added_in_the_middle_of_an_episode_and_plays_from_the_next_o
     half.sample()
     added = half.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new, config={"gamma": 0.5})
     assert added is half.get_policy("new")
-    assert added.hyper("gamma") == 0.5
+    assert added.get_hyperparameter("gamma") == 0.5
     assert set(half.sample().policy_batches) == {"left", "right"}  # the episode goes on as it was
     third = half.sample()  # its last step and two of the next
     assert set(third.policy_batches) == {"left", "right", "new"}
@@ -494,7 +494,7 @@ def test_filters_are_taken_over():
     assert worker.get_filters()["left"].pending_count == 0
     other.sync_filters(worker.get_filters())
     for mine, theirs in zip(
-        worker.filters["left"].tensors(), other.filters["left"].tensors(), strict=True
+        worker.filters["left"].get_scalings(), other.filters["left"].get_scalings(), strict=True
     ):
         assert (mine.mean == theirs.mean).all()
     with pytest.raises(AssertionError, match=r"missing: \['right'\], unknown: \['x'\]"):
@@ -638,12 +638,12 @@ def test_policies_that_are_added_are_in_evaluation_what_those_of_the_config_are(
             policy, like = evaluated[pid], evaluated[twin]
             assert type(policy.exploration).__name__ == "EpsilonGreedy"
             assert policy.program is like.program is not trained[pid].program
-            assert policy.hyper("lambda") == like.hyper("lambda") == (0.5, 0.75)[pid == "own"]
+            assert policy.get_hyperparameter("lambda") == like.get_hyperparameter("lambda") == (0.5, 0.75)[pid == "own"]
             different = {name for name, x in policy.config.items() if x != like.config[name]}
             assert not different - {"env"}  # a class, which no file holds
             assert same(policy.get_weights(), trained[pid].get_weights())
             assert type(trained[pid].exploration).__name__ == "StochasticSampling"
-            assert trained[pid].hyper("lambda") == (1.0, 0.75)[pid == "own"]
+            assert trained[pid].get_hyperparameter("lambda") == (1.0, 0.75)[pid == "own"]
         assert type(evaluated["pg"].exploration).__name__ == "EpsilonGreedy"
         assert "lambda" not in evaluated["pg"].config
         assert evaluated["pg"].config["clip_actions"] is True

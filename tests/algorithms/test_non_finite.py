@@ -338,7 +338,7 @@ def test_text_is_no_weight():
 def test_a_weights_file_with_nan_is_refused(tmp_path):
     policy = factories.make()
     model = policy.to_keras()
-    model.variables[0].set_mapping_and_trainable(np.full(model.variables[0].shape, np.nan))
+    model.variables[0].assign(np.full(model.variables[0].shape, np.nan))
     model.save_weights(tmp_path / "bad.weights.h5")
     before = everything(policy)
     with pytest.raises(ModelImportError, match="NaN or infinite"):

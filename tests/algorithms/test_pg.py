@@ -20,7 +20,7 @@ def test_advantages_are_discounted_returns_however_the_trajectory_ends():
 
 def test_returns_use_the_gamma_in_force():
     policy = make(PGTF2Policy, gamma=0.5)
-    policy.set_hyper("gamma", 0.0)
+    policy.set_hyperparameter("gamma", 0.0)
     batch = batch_for(policy, 3)
     np.testing.assert_array_equal(batch["advantages"], batch["rewards"])
 

@@ -52,7 +52,7 @@ def used(policy):
     if policy.filter is not None:
         policy.filter.observe([rows_of(OBS, 5)])
         policy.driver.learning.flush_filters()
-    policy.set_hyper("lr", 0.25)
+    policy.set_hyperparameter("lr", 0.25)
     policy.on_global_var_update({"timestep": 77})
     return policy
 

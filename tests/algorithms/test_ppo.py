@@ -5,7 +5,7 @@ import pytest
 
 from helpers.factories import batch_for, make, trajectory
 from tfpolicies import PPOConfig, SampleBatch
-from tfpolicies.batch.postprocessing import standardize_columns
+from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.fragments import Fragments
 
@@ -95,7 +95,7 @@ def test_without_a_critic_advantages_are_returns_and_there_is_no_value():
 
 def test_advantages_use_the_gamma_and_lambda_in_force():
     policy = make(gamma=0.9, **{"lambda": 0.9})
-    policy.set_hyper("gamma", 0.0)
+    policy.set_hyperparameter("gamma", 0.0)
     batch = batch_for(policy, 4)
     np.testing.assert_allclose(batch["advantages"], batch["rewards"] - batch["vf_preds"], atol=1e-6)
 
@@ -111,7 +111,7 @@ def test_the_kl_coefficient_follows_its_target():
     assert stats["cur_kl_coeff"] == pytest.approx(0.15)
     other = make(kl_coeff=0.2)
     other.set_state(policy.get_state())
-    assert other.hyper("kl_coeff") == pytest.approx(0.15)
+    assert other.get_hyperparameter("kl_coeff") == pytest.approx(0.15)
 
 
 @pytest.mark.core
@@ -121,11 +121,11 @@ def test_schedules_move_with_the_time_step_of_the_run():
         lr_schedule=[[0, 0.1], [100, 0.2], [200, 0.0]],
         entropy_coeff_schedule=[[50, 1.0], [150, 0.0]],
     )
-    assert (policy.hyper("lr"), policy.hyper("entropy_coeff")) == (pytest.approx(0.1), 1.0)
+    assert (policy.get_hyperparameter("lr"), policy.get_hyperparameter("entropy_coeff")) == (pytest.approx(0.1), 1.0)
     seen = []
     for timestep in (0, 50, 150, 1000):
         policy.on_global_var_update({"timestep": timestep})
-        seen.append((policy.hyper("lr"), policy.hyper("entropy_coeff")))
+        seen.append((policy.get_hyperparameter("lr"), policy.get_hyperparameter("entropy_coeff")))
     np.testing.assert_allclose(seen, [(0.1, 1.0), (0.15, 1.0), (0.1, 0.0), (0.0, 0.0)], atol=1e-6)
     before = policy.get_weights()
     policy.learn_on_batch(batch_for(policy, 4))
@@ -146,14 +146,14 @@ def test_a_schedule_holds_from_the_first_update_on_and_after_a_restore(tmp_path)
     other.set_state(policy.get_state())
     loaded = type(policy).from_checkpoint(tmp_path)
     for each, wanted in ((loaded, 0.0075), (other, 0.07), (loaded.copy(), 0.0075)):
-        assert each.hyper("lr") == pytest.approx(wanted)
+        assert each.get_hyperparameter("lr") == pytest.approx(wanted)
 
 
 def test_an_integer_entropy_schedule_goes_to_zero_at_that_time_step():
     policy = make(entropy_coeff=0.4, entropy_coeff_schedule=1000)
     for timestep, wanted in ((0, 0.4), (250, 0.3), (1000, 0.0), (5000, 0.0)):
         policy.on_global_var_update({"timestep": timestep})
-        assert policy.hyper("entropy_coeff") == pytest.approx(wanted)
+        assert policy.get_hyperparameter("entropy_coeff") == pytest.approx(wanted)
 
 
 def test_learner_stats_have_the_documented_names():
@@ -183,9 +183,9 @@ def test_perfect_values_explain_all_of_the_variance():
 
 def test_advantages_are_standardised_even_if_all_are_equal():
     np.testing.assert_allclose(
-        standardize_columns(np.array([1.0, 2.0, 3.0])), [-1.224745, 0, 1.224745], 1e-5
+        standardized(np.array([1.0, 2.0, 3.0])), [-1.224745, 0, 1.224745], 1e-5
     )
-    assert standardize_columns(np.full(3, 7.0)).tolist() == [0, 0, 0]
+    assert standardized(np.full(3, 7.0)).tolist() == [0, 0, 0]
 
 
 # -- the config -----------------------------------------------------------------------------------

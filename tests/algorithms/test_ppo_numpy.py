@@ -304,7 +304,7 @@ def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     settings = Settings(entropy_coeff=0.01)
     policy = scaled_up(make(jit_compile=jit, **settings._asdict()))
     reference = Reference(policy, settings)
-    policy._learner.discover()
+    policy._learner.discover_columns()
     form = CompileMode.LOOP if jit else CompileMode.PLAIN
     spy = Shapes(policy.program.updates._compiler.learner(form, fetches=False, clips=False))
     monkeypatch.setitem(

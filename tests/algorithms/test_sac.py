@@ -73,7 +73,7 @@ class Reference:
         batch, alpha = self.batch, np.exp(self.log_alpha)
         actions, logp = self.actor(batch["obs"], self.noise[0])
         next_actions, next_logp = self.actor(batch["new_obs"], self.noise[1])
-        gamma = self.policy.hyper("gamma") if gamma is None else gamma
+        gamma = self.policy.get_hyperparameter("gamma") if gamma is None else gamma
         after = self.values(self.targets, "critic_target/", batch["new_obs"], next_actions).min(-1)
         goes_on = gamma * (1 - batch["terminateds"])
         targets = batch["rewards"] + goes_on * (after - alpha * next_logp)
@@ -282,7 +282,7 @@ def test_the_temperature_starts_at_initial_alpha_and_moves_towards_the_target_en
     stats = policy.learn_on_batch(transitions(policy))["learner_stats"]
     assert stats["alpha_value"] == pytest.approx(0.2)
     assert policy.learn_on_batch(transitions(policy))["learner_stats"]["alpha_value"] > 0.2
-    policy.set_hyper("target_entropy", -50.0)
+    policy.set_hyperparameter("target_entropy", -50.0)
     for _ in range(30):
         stats = policy.learn_on_batch(transitions(policy))["learner_stats"]
     assert (stats["target_entropy"], stats["alpha_value"] < 0.2) == (-50.0, True)
@@ -290,7 +290,7 @@ def test_the_temperature_starts_at_initial_alpha_and_moves_towards_the_target_en
 
 def test_networks_learn_at_their_own_rates_or_at_lr():
     policy = sac(lr=0.5, critic_lr=0.0)
-    rates = {name: policy.hyper(name) for name in ("actor_lr", "critic_lr", "entropy_lr")}
+    rates = {name: policy.get_hyperparameter(name) for name in ("actor_lr", "critic_lr", "entropy_lr")}
     assert rates == {"actor_lr": 0.5, "critic_lr": 0.0, "entropy_lr": 0.5}
     before = policy.get_weights()
     stats = policy.learn_on_batch(transitions(policy))["learner_stats"]
@@ -299,22 +299,22 @@ def test_networks_learn_at_their_own_rates_or_at_lr():
     moved = {key.partition("/")[0] for key in after if (after[key] != before[key]).any()}
     assert {"temperature", "layer_0"} <= moved
     assert "critic" not in moved
-    policy.set_hyper("lr", 0.25)
-    assert [policy.hyper(name) for name in rates] == [0.25, 0.0, 0.25]
-    policy.set_hyper("actor_lr", 0.125)
-    assert [policy.hyper(name) for name in rates] == [0.125, 0.0, 0.25]
+    policy.set_hyperparameter("lr", 0.25)
+    assert [policy.get_hyperparameter(name) for name in rates] == [0.25, 0.0, 0.25]
+    policy.set_hyperparameter("actor_lr", 0.125)
+    assert [policy.get_hyperparameter(name) for name in rates] == [0.125, 0.0, 0.25]
 
 
 def test_a_keras_schedule_is_the_rate_of_all_networks_without_one():
     rate = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
     policy = sac(lr=rate, critic_lr=0.25)
-    assert [policy.hyper(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [0.5, 0.25, 0.5]
+    assert [policy.get_hyperparameter(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [0.5, 0.25, 0.5]
 
 
 def test_a_schedule_of_lr_moves_the_networks_without_a_rate_of_their_own():
     policy = sac(lr_schedule=[[0, 1.0], [100, 0.0]], critic_lr=0.5)
     policy.on_global_var_update({"timestep": 75})
-    assert [policy.hyper(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [0.25, 0.5, 0.25]
+    assert [policy.get_hyperparameter(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [0.25, 0.5, 0.25]
 
 
 def test_policies_that_differ_in_numbers_share_one_trace():
@@ -605,7 +605,7 @@ def test_an_actor_may_have_one_standard_deviation_for_all_rows():
 
 def test_without_normalised_actions_the_gaussian_is_not_squashed():
     policy = sac(normalize_actions=False)
-    assert [kind.__name__ for kind in policy.dist_class.kinds] == ["DiagGaussian"]
+    assert [kind.__name__ for kind in policy.dist_class.leaf_classes] == ["DiagGaussian"]
     assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
 
 

@@ -32,7 +32,7 @@ class Reference:
         state = policy.get_state()
         self.weights = {k: np.float64(w) for k, w in (weights or state["weights"]).items()}
         self.targets = {k: np.float64(w) for k, w in state["target_weights"].items()}
-        self.batch, self.gamma = batch, policy.hyper("gamma")
+        self.batch, self.gamma = batch, policy.get_hyperparameter("gamma")
 
     def log_probs(self, obs):
         logits = mlp([w for k, w in self.weights.items() if "/layer" not in k], obs)
@@ -153,7 +153,7 @@ def test_forbidden_actions_have_no_part_in_the_means():
     reference = Reference(policy, plain)
     reference.losses(0.0)
     after = reference.values(reference.targets, "critic_target/", plain["new_obs"])[:, 0].min(-1)
-    targets = plain["rewards"] + policy.hyper("gamma") * after  # the only action has no entropy
+    targets = plain["rewards"] + policy.get_hyperparameter("gamma") * after  # the only action has no entropy
     wanted = np.abs(reference.q - targets[:, None]).mean(-1)
     result = policy.learn_on_batch(batch)
     np.testing.assert_allclose(result["td_error"], wanted, rtol=1e-3, atol=1e-3)
@@ -242,7 +242,7 @@ def test_a_distribution_for_boxes_changes_nothing_and_one_for_all_spaces_is_refu
             return ActionDistribution(space, (cls,))
 
     policy = discrete(model={"custom_action_dist": "deterministic"})
-    assert policy.dist_class.kinds == (Categorical,)
+    assert policy.dist_class.leaf_classes == (Categorical,)
     rule = r"SACTF2Policy: .*custom_action_dist'\] must be None for Discrete actions; got .*Whole"
     with pytest.raises(ConfigError, match=rule):
         discrete(model={"custom_action_dist": Whole})

@@ -194,7 +194,7 @@ def test_noise_of_targets_is_clipped_and_so_are_their_actions():
     assert {*signs} == {-1, 1}
     errors = policy.learn_on_batch(batch)["td_error"]
     np.testing.assert_allclose(errors, -2 * (np.tanh(0.1) + 0.5 * signs), rtol=1e-5)
-    policy.set_hyper("target_noise_clip", 3.0)  # beyond the bounds
+    policy.set_hyperparameter("target_noise_clip", 3.0)  # beyond the bounds
     signs = np.sign(next_noise(policy, 8)[:, 0])
     np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], -2 * signs, rtol=1e-5)
 
@@ -324,7 +324,7 @@ def test_update_target_moves_all_targets_at_once():
 
 def test_networks_learn_at_their_own_rates_or_at_lr():
     policy = td3(lr=0.5, critic_lr=0.0)
-    assert (policy.hyper("actor_lr"), policy.hyper("critic_lr")) == (0.5, 0.0)
+    assert (policy.get_hyperparameter("actor_lr"), policy.get_hyperparameter("critic_lr")) == (0.5, 0.0)
     before = policy.get_state()
     policy.learn_on_batch(transitions(policy))
     found = moved(before, policy.get_state())

@@ -33,11 +33,11 @@ Grown = growing(MORE)
 
 def test_a_policy_loads_after_its_class_has_gained_a_hyperparameter(tmp_path, monkeypatch):
     policy = make(Growing, lr=0.25)
-    policy.set_hyper("kl_coeff", 0.75)
+    policy.set_hyperparameter("kl_coeff", 0.75)
     policy.export_checkpoint(tmp_path)
     monkeypatch.setitem(globals(), "Growing", Grown)
     loaded = Grown.from_checkpoint(tmp_path)
-    numbers = {name: loaded.hyper(name) for name in ("lr", "kl_coeff", "num_sgd_iter")}
+    numbers = {name: loaded.get_hyperparameter(name) for name in ("lr", "kl_coeff", "num_sgd_iter")}
     assert numbers == {"lr": 0.25, "kl_coeff": 0.75, "num_sgd_iter": policy.config["num_sgd_iter"]}
     assert_equal(loaded.get_weights(), policy.get_weights())
 

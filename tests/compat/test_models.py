@@ -605,7 +605,7 @@ def test_distributions_have_names():
     ModelCatalog.register_custom_action_dist("narrow", Narrow)
     settings = {"custom_action_dist": "narrow"}
     policy = make(PGTF2Policy, actions=plane, model=settings)
-    assert policy.dist_class.kinds == (Narrow,)
+    assert policy.dist_class.leaf_classes == (Narrow,)
     assert ModelCatalog.get_action_dist(plane, settings, framework="tf")[1] == 4
     with pytest.raises(ConfigError, match=r"a subclass of tfpolicies\.models\.distributions"):
         ModelCatalog.register_custom_action_dist("foreign", dict)

@@ -290,7 +290,7 @@ def test_a_loss_that_tells_padding_by_nothing_is_refused_with_a_memory():
 
     policy = make(Careless, model={"use_lstm": True, "lstm_cell_size": 3})
     with pytest.raises(ConfigError, match=r"Careless\.loss does not read.*losses\.masked_mean"):
-        policy._learner.discover()
+        policy._learner.discover_columns()
 
 
 def test_statistics_that_read_the_mask_do_not_weigh_the_loss():

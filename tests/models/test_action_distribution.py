@@ -244,7 +244,7 @@ def test_a_mask_of_another_width_is_refused(width):
 def allow_one_action(dist_class):
     """Returns a mask that leaves one action in each cell, and no bit."""
     mask = []
-    for kind, leaf in zip(dist_class.kinds, dist_class.leaves, strict=True):
+    for kind, leaf in zip(dist_class.leaf_classes, dist_class.leaves, strict=True):
         if kind is Bernoulli:
             mask += [0] * math.prod(leaf.shape)
         elif kind is Categorical:
@@ -317,7 +317,7 @@ def test_masked_quantities_and_gradients_are_finite_and_forbidden_actions_never_
 def assert_allowed(dist_class, actions, allowed):
     """Asserts that a mask of the chosen actions lies within the mask of the allowed ones."""
     column = 0
-    for kind, leaf, action in zip(dist_class.kinds, dist_class.leaves, actions, strict=True):
+    for kind, leaf, action in zip(dist_class.leaf_classes, dist_class.leaves, actions, strict=True):
         flat = action.numpy().reshape(len(allowed), -1)
         if kind is Bernoulli:
             assert (flat <= allowed[:, column : column + flat.shape[1]]).all()

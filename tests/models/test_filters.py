@@ -39,7 +39,7 @@ def seen(*values, flush=True):
 
 
 def applied(line, *values):
-    ((mean, scale),) = line.tensors()
+    ((mean, scale),) = line.get_scalings()
     return normalize(tf.constant(column(*values)), mean, scale).numpy()[:, 0].tolist()
 
 

@@ -64,7 +64,7 @@ def keras_2_model():
 def varied(model, seed=0):
     rng = np.random.default_rng(seed)
     for variable in model.weights:
-        variable.set_mapping_and_trainable(rng.normal(size=variable.shape))
+        variable.assign(rng.normal(size=variable.shape))
     return model
 
 
@@ -81,7 +81,7 @@ def load(path, model):
     keys = [str(i) for i in range(len(model.variables))]
     mapping = match_weights(read_keras_weights(path), model, keys, path)
     for key, array in mapping.arrays.items():
-        model.variables[int(key)].set_mapping_and_trainable(array)
+        model.variables[int(key)].assign(array)
     return mapping
 
 

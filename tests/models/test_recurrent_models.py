@@ -48,7 +48,7 @@ def model_of(kind, space=VECTOR, *, varied=True, **config):
     if varied:
         rng = np.random.default_rng(2)
         for variable in model.trainable_variables:
-            variable.set_mapping_and_trainable(0.4 * rng.normal(size=variable.shape))
+            variable.assign(0.4 * rng.normal(size=variable.shape))
     return model
 
 

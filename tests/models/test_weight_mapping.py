@@ -71,7 +71,7 @@ def subclassed():
 def numbered(model):
     """Gives every weight values of its own."""
     for i, variable in enumerate(model.weights):
-        variable.set_mapping_and_trainable(
+        variable.assign(
             100 * i + np.arange(np.prod(variable.shape)).reshape(variable.shape)
         )
     return model

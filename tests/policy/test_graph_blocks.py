@@ -86,10 +86,10 @@ def test_a_learning_rate_of_keras_changes_in_a_graph_block():
     schedule = keras.optimizers.schedules.InverseTimeDecay(0.5, 1, 1.0)
     with graph_block():
         policy = make(lr=schedule)
-        assert policy.hyper("lr") == 0.5
+        assert policy.get_hyperparameter("lr") == 0.5
         policy.learn_on_batch(batch_for(policy, 8))
         policy.learn_on_batch(batch_for(policy, 8))
-    assert policy.hyper("lr") == 0.25
+    assert policy.get_hyperparameter("lr") == 0.25
 
 
 @pytest.mark.soak

@@ -198,7 +198,7 @@ def test_untraced_policies_run_their_python_code_at_every_call():
 
     policy = make(Debugged, actions=TWO, eager_tracing=False, inference="auto", jit_compile="auto")
     batch = batch_for(policy, 7)
-    policy._learner.discover()
+    policy._learner.discover_columns()
     assert policy.driver.acting.inference == "tf"
     calls.clear()
     policy.learn_epochs(batch, 2, 4)

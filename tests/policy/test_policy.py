@@ -545,17 +545,17 @@ def test_a_policy_made_from_a_state_acts_like_the_first():
 
 def test_hyper_parameters_belong_to_one_policy():
     first, second = make(lr=0.1), make(lr=0.1)
-    first.set_hyper("lr", 0.5)
-    assert (first.hyper("lr"), second.hyper("lr")) == (0.5, pytest.approx(0.1))
+    first.set_hyperparameter("lr", 0.5)
+    assert (first.get_hyperparameter("lr"), second.get_hyperparameter("lr")) == (0.5, pytest.approx(0.1))
     assert first.learn_on_batch(batch_for(first, 4))["learner_stats"]["cur_lr"] == 0.5
     with pytest.raises(ConfigError, match="'seed' is not a hyper-parameter; those are lr, gamma"):
-        first.set_hyper("seed", 1)
+        first.set_hyperparameter("seed", 1)
     for wrong in (float("nan"), "fast", True):
         with pytest.raises(ConfigError, match="lr must be a number or None"):
-            first.set_hyper("lr", wrong)
-    assert first.hyper("lr") == 0.5
-    first.set_hyper("grad_clip", None)
-    assert first.hyper("grad_clip") == float("inf")
+            first.set_hyperparameter("lr", wrong)
+    assert first.get_hyperparameter("lr") == 0.5
+    first.set_hyperparameter("grad_clip", None)
+    assert first.get_hyperparameter("grad_clip") == float("inf")
 
 
 def test_the_config_in_a_state_is_a_copy():

@@ -301,7 +301,7 @@ def test_on_global_var_update(policy_class):
     policy = make(policy_class, lr=1.0, lr_schedule=[[0, 1.0], [100, 0.0]])
     policy.on_global_var_update({"timestep": 50, "num_grad_updates": 7})
     assert (policy.global_timestep, policy.num_grad_updates) == (50, 7)
-    assert policy.hyper("lr") == pytest.approx(0.5)
+    assert policy.get_hyperparameter("lr") == pytest.approx(0.5)
     with pytest.raises(KeyError, match="timestep"):
         policy.on_global_var_update({})
 

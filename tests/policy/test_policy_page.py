@@ -84,10 +84,10 @@ def test_the_kl_coefficient_stands_under_its_old_name():
     given = {**state, "current_kl_coeff": 0.75}
     for _ in range(2):  # the dict is the same after its use
         policy.set_state(given)
-        assert policy.hyper("kl_coeff") == 0.75
+        assert policy.get_hyperparameter("kl_coeff") == 0.75
     assert given["current_kl_coeff"] == 0.75
     policy.set_state({key: x for key, x in state.items() if key != "current_kl_coeff"})
-    assert policy.hyper("kl_coeff") == 0.75
+    assert policy.get_hyperparameter("kl_coeff") == 0.75
 
 
 def test_a_target_network_is_restored_as_it_was_and_follows_new_weights():
@@ -179,7 +179,7 @@ def test_a_state_of_other_spaces_warns_and_the_policy_keeps_its_own_spaces_and_c
     assert "observation_space" in caplog.text
     assert policy.observation_space == OBS
     assert policy.config["lr"] == 5e-5
-    assert policy.hyper("lr") == 0.5  # a hyper-parameter in force is state
+    assert policy.get_hyperparameter("lr") == 0.5  # a hyper-parameter in force is state
     assert_equal(policy.get_weights(), other.get_weights())
 
 

@@ -458,7 +458,7 @@ def test_using_a_policy_swaps_no_other():
     m.get_handle("c").learn_on_batch(batch_for(m.get_handle("c"), 4))
     m.get_handle("b").on_global_var_update({"timestep": 5})
     m.get_handle("a").on_global_var_update({"timestep": 5})
-    m.get_handle("a").set_hyper("lr", 0.5)
+    m.get_handle("a").set_hyperparameter("lr", 0.5)
     assert m.in_memory() == ["b", "c"]
     assert m.statistics.misses == before.misses
     assert m.statistics.evictions == before.evictions
@@ -580,13 +580,13 @@ def test_create_policy():
     m = PolicyMap(0, 0, capacity=2, policy_config={**QUICK, "gamma": 0.5}, seed=3)
     merged = PPOConfig().training(lr=0.25).to_dict()
     assert m.create_policy("a", PPOTF2Policy, OBS, TWO, {"lr": 0.25}, {"lr": 0.25}) is None
-    assert (m["a"].hyper("lr"), m["a"].hyper("gamma"), m["a"].policy_id) == (0.25, 0.5, "a")
+    assert (m["a"].get_hyperparameter("lr"), m["a"].get_hyperparameter("gamma"), m["a"].policy_id) == (0.25, 0.5, "a")
     assert m.specs["a"].policy_class is PPOTF2Policy
     assert m.specs["a"].config == {"lr": 0.25}
     m.create_policy("b", PPOTF2Policy, OBS, TWO, None, merged)
-    assert (m["b"].hyper("lr"), m["b"].hyper("gamma")) == (0.25, np.float32(0.99))
+    assert (m["b"].get_hyperparameter("lr"), m["b"].get_hyperparameter("gamma")) == (0.25, np.float32(0.99))
     m.create_policy("c", PPOTF2Policy, OBS, TWO, {}, PPOConfig().training(lr=0.125))
-    assert m["c"].hyper("lr") == 0.125
+    assert m["c"].get_hyperparameter("lr") == 0.125
     before = m["a"]
     m.create_policy("a", PGTF2Policy, OBS, PLANE, {}, {})
     assert m["a"] is not before
@@ -704,8 +704,8 @@ def test_a_copy_onto_a_policy_of_the_kind_keeps_its_handle():
     b, generator = m["b"], m["b"].get_state()["rng"]
     assert m.copy_policy("a", "b", lr=0.5) is b
     assert number_of(b) == 1
-    assert b.hyper("lr") == 0.5
-    assert m["a"].hyper("lr") != 0.5
+    assert b.get_hyperparameter("lr") == 0.5
+    assert m["a"].get_hyperparameter("lr") != 0.5
     assert b.get_state()["rng"] == generator
     fill(b, 9)
     assert number_of(m["a"]) == 1
@@ -728,7 +728,7 @@ def test_a_copy_onto_another_id_of_the_same_policy_parts_them():
     m["b"] = m["a"]
     m.copy_policy("a", "b", lr=0.5)
     assert m["b"] is not m["a"]
-    assert m["a"].hyper("lr") != 0.5
+    assert m["a"].get_hyperparameter("lr") != 0.5
 
 
 def test_a_copy_that_cannot_be_made_changes_nothing():
@@ -759,12 +759,12 @@ def test_a_policy_that_asked_for_td_errors_can_be_copied():
 @pytest.mark.core
 def test_perturbing():
     m = map_of("a")
-    m["a"].set_hyper("lr", 0.5)
+    m["a"].set_hyperparameter("lr", 0.5)
     found = m.perturb("a", "lr", "gamma", factors=(2.0,), rng=np.random.default_rng(0))
-    assert found == {"lr": 1.0, "gamma": m["a"].hyper("gamma")}
-    assert m["a"].hyper("lr") == 1.0
+    assert found == {"lr": 1.0, "gamma": m["a"].get_hyperparameter("gamma")}
+    assert m["a"].get_hyperparameter("lr") == 1.0
     for _ in range(4):
-        before = m["a"].hyper("lr")
+        before = m["a"].get_hyperparameter("lr")
         assert m.perturb("a", "lr")["lr"] / before in (pytest.approx(0.8), pytest.approx(1.2))
     before = state_of(m["a"])
     with pytest.raises(ConfigError, match="'lrr' is not a hyper-parameter"):
@@ -783,7 +783,7 @@ CHANGES = {
     "learn_epochs": lambda p, b: p.learn_epochs(b, 2, 4),
     "learn_on_loaded_batch": lambda p, b: (p.load_batch_into_buffer(b), p.learn_on_loaded_batch()),
     "apply_gradients": lambda p, b: p.apply_gradients(p.compute_gradients(b)[0]),
-    "set_hyper": lambda p, b: p.set_hyper("lr", 0.5),
+    "set_hyper": lambda p, b: p.set_hyperparameter("lr", 0.5),
     "act_like": lambda p, b: p.driver.copy_from(make(seed=8, **FILTERED)),
     "apply_filter": lambda p, b: p.driver.apply_filters(),
 }
@@ -910,7 +910,7 @@ def test_a_kept_stash_is_found_again_with_everything(kind, tmp_path):
     with PolicyMap(0, 1, capacity=1, path=tmp_path) as m:
         m["a"] = used(policy_class, **config)
         m["b"] = used(policy_class, seed=1, **config)
-        m["b"].set_hyper("lr", 0.125)
+        m["b"].set_hyperparameter("lr", 0.125)
     assert len(m) == 0
     with PolicyMap(0, 1, capacity=1, path=tmp_path) as m:
         assert set(m) == {"a", "b"}
@@ -921,7 +921,7 @@ def test_a_kept_stash_is_found_again_with_everything(kind, tmp_path):
         same(state_of(m["a"]), state_of(alone))
         found, wanted = (x.compute_actions(ROWS) for x in (m["a"], alone))
         np.testing.assert_array_equal(found.actions, wanted.actions)
-        assert m["b"].hyper("lr") == 0.125
+        assert m["b"].get_hyperparameter("lr") == 0.125
         assert type(m["b"]) is policy_class
         assert m["a"].policy_id == "a"
 

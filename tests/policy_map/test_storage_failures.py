@@ -55,7 +55,7 @@ def map_of(*ids, **arguments):
 
 
 def file_of(m, policy_id):
-    page = m._cache[m.handle(policy_id)._state]
+    page = m._cache[m.get_handle(policy_id)._state]
     return page.stash.path(page.name)
 
 

@@ -112,7 +112,7 @@ def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class
     )
     batch, results = random_batch(plain, 12), []
     for policy, form in ((plain, CompileMode.PLAIN), (compiled, CompileMode.STEP)):
-        policy._learner.discover()
+        policy._learner.discover_columns()
         policy.program.updates.form = form
         results.append(policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"])
         assert max(policy.program.functions.traces.values()) == 1
@@ -216,7 +216,7 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
     batch = random_batch(policy, 16)
     policy._state.rng.bit_generator.state = twin._state.rng.bit_generator.state
     before = policy.get_state()
-    policy._learner.discover()
+    policy._learner.discover_columns()
     call, release = function.TracedFunction.warm_up, threading.Event()
 
     def interrupts(self, *inputs):
@@ -260,7 +260,7 @@ def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now()
     )
     given = {"a": tf.constant(1.0), "b": tf.constant(10.0)}, tf.constant(5.0)
     assert graph(*given) == {"sum": 21.0, "last": 5.0}
-    weight.set_mapping_and_trainable(3.0)
+    weight.assign(3.0)
     assert graph(*given) == {"sum": 31.0, "last": 5.0}
 
 

@@ -34,7 +34,7 @@ sys.path.insert(0, "tests")
 from helpers import factories
 from tfpolicies import DQNTF2Policy, PPOTF1Policy, PPOTF2Policy, SACTF2Policy
 from tfpolicies.program import functions
-from tfpolicies.program.compile_mode import Form
+from tfpolicies.program.compile_mode import CompileMode
 from tfpolicies.testing import random_batch
 
 functions.learner_device = lambda num_gpus: "/cpu:1" if num_gpus else "/cpu:0"
@@ -78,7 +78,7 @@ def run(kind, num_gpus, default):
     with tf.device(default) if default else contextlib.nullcontext():
         policy = factories.make(policy_class, num_gpus=num_gpus, lr=0.01, **config)
         batch = random_batch(policy, 12)
-        policy._learner.discover()
+        policy._learner.discover_columns()
         if kind == "step":
             policy.program.updates.form = Form.STEP
         acted = policy.compute_actions(batch["obs"], explore=False) if kind != "memory" else None
@@ -311,5 +311,5 @@ def test_weights_that_stay_on_a_gpu_are_asked_there_whether_they_are_finite(monk
     updates = policy.program.updates
     monkeypatch.setattr(updates._functions, "device", "/gpu:0")
     left = {"kernel": tf.constant([1.0, value]), "step": tf.constant([3], tf.int64)}
-    assert updates._is_sound(left) == np.isfinite(value)
-    assert updates._is_sound({**left, "kernel": tf.constant([1.0, 2.0])})
+    assert updates._is_finite(left) == np.isfinite(value)
+    assert updates._is_finite({**left, "kernel": tf.constant([1.0, 2.0])})

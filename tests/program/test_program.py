@@ -387,7 +387,7 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
     assert drawn.mask.sum(axis=1).tolist() == [3, 3]
     assert drawn.pad_to(16).rows.shape == (4, 8)
     compiled, plain = (make(jit_compile=jit, lr=0.01) for jit in (True, False))
-    compiled._learner.discover()
+    compiled._learner.discover_columns()
     learner, shapes = (
         compiled.program.updates._compiler.learner(CompileMode.LOOP, fetches=False, clips=False),
         set(),
@@ -502,7 +502,7 @@ def test_what_nobody_limits_is_not_computed():
     kernels = [next(iter(policy.get_weights().values())) for policy in (free, bound)]
     assert not np.array_equal(*kernels)
     bound.set_state(make(grad_clip=0.01).get_state())
-    bound.set_hyper("grad_clip", None)
+    bound.set_hyperparameter("grad_clip", None)
     bound.learn_on_batch(batch)
     assert_equal(bound.get_weights(), free.get_weights())
     assert free.program.functions.traces["learn_step"] == 2

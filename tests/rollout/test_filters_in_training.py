@@ -175,7 +175,7 @@ def test_a_keras_copy_normalises_as_the_policy_does_and_is_saved_whole(space, tm
         assert not any(layer.trainable or layer.variables for layer in found)
         seen = found[0](np.asarray(obs["place"] if space is NESTED else obs))
         assert np.abs(seen).max() == 10.0  # to the bit what the policy's model sees
-        (mean, scale), *_ = policy.filter.tensors()
+        (mean, scale), *_ = policy.filter.get_scalings()
         raw = obs["place"] if space is NESTED else obs
         np.testing.assert_array_equal(seen, np.clip((raw - mean) * scale, -10, 10))
 
@@ -210,7 +210,7 @@ def test_a_keras_copy_with_a_memory_normalises_sequences():
 def test_filters_are_called_with_observations():
     policy, obs = filtered(NESTED)
     call, stat = policy.filter, policy.filter.statistics[0]
-    mean, scale = policy.filter.tensors()[0]
+    mean, scale = policy.filter.get_scalings()[0]
     batch = call(obs, update=False)
     np.testing.assert_array_equal(batch["place"], np.clip((obs["place"] - mean) * scale, -10, 10))
     np.testing.assert_array_equal(batch["kind"], obs["kind"])

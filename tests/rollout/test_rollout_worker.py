@@ -554,7 +554,7 @@ def test_global_variables_are_taken_over_and_reach_the_policy():
     made.set_global_vars(given)
     assert made.get_global_vars() == given
     assert made.get_policy().num_grad_updates == 6
-    assert made.get_policy().hyper("lr") == pytest.approx(0.75)
+    assert made.get_policy().get_hyperparameter("lr") == pytest.approx(0.75)
     given["num_grad_updates_per_policy"]["default_policy"] = 9
     assert made.get_global_vars()["num_grad_updates_per_policy"]["default_policy"] == 6
     with pytest.raises(KeyError):

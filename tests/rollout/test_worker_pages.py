@@ -394,7 +394,7 @@ def test_method_sync_filters():
     one.sample()
     one.observation_filters.flush()
     other.sync_filters(one.get_filters())
-    (mine,), (theirs,) = (x.filters[DEFAULT_POLICY_ID].tensors() for x in (one, other))
+    (mine,), (theirs,) = (x.filters[DEFAULT_POLICY_ID].get_scalings() for x in (one, other))
     assert (mine.mean == theirs.mean).all()
 
 
@@ -459,7 +459,7 @@ def test_add_policy_action_space():
 
 
 def test_add_policy_config():
-    assert several().add_policy("new", PPOTF2Policy, config={"gamma": 0.5}).hyper("gamma") == 0.5
+    assert several().add_policy("new", PPOTF2Policy, config={"gamma": 0.5}).get_hyperparameter("gamma") == 0.5
 
 
 def test_add_policy_policy_state():
@@ -481,7 +481,7 @@ def test_the_schedules_of_an_added_policy_begin_where_the_run_is():
     worker = several()
     worker.set_global_vars({"timestep": 100})
     schedule = {"lr_schedule": [[0, 0.5], [200, 0.0]]}
-    assert worker.add_policy("new", PPOTF2Policy, config=schedule).hyper("lr") == 0.25
+    assert worker.add_policy("new", PPOTF2Policy, config=schedule).get_hyperparameter("lr") == 0.25
 
 
 def test_a_mapping_given_right_after_construction_is_in_the_first_episodes():

@@ -519,7 +519,7 @@ def check_gradients(
             size += 1e-4 * widest**2 * max(widest, np.abs(reference.batch["obs"]).max())
             size += 1e-3 * reference.largest  # float32 rounds what it is the difference of
             if is_filled:  # by plain gradient descent
-                rate = policy.hyper("lr")
+                rate = policy.get_hyperparameter("lr")
                 number = (np.float64(before[key]) - after[key]) / rate
                 noise = 2e-7 * np.abs(weights[key]).max() / rate
                 compare(f"d loss / d {key}", number, expected, 10 * size + 5e3 * noise, 1e-3)

@@ -136,7 +136,7 @@ def set_weights(policy: Any, seed: int) -> dict[str, Any]:
 
 def set_hyper(policy: Any, seed: int) -> dict[str, Any]:
     """Sets the learning rate."""
-    policy.set_hyper("lr", (1 + seed) / 1000)
+    policy.set_hyperparameter("lr", (1 + seed) / 1000)
     return {}
 
 
@@ -241,7 +241,7 @@ class MapAndDict(RuleBasedStateMachine):
         if source == onto:
             return
         present, twin = self.plain.get(onto), self.plain[source].copy(onto)
-        twin.set_hyper("lr", lr)
+        twin.set_hyperparameter("lr", lr)
         copied = self.m.copy_policy(source, onto, lr=lr)
         if present is not None and present.program is twin.program and onto not in self.frozen:
             present.set_state({**twin.get_state(), "rng": present.get_state()["rng"]})

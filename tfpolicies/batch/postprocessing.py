@@ -362,10 +362,10 @@ def _require_one_shape(**arrays: ArrayLike) -> None:
         )
 
 
-def standardize_columns(column: np.ndarray) -> np.ndarray:
+def standardized(column: np.ndarray) -> np.ndarray:
     """Returns a column scaled to mean 0 and standard deviation 1, float32.
 
-    >>> standardize_columns(np.array([1.0, 3.0])).tolist()
+    >>> standardized(np.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
     with np.errstate(over="ignore", invalid="ignore"):  # the update reports non-finite values

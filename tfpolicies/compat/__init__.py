@@ -43,7 +43,7 @@ _NAMES = {
         "compute_gae_for_sample_batch DynamicTFPolicyV2 EagerTFPolicyV2 EntropyCoeffSchedule "
         "KLCoeffMixin LearningRateSchedule ValueNetworkMixin"
     ),
-    "tfpolicies.compat.get_policies": "RandomPolicy",
+    "tfpolicies.compat.random_policy": "RandomPolicy",
     "tfpolicies.compat.policy_map_utils": "create_policy_for_framework validate_policy_id",
     "tfpolicies.compat.policy_template": "build_tf_policy",
     "tfpolicies.compat.preprocessors": (

@@ -133,7 +133,7 @@ def read_keras_file(path: Path, model_work_limit: float = 1.0) -> ImportedKerasM
     keys = [str(i) for i in range(len(model.variables))]
     match = match_weights(weights, model, keys, os.fspath(path))
     for key, array in match.arrays.items():
-        model.variables[int(key)].set_mapping_and_trainable(array)
+        model.variables[int(key)].assign(array)
     return ImportedKerasModel(model, source, model_work_limit)
 
 

@@ -99,7 +99,7 @@ def check_copy_is_equal(model: keras.Model, copy: keras.Model, ports: InputPorts
     call_with_zeros(model, ports)
     call_with_zeros(copy, ports)
     for variable, original in zip(copy.variables, model.variables, strict=True):
-        variable.set_mapping_and_trainable(original)
+        variable.assign(original)
     rng = np.random.default_rng(0)
     inputs = {
         name: rng.normal(size=x.shape).astype(np.float32) if x.dtype == np.float32 else x

@@ -325,7 +325,7 @@ class CompiledActing(Acting):
         params = self._no_params
         if self._num_params:
             schedule_step = state.global_timestep if timestep is None else timestep
-            raw = self.exploration.params(schedule_step, explore)
+            raw = self.exploration.get_params(schedule_step, explore)
             params = check_array(self.exploration, "params", raw, (self._num_params,))
         state.last_used = tick()
         state.global_timestep += rows

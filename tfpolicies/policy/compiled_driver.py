@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.postprocessing import standardize_columns
+from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.base_config import log_auto_change
 from tfpolicies.errors import UsageError
@@ -97,7 +97,7 @@ class CompiledLearning(Learning):
     ) -> Mapping[str, Any]:
         for name in standardize:
             if name in batch:
-                batch[name] = standardize_columns(batch[name])
+                batch[name] = standardized(batch[name])
         return self.update(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
     def update(
@@ -122,7 +122,7 @@ class CompiledLearning(Learning):
     ) -> Mapping[str, Any]:
         """Updates by replayed rows, target networks included, in one compiled call."""
         policy = self.policy
-        update_targets = policy._followed(update_targets)
+        update_targets = policy._select_target_updates(update_targets)
         names = {*overrides.UPDATE_METHODS, *overrides.LOADING_METHODS, "learn_epochs"}
         uses_methods = bool(policy._overridden & names) or self._learner.has_minibatch_callback()
         policy_class = type(policy)
@@ -183,9 +183,9 @@ class CompiledLearning(Learning):
             self._updates.resolve_compile_mode(self._state) is not CompileMode.PLAIN
         )
         _ = policy._acting.inference
-        for name, previous in policy.automatic.items():
+        for name, previous in policy.auto_settings.items():
             log_auto_change(name, previous, policy.config[name])
-            policy.automatic[name] = policy.config[name]
+            policy.auto_settings[name] = policy.config[name]
 
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
         self._learner.discover_columns()
@@ -263,10 +263,10 @@ class CompiledDriver(PolicyDriver):
         self.state.require_not_frozen()
 
     def get_hyperparameter(self, name: str) -> float:
-        return float(self.policy.hyper(name))
+        return float(self.policy.get_hyperparameter(name))
 
     def set_hyperparameter(self, name: str, value: float | None) -> None:
-        self.policy.set_hyper(name, value)
+        self.policy.set_hyperparameter(name, value)
 
     def copy_from(self, other: TFPolicyHooks) -> None:
         policy, source = self.policy, other.driver

@@ -63,7 +63,7 @@ class Fragments:
             if view.source == OBS:
                 source = source["observations"] if any(ports.is_mask) else source
             source_leaves = batch_leaves(view.source_leaves, source, view.source)
-            last_inputs += view.reached(
+            last_inputs += view.advance(
                 [x[-1:] for x in view_leaves], [x[-1:] for x in source_leaves], unmasked
             )
         last_inputs += [np.asarray(batch[f"state_out_{i}"])[-1:] for i in range(len(ports.states))]

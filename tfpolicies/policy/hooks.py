@@ -370,7 +370,7 @@ class TFPolicyHooks(Policy):
         Raises:
             ConfigError: if this class has no such hyper-parameter.
         """
-        return self.hyper(name) if self._context is None else self.config[name]
+        return self.get_hyperparameter(name) if self._context is None else self.config[name]
 
     @property
     def cur_lr(self) -> Any:

@@ -306,7 +306,7 @@ class TFPolicy(TFPolicyHooks):
         weights, slots = self.get_weights(), self.program.layout.get_slots("model")
         for variable, slot in zip(model.variables, slots, strict=True):
             if slot.key in weights:  # the others are never read
-                variable.set_mapping_and_trainable(weights[slot.key])
+                variable.assign(weights[slot.key])
         for layer in get_adapted_layers(model):
             layer.finalize_state()
         names = self.program.functions.network.filtered_names

@@ -72,7 +72,7 @@ def _get_acting_columns(policy: TFPolicyHooks) -> set[str]:
 def _get_loss_columns(policy: TFPolicyHooks) -> set[str]:
     if not policy._overrides("loss"):
         return set()
-    policy._learner.discover()
+    policy._learner.discover_columns()
     return set(policy.program.updates.signature.columns) - {SEQ_LENS}
 
 

@@ -644,7 +644,7 @@ class _Items(ItemsView[str, Policy]):
     def __iter__(self) -> Iterator[tuple[str, Policy]]:
         policy_map: Any = self._mapping  # type: ignore[attr-defined]
         with policy_map._lock:  # so that none is deleted during the loop
-            return iter([(policy_id, policy_map.handle(policy_id)) for policy_id in policy_map])
+            return iter([(policy_id, policy_map.get_handle(policy_id)) for policy_id in policy_map])
 
     def __contains__(self, item: object) -> bool:
         return any(item == pair for pair in self)
@@ -659,7 +659,7 @@ class _Values(ValuesView[Policy]):
 
 
 def _make_eviction_callback(policy: Any, state: PolicyState) -> Callable[[], None]:
-    return functools.partial(policy.driver.program.runtime.release, state)
+    return functools.partial(policy.driver.program.runtime.release_session, state)
 
 
 def _accepts_state_of(policy: Policy | None, other: Policy) -> TypeGuard[Policy]:

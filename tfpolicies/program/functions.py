@@ -505,7 +505,7 @@ class ProgramFunctions:
         self.traces.record("load", segments)
         parts = split_segments(segments, self.layout.slots)
         for variable, part in zip(self.resident, parts, strict=True):
-            variable.set_mapping_and_trainable(part)
+            variable.assign(part)
 
     def pack_buffers(self) -> dict[str, tf.Tensor]:
         """Returns the current resident variables as the buffers of the layout."""

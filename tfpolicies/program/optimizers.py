@@ -81,7 +81,7 @@ class Optimizers:
 
     def set_learning_rates(self, rates: Mapping[str, tf.Tensor]) -> None:
         for item in self._items:
-            item.optimizer.learning_rate.set_mapping_and_trainable(rates[item.plan.lr])
+            item.optimizer.learning_rate.assign(rates[item.plan.lr])
 
     def match_losses(self, loss: tf.Tensor | Sequence[tf.Tensor]) -> list[Any]:
         """Returns the loss of each optimizer; a single loss is used for all networks."""

@@ -234,7 +234,7 @@ class PolicyState:
         with self.lock:
             buffer, self.noise_buffer = self.noise_buffer, None
             if buffer is not None:
-                buffer.settle()
+                buffer.rewind_generator()
 
     def _init_fields(
         self, layout: StateLayout, memory: np.ndarray, rng: np.random.Generator

@@ -81,7 +81,7 @@ class ProgramSpec:
         limit_gpus(uses_gpu=bool(static["num_gpus"]))  # before any operation of a policy runs
         dist_class = policy_class._get_distribution(action_space, static)
         gaussians = (DiagGaussian,), (SquashedGaussian,)
-        if static["model"]["free_log_std"] and dist_class.kinds not in gaussians:
+        if static["model"]["free_log_std"] and dist_class.leaf_classes not in gaussians:
             raise ConfigError(
                 f"model['free_log_std'] needs a Box of floats as the action space, got "
                 f"{action_space}. Leave it False."

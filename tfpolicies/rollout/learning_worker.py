@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.postprocessing import standardize_columns
+from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import UsageError
@@ -61,7 +61,7 @@ class LearningWorker(BaseWorker):
         rows_by_policy, results = self._select_rows(batch), {}
         for rows in rows_by_policy.values():
             for name in standardize_fields:
-                rows[name] = standardize_columns(np.asarray(rows[name], np.float32))
+                rows[name] = standardized(np.asarray(rows[name], np.float32))
         for policy_id, rows in rows_by_policy.items():
             driver, size = self.policy_map[policy_id].driver, sgd_minibatch_size or rows.count
             results[policy_id] = driver.learning.update(

@@ -238,7 +238,7 @@ class AgentSpaceChecker:
 def get_agent_space(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space[Any] | None:
     """Returns the `observation_space` or `action_space` of an agent; None if it is not defined."""
     try:
-        space: gym.Space[Any] = getattr(env, f"{name}_of")(agent)
+        space: gym.Space[Any] = getattr(env, f"get_{name}")(agent)
         return space
     except EnvError:  # not defined, or not for this agent
         return None

@@ -204,7 +204,7 @@ def log_likelihoods(subject: PolicyUnderTest) -> str:
     arguments = subject.make_arguments(policy, inputs)
     logp = policy.compute_log_likelihoods(result.actions, **arguments)
     # An action in [-1, 1] has lost digits of the argument of tanh.
-    squashed = any(issubclass(kind, SquashedGaussian) for kind in policy.dist_class.kinds)
+    squashed = any(issubclass(kind, SquashedGaussian) for kind in policy.dist_class.leaf_classes)
     expected = "compute_log_likelihoods to give the action_logp of the same rows"
     advice = (
         "Let acting and `compute_log_likelihoods` use one distribution with the same inputs: "

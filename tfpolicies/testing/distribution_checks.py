@@ -38,7 +38,7 @@ def distribution(subject: PolicyUnderTest) -> str:
     dist_class = policy.dist_class
     if has_custom_sampling(policy.program.spec):
         raise NotApplicable("the class samples actions by a custom method")
-    if not all(map(is_distribution, dist_class.kinds)):
+    if not all(map(is_distribution, dist_class.leaf_classes)):
         raise NotApplicable("the distribution is one over all parts of an action at once")
     arrays = subject.act_as_arrays(policy, subject.draw_inputs(4, rng), explore=False)
     if "action_dist_inputs" not in arrays:

@@ -78,7 +78,7 @@ def runtimes(subject: PolicyUnderTest) -> str:
         generator = policy.driver.generator
         for rows in (1, DEFAULT_ROWS):
             inputs = subject.draw_inputs(rows, rng)
-            params = policy.exploration.params(policy.global_timestep, True)
+            params = policy.exploration.get_params(policy.global_timestep, True)
             noise = explorer.draw_noise(generator, rows, params)
             results = []
             for runner in (runtime, program.runtime):
