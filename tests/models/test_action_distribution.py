@@ -259,21 +259,21 @@ def allow_one_action(dist_class):
 
 def add_smallest_float(inputs, allowed, dist_class):
     """Masks as models do by themselves: log(0), clamped to the smallest float, is added."""
-    return inputs + dist_class.masked(tf.zeros_like(inputs), allowed)
+    return inputs + dist_class.apply_mask(tf.zeros_like(inputs), allowed)
 
 
 def write_minus_infinity(inputs, allowed, dist_class):
     """Masks as models do that do not clamp log(0)."""
-    masked = dist_class.masked(tf.zeros_like(inputs), allowed)
+    masked = dist_class.apply_mask(tf.zeros_like(inputs), allowed)
     return tf.where(masked == MASKED_LOGIT, -np.inf, inputs)
 
 
 def both(inputs, allowed, dist_class):
-    return dist_class.masked(add_smallest_float(inputs, allowed, dist_class), allowed)
+    return dist_class.apply_mask(add_smallest_float(inputs, allowed, dist_class), allowed)
 
 
 def by_masked(inputs, allowed, dist_class):
-    return dist_class.masked(inputs, allowed)
+    return dist_class.apply_mask(inputs, allowed)
 
 
 @pytest.mark.parametrize("apply", [by_masked, add_smallest_float, both, write_minus_infinity])

@@ -85,7 +85,7 @@ def call_by_call(kind, rng, calls, size):
     parts = [np.empty((rows, size), np.float32) for rows in calls]
     for part in parts:
         kind.draw(rng, part)
-        kind.finish(part)
+        kind.transform(part)
     return parts
 
 

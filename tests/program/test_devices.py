@@ -181,7 +181,7 @@ class Machine:
 def fresh(monkeypatch):
     """Lets this process be another one, which may be claimed."""
     monkeypatch.delenv(gpus.GROWTH_VARIABLE, raising=False)
-    monkeypatch.setattr(gpus, "_process", {"is_own": False, "only_samples": False})
+    monkeypatch.setattr(gpus, "_process_role", {"is_own": False, "only_samples": False})
     for each in (gpus.limit_gpus, gpus.warn_without_gpu):
         each.cache_clear()
     yield monkeypatch

@@ -150,7 +150,7 @@ def _split_arrays(stored: Any, parts: Sequence[RLlibNetwork]) -> list[list[Any]]
 def _iterate_models(program: Any) -> Iterator[tuple[Any, list[str]]]:
     """Yields the models of a Program's networks with their keys in a state, critics separately."""
     for name, network in program.functions.networks.items():
-        keys = iter(slot.key for slot in program.layout.of(name))
+        keys = iter(slot.key for slot in program.layout.get_slots(name))
         network_model = network.model
         for model in (
             network_model.critics if isinstance(network_model, Critics) else [network_model]

@@ -98,7 +98,7 @@ class WrappedDistribution(TFActionDistribution):
         return self._distribution.entropy()
 
     def kl(self, other: Any) -> tf.Tensor:
-        return self._distribution.kl(other._own)
+        return self._distribution.kl(other._distribution)
 
 
 class Categorical(WrappedDistribution):

@@ -234,7 +234,7 @@ class RingStorage:
                 f"{[*self._frame_stores]}. The state is damaged."
             )
         for _, segment in state["rows"][:1]:
-            _check_arrays(self._make_empty(), segment.arrays())
+            _check_arrays(self._make_empty(), segment.get_arrays())
         for path, frames in self._frame_stores.items():
             for _, segment in state["frames"][path]["segments"][:1]:
                 _check_arrays(frames.make_empty_segment(), segment.arrays())
