@@ -162,7 +162,7 @@ def _build_policy(state: Mapping[str, Any], policy_id: str, source: str) -> Impo
     filters, notes = _convert_filter(state, config, observation_space)
     policy.set_state(_merge_state(policy.get_state(), state, weights, filters))
     not_imported = [*settings.not_imported, *notes, "the state of the optimizer"]
-    if policy.program.layout.followers:
+    if policy.program.layout.targets:
         not_imported.append(
             "target networks, which RLlib does not save (they are now copies of the networks)"
         )
