@@ -74,7 +74,11 @@ def test_a_number_named_at_load_replaces_the_stored_schedule(tmp_path):
 
 def test_a_policy_alone_takes_what_is_named(saved):
     policy = TFPolicy.from_checkpoint(saved / "policies" / "default_policy", config={"gamma": 0.5})
-    assert (policy.get_hyperparameter("gamma"), policy.get_hyperparameter("lr"), policy.config["gamma"]) == (0.5, 0.5, 0.5)
+    assert (
+        policy.get_hyperparameter("gamma"),
+        policy.get_hyperparameter("lr"),
+        policy.config["gamma"],
+    ) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize("way", ["restore", "__setstate__"])

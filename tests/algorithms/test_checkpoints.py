@@ -450,7 +450,7 @@ def test_no_code_named_by_a_checkpoint_is_run(tmp_path):
 
 
 FOREIGN = """
-from environments import SeededEnv
+from helpers.environments import SeededEnv
 from tfpolicies.exploration.strategies import StochasticSampling
 
 class Env(SeededEnv):

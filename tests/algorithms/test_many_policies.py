@@ -638,7 +638,11 @@ def test_policies_that_are_added_are_in_evaluation_what_those_of_the_config_are(
             policy, like = evaluated[pid], evaluated[twin]
             assert type(policy.exploration).__name__ == "EpsilonGreedy"
             assert policy.program is like.program is not trained[pid].program
-            assert policy.get_hyperparameter("lambda") == like.get_hyperparameter("lambda") == (0.5, 0.75)[pid == "own"]
+            assert (
+                policy.get_hyperparameter("lambda")
+                == like.get_hyperparameter("lambda")
+                == (0.5, 0.75)[pid == "own"]
+            )
             different = {name for name, x in policy.config.items() if x != like.config[name]}
             assert not different - {"env"}  # a class, which no file holds
             assert same(policy.get_weights(), trained[pid].get_weights())

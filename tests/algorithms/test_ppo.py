@@ -121,7 +121,10 @@ def test_schedules_move_with_the_time_step_of_the_run():
         lr_schedule=[[0, 0.1], [100, 0.2], [200, 0.0]],
         entropy_coeff_schedule=[[50, 1.0], [150, 0.0]],
     )
-    assert (policy.get_hyperparameter("lr"), policy.get_hyperparameter("entropy_coeff")) == (pytest.approx(0.1), 1.0)
+    assert (policy.get_hyperparameter("lr"), policy.get_hyperparameter("entropy_coeff")) == (
+        pytest.approx(0.1),
+        1.0,
+    )
     seen = []
     for timestep in (0, 50, 150, 1000):
         policy.on_global_var_update({"timestep": timestep})

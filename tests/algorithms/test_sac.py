@@ -290,7 +290,9 @@ def test_the_temperature_starts_at_initial_alpha_and_moves_towards_the_target_en
 
 def test_networks_learn_at_their_own_rates_or_at_lr():
     policy = sac(lr=0.5, critic_lr=0.0)
-    rates = {name: policy.get_hyperparameter(name) for name in ("actor_lr", "critic_lr", "entropy_lr")}
+    rates = {
+        name: policy.get_hyperparameter(name) for name in ("actor_lr", "critic_lr", "entropy_lr")
+    }
     assert rates == {"actor_lr": 0.5, "critic_lr": 0.0, "entropy_lr": 0.5}
     before = policy.get_weights()
     stats = policy.learn_on_batch(transitions(policy))["learner_stats"]
@@ -308,13 +310,21 @@ def test_networks_learn_at_their_own_rates_or_at_lr():
 def test_a_keras_schedule_is_the_rate_of_all_networks_without_one():
     rate = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
     policy = sac(lr=rate, critic_lr=0.25)
-    assert [policy.get_hyperparameter(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [0.5, 0.25, 0.5]
+    assert [policy.get_hyperparameter(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [
+        0.5,
+        0.25,
+        0.5,
+    ]
 
 
 def test_a_schedule_of_lr_moves_the_networks_without_a_rate_of_their_own():
     policy = sac(lr_schedule=[[0, 1.0], [100, 0.0]], critic_lr=0.5)
     policy.on_global_var_update({"timestep": 75})
-    assert [policy.get_hyperparameter(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [0.25, 0.5, 0.25]
+    assert [policy.get_hyperparameter(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [
+        0.25,
+        0.5,
+        0.25,
+    ]
 
 
 def test_policies_that_differ_in_numbers_share_one_trace():

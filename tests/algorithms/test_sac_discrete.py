@@ -153,7 +153,9 @@ def test_forbidden_actions_have_no_part_in_the_means():
     reference = Reference(policy, plain)
     reference.losses(0.0)
     after = reference.values(reference.targets, "critic_target/", plain["new_obs"])[:, 0].min(-1)
-    targets = plain["rewards"] + policy.get_hyperparameter("gamma") * after  # the only action has no entropy
+    targets = (
+        plain["rewards"] + policy.get_hyperparameter("gamma") * after
+    )  # the only action has no entropy
     wanted = np.abs(reference.q - targets[:, None]).mean(-1)
     result = policy.learn_on_batch(batch)
     np.testing.assert_allclose(result["td_error"], wanted, rtol=1e-3, atol=1e-3)

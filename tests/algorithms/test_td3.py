@@ -324,7 +324,10 @@ def test_update_target_moves_all_targets_at_once():
 
 def test_networks_learn_at_their_own_rates_or_at_lr():
     policy = td3(lr=0.5, critic_lr=0.0)
-    assert (policy.get_hyperparameter("actor_lr"), policy.get_hyperparameter("critic_lr")) == (0.5, 0.0)
+    assert (policy.get_hyperparameter("actor_lr"), policy.get_hyperparameter("critic_lr")) == (
+        0.5,
+        0.0,
+    )
     before = policy.get_state()
     policy.learn_on_batch(transitions(policy))
     found = moved(before, policy.get_state())

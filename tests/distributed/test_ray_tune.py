@@ -88,7 +88,11 @@ def test_a_trial_that_was_perturbed_learns_with_its_new_numbers(tmp_path):
     perturbed.load_checkpoint(str(tmp_path))
     stats = perturbed.step()["info"]["learner"]["default_policy"]["learner_stats"]
     policy = perturbed.algorithm.get_policy()
-    assert (stats["cur_lr"], policy.get_hyperparameter("gamma"), policy.config["gamma"]) == (0.0625, 0.5, 0.5)
+    assert (stats["cur_lr"], policy.get_hyperparameter("gamma"), policy.config["gamma"]) == (
+        0.0625,
+        0.5,
+        0.5,
+    )
     assert perturbed.algorithm.iteration == 2
     for each in (best, perturbed):
         each.cleanup()

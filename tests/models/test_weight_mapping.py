@@ -71,9 +71,7 @@ def subclassed():
 def numbered(model):
     """Gives every weight values of its own."""
     for i, variable in enumerate(model.weights):
-        variable.assign(
-            100 * i + np.arange(np.prod(variable.shape)).reshape(variable.shape)
-        )
+        variable.assign(100 * i + np.arange(np.prod(variable.shape)).reshape(variable.shape))
     return model
 
 

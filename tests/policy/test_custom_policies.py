@@ -448,7 +448,11 @@ def test_evaluation_sees_through_the_same_filter_as_training():
     algorithm.train()
     algorithm.evaluate()
     here, there = (w.get_policy() for w in (algorithm.worker, algorithm.evaluation_worker))
-    assert there.filter.get_scalings()[0].mean.tolist() == here.filter.get_scalings()[0].mean.tolist() != [0]
+    assert (
+        there.filter.get_scalings()[0].mean.tolist()
+        == here.filter.get_scalings()[0].mean.tolist()
+        != [0]
+    )
     algorithm.stop()
 
 

@@ -546,7 +546,10 @@ def test_a_policy_made_from_a_state_acts_like_the_first():
 def test_hyper_parameters_belong_to_one_policy():
     first, second = make(lr=0.1), make(lr=0.1)
     first.set_hyperparameter("lr", 0.5)
-    assert (first.get_hyperparameter("lr"), second.get_hyperparameter("lr")) == (0.5, pytest.approx(0.1))
+    assert (first.get_hyperparameter("lr"), second.get_hyperparameter("lr")) == (
+        0.5,
+        pytest.approx(0.1),
+    )
     assert first.learn_on_batch(batch_for(first, 4))["learner_stats"]["cur_lr"] == 0.5
     with pytest.raises(ConfigError, match="'seed' is not a hyper-parameter; those are lr, gamma"):
         first.set_hyperparameter("seed", 1)

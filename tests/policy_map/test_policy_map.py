@@ -580,11 +580,18 @@ def test_create_policy():
     m = PolicyMap(0, 0, capacity=2, policy_config={**QUICK, "gamma": 0.5}, seed=3)
     merged = PPOConfig().training(lr=0.25).to_dict()
     assert m.create_policy("a", PPOTF2Policy, OBS, TWO, {"lr": 0.25}, {"lr": 0.25}) is None
-    assert (m["a"].get_hyperparameter("lr"), m["a"].get_hyperparameter("gamma"), m["a"].policy_id) == (0.25, 0.5, "a")
+    assert (
+        m["a"].get_hyperparameter("lr"),
+        m["a"].get_hyperparameter("gamma"),
+        m["a"].policy_id,
+    ) == (0.25, 0.5, "a")
     assert m.specs["a"].policy_class is PPOTF2Policy
     assert m.specs["a"].config == {"lr": 0.25}
     m.create_policy("b", PPOTF2Policy, OBS, TWO, None, merged)
-    assert (m["b"].get_hyperparameter("lr"), m["b"].get_hyperparameter("gamma")) == (0.25, np.float32(0.99))
+    assert (m["b"].get_hyperparameter("lr"), m["b"].get_hyperparameter("gamma")) == (
+        0.25,
+        np.float32(0.99),
+    )
     m.create_policy("c", PPOTF2Policy, OBS, TWO, {}, PPOConfig().training(lr=0.125))
     assert m["c"].get_hyperparameter("lr") == 0.125
     before = m["a"]

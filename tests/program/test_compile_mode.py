@@ -361,8 +361,8 @@ print("learned", policy.num_grad_updates)
 
 
 def work(**more):
-    nothing = {"convolves": False, "remembers": False, "branches": False}
-    return GraphStats(**{**nothing, "operations": 100, "weights": 10_000_000, **more})
+    nothing = {"has_convolutions": False, "is_recurrent": False, "has_control_flow": False}
+    return GraphStats(**{**nothing, "num_operations": 100, "num_weights": 10_000_000, **more})
 
 
 @pytest.mark.core
@@ -370,10 +370,10 @@ def work(**more):
     ("step", "form"),
     [
         (work(), CompileMode.LOOP),
-        (work(remembers=True), CompileMode.LOOP),
+        (work(is_recurrent=True), CompileMode.LOOP),
         (work(has_convolutions=True), CompileMode.PLAIN),
-        (work(has_convolutions=True, remembers=True), CompileMode.PLAIN),
-        (work(operations=20_000), CompileMode.PLAIN),
+        (work(has_convolutions=True, is_recurrent=True), CompileMode.PLAIN),
+        (work(num_operations=20_000), CompileMode.PLAIN),
     ],
 )
 def test_on_a_gpu_only_convolutions_and_unrolled_recurrences_are_plain(step, form):

@@ -49,7 +49,11 @@ def test_any_cuts_of_the_same_rows_fill_the_buffer_alike():
         whole.add(rows(0, 60))
         assert kept(buffer) == list(range(max(60 - capacity, 0), 60))
         numbers = [
-            [n for _, rows in each.get_state()["rows"] for n in rows.get_arrays()["actions"].tolist()]
+            [
+                n
+                for _, rows in each.get_state()["rows"]
+                for n in rows.get_arrays()["actions"].tolist()
+            ]
             for each in (buffer, whole)
         ]
         assert numbers == [list(range(max(60 - capacity, 0), 60))] * 2

@@ -459,7 +459,10 @@ def test_add_policy_action_space():
 
 
 def test_add_policy_config():
-    assert several().add_policy("new", PPOTF2Policy, config={"gamma": 0.5}).get_hyperparameter("gamma") == 0.5
+    assert (
+        several().add_policy("new", PPOTF2Policy, config={"gamma": 0.5}).get_hyperparameter("gamma")
+        == 0.5
+    )
 
 
 def test_add_policy_policy_state():

@@ -95,7 +95,7 @@ _MODULE_BY_NAME = {name: module for module, names in _NAMES.items() for name in 
 __all__ = [*_MODULE_BY_NAME]
 
 
-register_extension(f"{__name__}.extension:RLlibExtension")
+register_extension(f"{__name__}.rllib_extension:RLlibExtension")
 
 
 def __getattr__(name: str) -> Any:

@@ -338,7 +338,9 @@ class StoredPolicy:
         )
         if program is not None:
             stored_settings = manifest["config"]["settings"]
-            policy.auto_settings = {name: stored_settings.get(name) for name in policy.auto_settings}
+            policy.auto_settings = {
+                name: stored_settings.get(name) for name in policy.auto_settings
+            }
             _warn_of_other_device(manifest.get("device"), policy)
         if _get_fingerprint(policy, self._get_saved_hyperparameters(policy)) != program:
             raise CheckpointError(

@@ -168,9 +168,7 @@ def update_targets(networks: Mapping[str, ResidentNetwork], tau: tf.Tensor) -> N
             continue
         for old, new in zip(network.target.variables, network.model.variables, strict=True):
             if tf.as_dtype(old.dtype).is_floating:
-                old.assign(
-                    tf.where(tau > 0.0, tau * new + (1.0 - tau) * old, old)
-                )
+                old.assign(tf.where(tau > 0.0, tau * new + (1.0 - tau) * old, old))
             else:
                 old.assign(tf.where(tau > 0.0, tf.convert_to_tensor(new), old))
 
