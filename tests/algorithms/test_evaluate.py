@@ -180,7 +180,7 @@ def test_a_policy_whose_own_config_says_whether_it_explores_keeps_to_it():
 def test_evaluations_continue_with_their_seeds_when_exploration_changes():
     algorithm = build()
     algorithm.evaluate()
-    before = algorithm.evaluation_worker.seeds.used
+    before = algorithm.evaluation_worker.seeds.num_calls
     algorithm.evaluate(explore=False)
     assert algorithm.evaluation_worker.seeds.used > before
     algorithm.stop()

@@ -487,7 +487,7 @@ def test_exports_hold_the_actor_alone(onnx, tmp_path):
 def test_only_what_acts_is_sent_where_nobody_learns():
     policy = sac()
     layout = policy.program.layout
-    assert {slot.part for slot in layout.of("model", "filter")} == {"model"}
+    assert {slot.part for slot in layout.get_slots("model", "filter")} == {"model"}
     assert policy.model.count_params() == 3 * 4 + 4 + 4 * 4 + 4
 
 

@@ -69,7 +69,7 @@ ModelCatalog.register_custom_model("inside", Inside)
 
 def played(policy):
     """Returns what a policy computes in five steps of an episode."""
-    memory = policy.session(1).memory
+    memory = policy.session(1).recurrent_state
     acted = [memory.act([row[None]], False)[1]["action_dist_inputs"].copy() for row in FIVE]
     return np.concatenate(acted)
 

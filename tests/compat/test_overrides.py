@@ -307,7 +307,7 @@ def test_statistics_that_read_the_mask_do_not_weigh_the_loss():
     policy, batch = make(Careless, lr=0.01), None
     batch = batch_for(policy, 7)
     policy.learn_epochs(batch, 1, 4, shuffle=False)  # of 4 rows and of 3
-    assert not policy.program.updates.signature.masked
+    assert not policy.program.updates.signature.reads_mask
     twin = make(PGTF2Policy, lr=0.01)
     twin.learn_epochs(batch, 1, 4, shuffle=False)
     assert_close(policy.get_weights(), twin.get_weights(), atol=1e-6)

@@ -78,7 +78,7 @@ def test_a_gpu_that_cannot_be_used_is_an_error_unless_the_cpu_will_do(exported, 
     def without_gpu(model, threads, limited, providers=(CPU,)):
         return opened(model, threads, limited, [CPU])  # as ONNX Runtime does where CUDA fails
 
-    monkeypatch.setattr(player, "_open", without_gpu)
+    monkeypatch.setattr(player, "_open_session", without_gpu)
     with pytest.raises(ValueError, match="could not start it"):
         OnnxPolicy(folder, providers=[CUDA])
     assert OnnxPolicy(folder, providers=[CUDA, CPU])._model.session.get_providers() == [CPU]

@@ -59,7 +59,7 @@ class Features(keras.Model):
 
 def played(policy):
     """Returns what a policy computes in five steps of an episode."""
-    memory, found = policy.session(1).memory, []
+    memory, found = policy.session(1).recurrent_state, []
     for i, row in enumerate(FIVE):
         found.append(memory.act([row[None]], False)[1]["action_dist_inputs"].copy())
         memory.record_rewards(np.array([0.1 * i], np.float32))

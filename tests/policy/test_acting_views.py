@@ -323,7 +323,7 @@ def test_views_of_nested_spaces_are_nested_and_have_no_mask():
     ]
     policy = worker.get_policy()
     assert np.isfinite(policy.learn_on_batch(batch)["learner_stats"]["total_loss"])
-    names = [port.name for port in policy.program.ports.seen]
+    names = [port.name for port in policy.program.ports.view_ports]
     assert names == ["old_place", "old_speed", "acted_0"]
     drawn = random_batch(policy, 9, length=4)
     assert drawn["old"]["speed"].shape == (9, 2, 2)
@@ -333,7 +333,7 @@ def test_views_of_nested_spaces_are_nested_and_have_no_mask():
 
 def test_a_reward_that_is_not_told_is_zero():
     session = policy_of("tf").session()
-    past = session.memory._past["rewards"][0]
+    past = session.recurrent_state._past["rewards"][0]
     session.act([1.0])
     session.act([2.0], reward=5.0)
     assert past[0].tolist()[-2:] == [5.0, 0.0]

@@ -121,7 +121,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         current_choice = self._make_choice(0, policy, critic, obs)
         next_choice = self._make_choice(1, next_policy, target_critic, next_obs)
 
-        soft_values = next_choice.mean(next_choice.min_values - alpha * next_choice.logp)
+        soft_values = next_choice.expectation(next_choice.min_values - alpha * next_choice.logp)
         targets = (
             train_batch[SampleBatch.REWARDS] + self.compute_discounts(train_batch) * soft_values
         )

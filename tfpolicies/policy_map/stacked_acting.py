@@ -101,7 +101,7 @@ def compute_actions(
         for (policy_id, acting, _, rows), *parts in zip(calls, *arrays, strict=True):
             if rows < longest:
                 parts = [part[:rows] for part in parts]
-            results[policy_id] = acting.batch(parts)
+            results[policy_id] = acting.make_action_batch(parts)
     return {policy_id: results[policy_id] for policy_id in obs_batches}
 
 

@@ -237,7 +237,7 @@ class RingStorage:
             _check_arrays(self._make_empty(), segment.get_arrays())
         for path, frames in self._frame_stores.items():
             for _, segment in state["frames"][path]["segments"][:1]:
-                _check_arrays(frames.make_empty_segment(), segment.arrays())
+                _check_arrays(frames.make_empty_segment(), segment.get_arrays())
 
     def _set_state(self, state: Mapping[str, Any], num_added: int) -> None:
         for path, frames in self._frame_stores.items():

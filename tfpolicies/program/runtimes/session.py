@@ -358,7 +358,7 @@ class SessionRuntime(TFRuntime):
     def _call_update(self, function: Any, state: PolicyState, inputs: Sequence[Any]) -> Any:
         function.trace()
         arrays = tf.nest.flatten([state.hyper, *inputs])
-        return function.nested(
+        return function.restore_structure(
             self._get_policy_session(state).get_or_open().callables[function](*arrays)
         )
 
