@@ -306,7 +306,11 @@ def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     reference = Reference(policy, settings)
     policy._learner.discover_columns()
     form = CompileMode.LOOP if jit else CompileMode.PLAIN
-    spy = Shapes(policy.program.updates._compiler.get_learn_function(form, fetches=False, clips=False))
+    spy = Shapes(
+        policy.program.updates._compiler.get_learn_function(
+            form, fetches=False, clips_gradients=False
+        )
+    )
     monkeypatch.setitem(
         policy.program.updates._compiler._learn_functions, (form, False, False), spy
     )

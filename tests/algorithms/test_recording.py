@@ -93,7 +93,7 @@ def test_several_files_show_the_same_and_another_rate_may_be_asked_for(tmp_path:
         (filmed.Deaf, [0, 1, 2]),
         (lambda: filmed.Painted(length=2), [0, 1, 2]),
         (lambda env_config: filmed.Painted("rgb_array", length=2), [0, 1, 2]),
-        ("filmed:Painted", [0, 1, 2, 3, 4, 5, 6]),
+        ("helpers.rendering_envs:Painted", [0, 1, 2, 3, 4, 5, 6]),
         (filmed.TwoPictures, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]),
     ],
     ids=["deaf", "no-argument", "own-mode", "import-path", "list"],
@@ -292,11 +292,13 @@ def test_a_video_that_fails_does_not_end_training(
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of an environment that a file may not name."""
     folder = tmp_path_factory.mktemp("run")
-    config("filmed:Painted").build().learn(64, run_dir=folder / "mine", progress=False)
+    config("helpers.rendering_envs:Painted").build().learn(
+        64, run_dir=folder / "mine", progress=False
+    )
     return folder / "mine"
 
 
-OWN = ["--env", "filmed:Painted"]
+OWN = ["--env", "helpers.rendering_envs:Painted"]
 
 
 def test_the_command_writes_into_the_run_and_tells_what_evaluate_tells(
@@ -329,8 +331,8 @@ def test_the_command_refuses_what_it_cannot_do(
         monkeypatch.delenv(name, raising=False)
     for words, message in [
         (["record", str(run), *OWN, "--to", "a.avi"], "ends in .mp4 or .gif, or a folder, got"),
-        (["record", str(run)], "Give --env filmed:Painted"),
-        (["record", str(run), "--env", "filmed:Blind"], "has no render_mode"),
+        (["record", str(run)], "Give --env helpers.rendering_envs:Painted"),
+        (["record", str(run), "--env", "helpers.rendering_envs:Blind"], "has no render_mode"),
         (["record", str(run), *OWN, "--fps", "0"], "must be above 0"),
         (["record", str(run), "--best"], "Train with --keep-best"),
         (["watch", str(run), *OWN], f"tfpolicies record {run}"),
@@ -345,16 +347,23 @@ def test_a_window_shows_the_episodes(
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     assert main(["watch", str(run), *OWN, "--episodes", "2"]) == 0
     assert "episode 2  return" in capsys.readouterr().out
-    assert main(["watch", str(run), "--env", "filmed:TwoPictures"]) == 2
+    assert main(["watch", str(run), "--env", "helpers.rendering_envs:TwoPictures"]) == 2
     assert "Make a video: tfpolicies record" in capsys.readouterr().err
 
 
 def test_a_run_of_several_policies_is_recorded_with_its_mapping(tmp_path: Path) -> None:
-    settings = config("filmed:Pair")
+    settings = config("helpers.rendering_envs:Pair")
     settings.multi_agent(policies={"left", "right"}, policy_mapping_fn=filmed.mapped)
     settings.build().learn(64, run_dir=tmp_path / "run", progress=False)
-    words = ["record", str(tmp_path / "run"), "--env", "filmed:Pair", "--episodes", "1"]
-    assert main([*words, "--policy-mapping", "filmed:mapped"]) == 0
+    words = [
+        "record",
+        str(tmp_path / "run"),
+        "--env",
+        "helpers.rendering_envs:Pair",
+        "--episodes",
+        "1",
+    ]
+    assert main([*words, "--policy-mapping", "helpers.rendering_envs:mapped"]) == 0
     video = tmp_path / "run" / "videos" / "latest.mp4"
     assert brightness(video) == [0, 1, 2, 3, 4, 5, 6, *[6] * HELD]
 
@@ -362,11 +371,11 @@ def test_a_run_of_several_policies_is_recorded_with_its_mapping(tmp_path: Path) 
 def test_a_run_of_several_policies_is_evaluated_as_it_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = config("filmed:Pair").callbacks(Silent)
+    settings = config("helpers.rendering_envs:Pair").callbacks(Silent)
     settings.multi_agent(policies={"left", "right"}, policy_mapping_fn=filmed.mapped)
     settings.build().learn(64, run_dir=tmp_path / "run", progress=False)
-    words = [str(tmp_path / "run"), "--env", "filmed:Pair", "--episodes", "3"]
-    words += ["--policy-mapping", "filmed:mapped"]
+    words = [str(tmp_path / "run"), "--env", "helpers.rendering_envs:Pair", "--episodes", "3"]
+    words += ["--policy-mapping", "helpers.rendering_envs:mapped"]
     capsys.readouterr()
     assert main(["record", *words, "--to", str(tmp_path / "a.gif")]) == 0
     recorded = capsys.readouterr().out
@@ -383,13 +392,22 @@ def test_the_command_records_while_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["train", "filmed:Painted", "--steps", "64", "--seed", "1", "--record-every", "2"]
+    words = [
+        "train",
+        "helpers.rendering_envs:Painted",
+        "--steps",
+        "64",
+        "--seed",
+        "1",
+        "--record-every",
+        "2",
+    ]
     quick = ("train_batch_size=32", "sgd_minibatch_size=16", "inference=tf", "jit_compile=False")
     words += [word for each in quick for word in ("--set", each)]
     assert main(words) == 0
     (video,) = tmp_path.glob("runs/*/videos/*")
     assert video.name.startswith("iteration-000002")
-    words[1] = "filmed:Blind"
+    words[1] = "helpers.rendering_envs:Blind"
     assert main(words) == 2
     assert "no render_mode" in capsys.readouterr().err
     assert len([*Path("runs").iterdir()]) == 1

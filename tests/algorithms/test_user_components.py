@@ -58,7 +58,9 @@ class Breaking(ActingRuntime):
 
 
 def test_a_runtime_that_fails_when_it_first_acts_is_named_or_gives_way(monkeypatch):
-    broken = inference.RUNTIMES["onnx"]._replace(build=lambda of: Breaking(), fits=lambda of: True)
+    broken = inference.RUNTIMES["onnx"]._replace(
+        build=lambda of: Breaking(), is_preferred=lambda of: True
+    )
     monkeypatch.setitem(inference.RUNTIMES, "onnx", broken)
     obs, model = np.zeros((1, 3), np.float32), {"fcnet_hiddens": [7]}
     with pytest.raises(ConfigError, match=r"inference='tf' .* TypeError: no such operator$"):

@@ -400,7 +400,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         ("algo", "tfpolicies.cli.main", "algo 'tfpolicies.cli.main'"),
         ("algo", ["a.b:C"], "algo ['a.b:C']"),
         ("from_file", 3, "from_file 3"),
-        ("from_file", {"callbacks": {"$import": "os:system"}}, "Missing(name='os:system'"),
+        ("from_file", {"callbacks": {"$import": "os:system"}}, "UnresolvedObject(name='os:system'"),
         ("model", ["a.b:f"], "model ['a.b:f']"),
     ):
         content = {"train": {**settings, name: value}, "finished": None}

@@ -165,7 +165,7 @@ def test_functions_texts_and_classes_are_called_alike(monkeypatch):
 
 
 def test_a_module_and_a_registered_name_are_taken_as_gymnasium_takes_them(monkeypatch, tmp_path):
-    text = "import gymnasium\ngymnasium.register('Told-v0', 'test_environment_classes:Grid')\n"
+    text = "import gymnasium\ngymnasium.register('Told-v0', 'envs.test_env_classes:Grid')\n"
     (tmp_path / "telling.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     try:

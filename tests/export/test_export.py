@@ -76,7 +76,7 @@ def greedy_episode(policy):
     while not done:
         seen.append(obs)
         chosen.append(policy.compute_single_action(obs, explore=False)[0])
-        obs, _, terminated, truncated, _ = env.step(policy.env_action(chosen[-1]))
+        obs, _, terminated, truncated, _ = env.step(policy.to_env_action(chosen[-1]))
         done = terminated or truncated
     return {"obs": np.stack(seen), "actions": np.stack(chosen)}
 
@@ -311,7 +311,7 @@ def test_nested_observations_are_one_named_input_per_leaf(nested):
     obs = NESTED.sample()
     client = play_module(written.path.parent)["OnnxPolicy"](written.path)
     action, _, _ = policy.compute_single_action(obs, explore=False)
-    assert client.act(obs) == policy.env_action(action) == action + 3
+    assert client.act(obs) == policy.to_env_action(action) == action + 3
     rows = factories.rows_of(NESTED, 2)
     served = tf.saved_model.load(str(saved.path))(
         {**rows, "pair": tuple(rows["pair"]), "flags": rows["flags"].astype(np.int64)}

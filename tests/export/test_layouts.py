@@ -116,7 +116,7 @@ def test_the_config_for_triton_says_of_each_tensor_what_the_graph_has(mixed, tmp
             assert list(tensor.dims) == (shape or [1])
             assert tensor.HasField("reshape") == (not shape)
             kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
-            name = published.DataType.SequenceName(tensor.data_type).removeprefix("TYPE_")
+            name = published.DataType.Name(tensor.data_type).removeprefix("TYPE_")
             assert name.replace("FP", "FLOAT") == kind.upper()
 
 

@@ -287,7 +287,7 @@ def test_a_policy_acts_normalised_and_maps_each_action_once():
     obs = np.ones((40, 3), np.float32)
     batch = policy.compute_actions(obs, explore=True)
     assert np.abs(batch.actions).max() > 1  # a Gaussian's samples, not yet clipped
-    env_actions = np.stack([policy.env_action(action) for action in batch.actions])
+    env_actions = np.stack([policy.to_env_action(action) for action in batch.actions])
     np.testing.assert_allclose(env_actions, to_env(BOUNDED, batch.actions), rtol=1e-6)
     assert all(action in BOUNDED for action in env_actions)
     for_env, columns = policy.driver.acting.act([obs])
@@ -307,10 +307,10 @@ def test_mapped_actions_are_arrays_of_the_callers_own(space):
 def test_env_action_takes_its_rules_from_the_call_or_from_the_config():
     policy = make(actions=BOUNDED, clip_actions=True)
     action = np.array([2.0, 0.5], np.float32)
-    assert policy.env_action(action).tolist() == [10, 1]
-    assert policy.env_action(action, unsquash=False).tolist() == [2, 0.5]
-    assert policy.env_action(np.array([20.0, 0.5]), unsquash=False).tolist() == [10, 0.5]
-    assert policy.env_action([20.0, 0.5], unsquash=False, clip=False).tolist() == [20, 0.5]
+    assert policy.to_env_action(action).tolist() == [10, 1]
+    assert policy.to_env_action(action, unsquash=False).tolist() == [2, 0.5]
+    assert policy.to_env_action(np.array([20.0, 0.5]), unsquash=False).tolist() == [10, 0.5]
+    assert policy.to_env_action([20.0, 0.5], unsquash=False, clip=False).tolist() == [20, 0.5]
 
 
 @pytest.mark.parametrize("inference", ["tf", "onnx"])

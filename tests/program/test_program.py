@@ -389,7 +389,9 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
     compiled, plain = (make(jit_compile=jit, lr=0.01) for jit in (True, False))
     compiled._learner.discover_columns()
     learner, shapes = (
-        compiled.program.updates._compiler.learner(CompileMode.LOOP, fetches=False, clips=False),
+        compiled.program.updates._compiler.get_learn_function(
+            CompileMode.LOOP, fetches=False, clips_gradients=False
+        ),
         set(),
     )
 

@@ -144,7 +144,7 @@ def test_a_run_is_not_exported_there(python, tmp_path):
 
     assert status == 2
     assert "runs/a is not an ONNX export, and to export a run takes TensorFlow" in said
-    assert "`tfpolicies export RUN_GROUP --from_outputs DIR --onnx`" in said
+    assert "`tfpolicies export RUN --to DIR --onnx`" in said
 
 
 def test_python_code_acts_with_an_export(python, exports, tmp_path):

@@ -491,7 +491,7 @@ def test_exports_that_are_not_served_are_named_with_the_command(
     assert main(["serve", str(tmp_path / "exported")]) == 2
     shown = capsys.readouterr().err
     assert f"{named}, but serve takes ONNX" in shown
-    assert "`tfpolicies export RUN_GROUP --from_outputs DIR --onnx`" in shown
+    assert "`tfpolicies export RUN --to DIR --onnx`" in shown
 
 
 def test_an_onnx_export_beside_a_saved_model_is_served(tmp_path):

@@ -6,8 +6,8 @@ words that only it has (`OPTIONS`).
 
 There are two sets: `RUNS`, by which the checks were made, and `HELD_OUT`, which was chosen later.
 
-Run: `python -m soak.broken_runs`; `--runtime_data-out` runs only the second set,
-`--no-runtime_data-out` only the first. Exits with 1 if in one of them more than a sixth of the
+Run: `python -m soak.broken_runs`; `--held-out` runs only the second set,
+`--no-held-out` only the first. Exits with 1 if in one of them more than a sixth of the
 broken runs, or any sound one, is not right.
 """
 

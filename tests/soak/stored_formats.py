@@ -5,7 +5,7 @@ stashes, run folders and exports. `... play FOLDER` loads them all, acts and tra
 digest of each array that comes of it. `... compare FOLDER --old REV` does that with two commits in
 one environment; every digest must be equal, so that a change of the package changes no bit.
 
-`tests/stored/<commit>/` has the files that a commit wrote. Its `versions.encode` names the commit
+`tests/stored/<commit>/` has the files that a commit wrote. Its `versions.json` names the commit
 and the versions it ran with, and its `expected.npz` has what the files gave then.
 """
 

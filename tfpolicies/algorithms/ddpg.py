@@ -78,8 +78,8 @@ class DDPGTrainingSettings(TD3TrainingSettings):
 class DDPGConfig(TD3Config):
     """The config of DDPG.
 
-    >>> config = DDPGConfig().environment("Pendulum-v1").training(n_step=3) >>>
-    make_config.twin_q, make_config.get_fragment_length(), make_config.exploration_config["type"]
+    >>> config = DDPGConfig().environment("Pendulum-v1").training(n_step=3)
+    >>> config.twin_q, config.get_fragment_length(), config.exploration_config["type"]
     (False, 3, 'OrnsteinUhlenbeckNoise')
     """
 

@@ -137,7 +137,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
 
         target_entropy = self._get_target_entropy(dist_class.space)
         gap = (
-            tf.stop_gradient(masked_mean(current_choice.mean(current_choice.logp), mask))
+            tf.stop_gradient(masked_mean(current_choice.expectation(current_choice.logp), mask))
             + target_entropy
         )
         alpha_loss = -log_alpha * gap

@@ -55,8 +55,9 @@ def all_finite(arrays: Iterable[np.ndarray]) -> bool:
 def find_first_non_finite(arrays: Mapping[str, Any]) -> tuple[str, float] | None:
     """Returns the location of the first number of named arrays that is not finite, and its value.
 
-    >>> find_first_non_finite({"weights['bias']": np.zeros(2), "weights['kernel']": np.array([[1.0,
-    np.nan]])}) ("weights['kernel'][0, 1]", nan)
+    >>> arrays = {"weights['bias']": np.zeros(2), "weights['kernel']": np.array([[1.0, np.nan]])}
+    >>> find_first_non_finite(arrays)
+    ("weights['kernel'][0, 1]", nan)
     """
     for name, values in arrays.items():
         array = np.asarray(values)

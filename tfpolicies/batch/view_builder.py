@@ -157,8 +157,9 @@ class Trajectories:
 def get_history_lengths(requirements: Requirements) -> dict[str, int]:
     """Returns how many earlier rows the views need, by collected column.
 
-    >>> get_history_lengths({"old": ViewRequirement("obs", shift="-3:1"), "r":
-    ViewRequirement("rewards")}) {'obs': 3}
+    >>> views = {"old": ViewRequirement("obs", shift="-3:1"), "r": ViewRequirement("rewards")}
+    >>> get_history_lengths(views)
+    {'obs': 3}
     """
     result: dict[str, int] = {}
     for name, view in requirements.items():

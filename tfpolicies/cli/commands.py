@@ -86,7 +86,7 @@ def export(args: argparse.Namespace) -> int:
     console = CommandConsole()
     WebPage.from_arguments(args.web, args.ort_web)  # raises before anything slow runs
     checkpoint = find_checkpoint(args.source, best=args.best)
-    target = resolve_path(args.from_outputs)
+    target = resolve_path(args.to)
     policy = load_policy(checkpoint, console, args, policy_id=args.policy)
     default_formats = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     formats = {name: getattr(args, name) for name in ("layout", "litert", "web", "ort_web")}

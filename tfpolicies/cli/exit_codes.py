@@ -25,10 +25,16 @@ def get_exit_status(error: BaseException, *, work_started: bool) -> int:
         error: the exception.
         work_started: whether the command had started its work, so that it is not a usage error.
 
-    >>> get_exit_status(TfPoliciesError(), begun=False), get_exit_status(TfPoliciesError(),
-    begun=True) (2, 3) >>> get_exit_status(SignalInterrupt(15), begun=False),
-    get_exit_status(SystemExit(0), begun=False) (143, 3) >>> get_exit_status(NonFiniteError(),
-    begun=True) 4
+    >>> get_exit_status(TfPoliciesError(), work_started=False)
+    2
+    >>> get_exit_status(TfPoliciesError(), work_started=True)
+    3
+    >>> get_exit_status(SignalInterrupt(15), work_started=False)
+    143
+    >>> get_exit_status(SystemExit(0), work_started=False)
+    3
+    >>> get_exit_status(NonFiniteError(), work_started=True)
+    4
     """
     if isinstance(error, SignalInterrupt):
         return error.status

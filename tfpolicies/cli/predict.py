@@ -22,7 +22,7 @@ def predict(args: argparse.Namespace) -> int:
     data = resolve_path(args.data)
     if not data.is_file():
         raise UsageError(f"{describe_path(args.data, data)} is not a file. Name a Parquet file.")
-    target = _find_target(args.from_outputs, data)
+    target = _find_target(args.to, data)
     folder = find_export(args.exported)
     try:
         prepare, providers = (

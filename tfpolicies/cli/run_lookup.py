@@ -146,7 +146,7 @@ def format_export_command(source: str, policy_id: str) -> str:
     """Returns the command that exports one policy of several, for messages.
 
     >>> format_export_command("runs/a", "cat")
-    '`tfpolicies export runs/a --policy cat --from_outputs cat`'
+    '`tfpolicies export runs/a --policy cat --to cat`'
     """
     arguments = ["tfpolicies", "export", source, "--policy", policy_id, "--to", policy_id]
     return f"`{shlex.join(arguments)}`"

@@ -205,7 +205,7 @@ def _require_servable(path: Path, spec: Path) -> None:
         raise ExportError(
             f"{shorten_path(path)} holds {format_name}, but serve takes ONNX. Export the run "
             "again: "
-            "`tfpolicies export RUN_GROUP --from_outputs DIR --onnx`."
+            "`tfpolicies export RUN --to DIR --onnx`."
         )
 
 

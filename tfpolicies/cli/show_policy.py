@@ -39,7 +39,7 @@ def record(args: argparse.Namespace) -> int:
     console = CommandConsole()
     require_video_packages()
     checkpoint = find_checkpoint(args.source, best=args.best)
-    paths = _get_video_paths(args.from_outputs, checkpoint, gif=args.gif)
+    paths = _get_video_paths(args.to, checkpoint, gif=args.gif)
     with open_recording_source(args, checkpoint, console) as source:
         from tfpolicies.algorithms import policy_recording
 

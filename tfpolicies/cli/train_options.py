@@ -158,7 +158,7 @@ def get_algorithm_class(algo: str) -> type[Algorithm]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """The settings of one training run, as `run.encode` stores them; None is not set.
+    """The settings of one training run, as `run.json` stores them; None is not set.
 
     Attributes:
         env: a registered name or `"module:Class"`.

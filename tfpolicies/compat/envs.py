@@ -61,7 +61,7 @@ def PettingZooEnv(env: Any) -> MultiAgentEnv:
     environments directly; then every policy masks its actions.
     """
     wrapped: Any = pettingzoo_env(env)
-    return type(wrapped)(wrapped.env, renames=False)
+    return type(wrapped)(wrapped.env, renames_obs=False)
 
 
 ParallelPettingZooEnv = PettingZooEnv

@@ -26,9 +26,11 @@ class DictWithFlatRows(dict[str, Any]):
         obs: observations, nested like the space.
 
     >>> space = gym.spaces.Dict(at=gym.spaces.Discrete(2), speed=gym.spaces.Box(-9, 9, (1,)))
-    >>> obs = DictWithFlatRows(space, {"at": np.array([1, 0]), "speed": np.array([[3.0],
-    [4.0]])}) >>> obs[:, :2] = [[1, 0], [0, 1]] >>> obs["at"], obs[0] (array([0, 1]), array([1., 0.,
-    3.], dtype=float32))
+    >>> columns = {"at": np.array([1, 0]), "speed": np.array([[3.0], [4.0]])}
+    >>> obs = DictWithFlatRows(space, columns)
+    >>> obs[:, :2] = [[1, 0], [0, 1]]
+    >>> obs["at"], obs[0]
+    (array([0, 1]), array([1., 0., 3.], dtype=float32))
     """
 
     def __init__(self, space: gym.spaces.Dict, obs: Mapping[str, Any]) -> None:

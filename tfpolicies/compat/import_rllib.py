@@ -109,7 +109,7 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, ImportRes
 
 
 def _read_description(folder: Path, name: str) -> Mapping[str, Any]:
-    """Returns the content of `rllib_checkpoint.encode`; messages call the folder `name`."""
+    """Returns the content of `rllib_checkpoint.json`; messages call the folder `name`."""
     try:
         description = json.loads(read_regular(folder / _DESCRIPTION, _MAX_DESCRIPTION_BYTES))
     except (OSError, ValueError, RecursionError) as error:

@@ -4,7 +4,7 @@ Run as a program in a separate process, it needs only Python and NumPy::
 
     python -I pickle_reader.py OUT SECONDS MEGABYTES < FILE
 
-It writes `OUT/data.encode` and `OUT/arrays.npz`, or fails with a one-line message that names the
+It writes `OUT/data.json` and `OUT/arrays.npz`, or fails with a one-line message that names the
 refused content. It does not use `pickle.Unpickler`, which calls the objects that
 `find_policy_class` returns. It interprets the opcodes one by one, and records each call instead of
 running it. It understands the names of NumPy and of containers in `KNOWN`, and builds arrays from

@@ -238,9 +238,9 @@ class AlgorithmConfig(BaseConfig):
             TypeError: for an unknown argument.
             UsageError: if `policies_to_train` has another type; also an AssertionError.
 
-        >>> config = AlgorithmConfig().multi_agent(policies={"a", "b"},
-        policies_to_train=["a"]) >>> make_config.get_policies["b"] PolicySpec(policy_class=None,
-        observation_space=None, action_space=None, config=None)
+        >>> config = AlgorithmConfig().multi_agent(policies={"a", "b"}, policies_to_train=["a"])
+        >>> config.policies["b"]
+        PolicySpec(policy_class=None, observation_space=None, action_space=None, config=None)
         """
         arguments = {name: x for name, x in locals().items() if name not in ("self", "unknown")}
         settings = {name: x for name, x in arguments.items() if x is not _NOT_PROVIDED}
@@ -468,9 +468,10 @@ class AlgorithmConfig(BaseConfig):
                 `num_envs_per_worker` by default.
             worker_index: of the worker, from 1; 0 for the largest length of any worker.
 
-        >>> config = AlgorithmConfig().training(train_batch_size=4000) >>> config =
-        make_config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto") >>>
-        [make_config.get_fragment_length(worker_index=i) for i in (1, 2, 3)] [1334, 1333, 1333]
+        >>> config = AlgorithmConfig().training(train_batch_size=4000)
+        >>> config = config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto")
+        >>> [config.get_fragment_length(worker_index=i) for i in (1, 2, 3)]
+        [1334, 1333, 1333]
         """
         if self.rollout_fragment_length != "auto":
             return int(self.rollout_fragment_length)

@@ -33,7 +33,7 @@ class _LazyClass:
         return getattr(sys.modules.get(self._module), self._name, self._pickled_class)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_carried": self._resolve()}
+        return {**vars(self), "_pickled_class": self._resolve()}
 
 
 def lazy_class(name: str) -> Any:

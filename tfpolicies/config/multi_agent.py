@@ -75,8 +75,10 @@ def make_policy_specs(policies: PoliciesArgument) -> dict[str, PolicySpec]:
     Raises:
         ConfigError: for an invalid id or policy spec.
 
-    >>> make_policy_specs(["a"]) == make_policy_specs({"a": (None, None, None, None)}) == {"a":
-    PolicySpec()} True
+    >>> make_policy_specs(["a"]) == {"a": PolicySpec()}
+    True
+    >>> make_policy_specs({"a": (None, None, None, None)}) == {"a": PolicySpec()}
+    True
     """
     if not isinstance(policies, Mapping | list | tuple | set | frozenset):
         raise ConfigError(

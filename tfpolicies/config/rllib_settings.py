@@ -97,7 +97,7 @@ _DEPRECATED = -1
 
 
 def _read_fixed_settings() -> dict[str, FixedSetting]:
-    """Reads `constant_settings.encode`, which groups settings with the same reason.
+    """Reads `constant_settings.json`, which groups settings with the same reason.
 
     The keys of an entry are those of `Constant`, with "values" for name -> value.
     """

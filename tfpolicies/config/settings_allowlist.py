@@ -35,10 +35,10 @@ def check_environment_name(source: Setting) -> Any:
     Args:
         source: the value in the file; returned unchanged if it is not a str.
 
-    >>> check_environment_name("CartPole-v1"),
-    check_environment_name("pettingzoo:classic/tictactoe_v3") ('CartPole-v1',
-    'pettingzoo:classic/tictactoe_v3') >>> check_environment_name("antigravity:CartPole-v1")
-    Missing(name='antigravity:CartPole-v1', importable=True)
+    >>> check_environment_name("CartPole-v1")
+    'CartPole-v1'
+    >>> check_environment_name("antigravity:CartPole-v1")
+    UnresolvedObject(name='antigravity:CartPole-v1', importable=True)
     """
     if not isinstance(source, str) or ENVIRONMENTS.find(source) is not None:
         return source
@@ -229,7 +229,7 @@ def decode_settings(
         CheckpointError: if they are malformed.
 
     >>> decode_settings({"lr": 0.1, "exploration_config": {"type": "antigravity.Strategy"}})
-    {'lr': 0.1, 'exploration_config': {'type': Missing(name='antigravity.Strategy', \
+    {'lr': 0.1, 'exploration_config': {'type': UnresolvedObject(name='antigravity.Strategy', \
 importable=True)}}
     """
     return resolve_allowed(decode_value(record), places, objects=objects)

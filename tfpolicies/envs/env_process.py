@@ -273,8 +273,8 @@ class EnvProcess:
             timeout,
             make=self._recreate_env if recreates else None,
             worker_index=worker_index,
-            limit=max_restarts,
-            on_made=lambda env, index: self._recreated.append(start + index),
+            max_restarts=max_restarts,
+            on_recreated=lambda env, index: self._recreated.append(start + index),
             first_index=start,
         )
         envs.set_supervisor(supervisor)

@@ -129,8 +129,8 @@ class EnvSupervisor:
         max_restarts: failures without a finished episode that an environment may have; None: any
             number.
         on_recreated: called with each re-created environment, and its index.
-        first_index: index of the first environment, for messages. failures: number of failures in
-            all environments.
+        first_index: index of the first environment, for messages.
+        failures: number of failures in all environments.
     """
 
     make: Callable[[int], Any] | None = None

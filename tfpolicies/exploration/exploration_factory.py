@@ -55,7 +55,7 @@ def make_exploration(
 
     >>> from gymnasium import spaces
     >>> from tfpolicies.models.distributions import ActionDistribution
-    >>> dist_class = ActionDistribution.of(spaces.Discrete(3))
+    >>> dist_class = ActionDistribution.for_space(spaces.Discrete(3))
     >>> greedy = make_exploration({"type": "EpsilonGreedy", "epsilon_timesteps": 100}, dist_class)
     >>> greedy.transform.noise_size, greedy.get_params(timestep=50, explore=True)
     (2, array([0.525], dtype=float32))

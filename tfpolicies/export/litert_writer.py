@@ -25,7 +25,7 @@ _UNSUPPORTED = re.compile("(?:TF Select|Custom) ops: (.+)")
 
 
 def export_litert(job: ExportJob) -> ExportResult:
-    """Writes `model.tflite` and `policy_spec.encode`, verified by LiteRT.
+    """Writes `model.tflite` and `policy_spec.json`, verified by LiteRT.
 
     The file has only the greedy signature, without operations of TensorFlow (Flex). A recurrent
     policy takes and returns one step, `[B, ...]`, and the recurrent state. Files of an earlier

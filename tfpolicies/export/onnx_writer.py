@@ -29,7 +29,7 @@ _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it has 
 def export_onnx(job: ExportJob) -> ExportResult:
     """Writes `model.onnx` (greedy) and `model_sample.onnx` (with `noise`), verified.
 
-    Also writes `policy_spec.encode` and `play.py`, a client that needs only NumPy and ONNX Runtime.
+    Also writes `policy_spec.json` and `play.py`, a client that needs only NumPy and ONNX Runtime.
     Files of an earlier export are replaced.
 
     Raises:
@@ -62,10 +62,10 @@ def open_onnx_staging(job: ExportJob) -> Iterator[Path]:
 
 
 def write_onnx(job: ExportJob, extra_files: Mapping[str, bytes], **entries: object) -> Parity:
-    """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.encode` of a job, verified.
+    """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` of a job, verified.
 
     `extra_files` are additional files by name, `entries` additional entries of
-    `policy_spec.encode`. Raises as `export_onnx` does.
+    `policy_spec.json`. Raises as `export_onnx` does.
     """
     with open_onnx_staging(job) as folder:
         serving = ServingFunctions(job.program, job.state)

@@ -88,10 +88,10 @@ _INSTALL_CUDA = (
 
 
 class OnnxPolicy:
-    """A policy in an ONNX file, described by `policy_spec.encode` in the same folder.
+    """A policy in an ONNX file, described by `policy_spec.json` in the same folder.
 
     Attributes:
-        spec: the content of `policy_spec.encode`.
+        spec: the content of `policy_spec.json`.
         file: the ONNX file.
         observation_ports: the input ports for observations, from the spec.
         action_ports: the output ports that are actions for the environment, from the spec.

@@ -1,7 +1,7 @@
 """Publishes exports atomically: they are written to a staging folder and then moved.
 
 A new folder appears by one rename, and so does a new version in an existing folder. Files that
-replace those of an earlier export are renamed one by one, `policy_spec.encode` last: if the process
+replace those of an earlier export are renamed one by one, `policy_spec.json` last: if the process
 is killed in between, the checksums in the spec do not match, so the files are refused.
 """
 

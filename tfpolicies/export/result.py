@@ -63,7 +63,7 @@ def write_spec(
     files: Mapping[str, str] | None = None,
     **entries: object,
 ) -> None:
-    """Writes `policy_spec.encode`, with everything that a program needs to use the export.
+    """Writes `policy_spec.json`, with everything that a program needs to use the export.
 
     Args:
         folder: of the file.

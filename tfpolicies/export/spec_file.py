@@ -1,4 +1,4 @@
-"""Reads `policy_spec.encode` of exports without TensorFlow."""
+"""Reads `policy_spec.json` of exports without TensorFlow."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Parity(NamedTuple):
     tolerance: float | None = TOLERANCE  # None if weights were rounded on purpose
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the report for `policy_spec.encode`."""
+        """Returns the report for `policy_spec.json`."""
         differences = {
             signature: {name: difference._asdict() for name, difference in by_output.items()}
             for signature, by_output in self.differences.items()

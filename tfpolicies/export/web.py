@@ -1,7 +1,7 @@
 """A web page for an ONNX export, which runs it by the WebAssembly build of ONNX Runtime.
 
 The page's files are in `web/` and are copied unchanged; all differences between exports are in
-`policy_spec.encode`. There the runtime's two files are named with their SHA-384, which the browser
+`policy_spec.json`. There the runtime's two files are named with their SHA-384, which the browser
 checks before it runs either: those of a pinned version on a CDN, or copies next to the page.
 """
 
@@ -37,7 +37,7 @@ _PINNED_INTEGRITY = {
 class WebPage(NamedTuple):
     """A page, and the runtime that it loads."""
 
-    runtime: Mapping[str, Mapping[str, str]]  # by part, `url` and `compute_integrity`
+    runtime: Mapping[str, Mapping[str, str]]  # by part, `url` and `integrity`
     runtime_files: tuple[Path, ...]  # the runtime's files to copy; empty for a CDN
 
     @classmethod

@@ -53,7 +53,7 @@ def import_policy(
 
     Use it for evaluations, in a `PolicyMap`, and as an opponent in training. Supported are:
 
-    * exports of this package, whose `policy_spec.encode` gives spaces, inputs and outputs;
+    * exports of this package, whose `policy_spec.json` gives spaces, inputs and outputs;
     * a SavedModel of TF-Agents' PolicySaver, with `action(time_step, policy_state)` and
       `get_initial_state`;
     * any other SavedModel, ONNX file, `.keras` file or `keras.Model`: with one input for each part
@@ -131,7 +131,7 @@ def _open_model(
     model_work_limit: float,
     providers: Sequence[str] | None,
 ) -> tuple[ImportedModel, Mapping[str, Any] | None]:
-    """Returns a model, and its `policy_spec.encode` if this package exported it."""
+    """Returns a model, and its `policy_spec.json` if this package exported it."""
     import keras
 
     if isinstance(path, keras.Model):

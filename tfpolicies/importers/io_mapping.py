@@ -1,6 +1,6 @@
 """Maps inputs and outputs of an imported model to observations, actions and recurrent state.
 
-Exports of this package are mapped by their `policy_spec.encode`, policies of TF-Agents' PolicySaver
+Exports of this package are mapped by their `policy_spec.json`, policies of TF-Agents' PolicySaver
 by their signature. Other models are mapped by the names that the user gives, or if there is only
 one candidate.
 """
@@ -225,7 +225,7 @@ def map_export(model: ImportedModel, spec: Mapping[str, Any]) -> IOMapping:
 
     Args:
         model: the function `serving_default`.
-        spec: its `policy_spec.encode`.
+        spec: its `policy_spec.json`.
 
     Raises:
         ModelImportError: if they do not belong together, or the policy reads steps before the last

@@ -1,6 +1,6 @@
 """Allow-list of the Keras objects that a file may name, for `keras_json`.
 
-The lists of `keras_names.encode` contain objects that hold no code, open no file and keep no
+The lists of `keras_names.json` contain objects that hold no code, open no file and keep no
 vocabulary, and whose work follows from shapes and settings, as measured by `work.py`. So there is
 no Lambda, no layer that wraps another framework, none with a state from `adapt`, and none that
 repeats its work a given number of times.

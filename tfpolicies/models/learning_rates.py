@@ -46,7 +46,7 @@ def resolve_schedule(lr: float | Callable[[int], float] | Mapping[str, Any]) -> 
 
     >>> rate = resolve_schedule({"type": "InverseTimeDecay", "initial_learning_rate": 0.5,
     ...                       "decay_steps": 1, "decay_rate": 1.0})
-    >>> rate.get_value(1), rate.counts_updates, resolve_schedule(1e-3)
+    >>> rate.value(1), rate.counts_updates, resolve_schedule(1e-3)
     (0.25, True, None)
     """
     if isinstance(lr, int | float):

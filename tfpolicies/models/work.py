@@ -37,7 +37,7 @@ class ModelWork:
     Attributes:
         calls: of layers, including those of inner models; a layer that iterates over time steps
             counts once per step.
-        operations: multiplications with additions, or other operations weighed in these.
+        num_operations: multiplications with additions, or other operations weighed in these.
         numbers: elements of outputs and of intermediate results, such as attention scores.
     """
 
@@ -59,7 +59,7 @@ WORK_LIMITS = ModelWork(calls=256, num_operations=1 << 34, numbers=96 << 20)
 
 _DESCRIPTIONS = {
     "calls": "calls of layers, or steps of them",
-    "operations": "operations",
+    "num_operations": "operations",
     "numbers": "numbers in outputs and intermediate results",
 }
 

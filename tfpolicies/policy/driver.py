@@ -400,7 +400,7 @@ class Learning(_DriverPart):
     def normalize_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Returns observation leaves `[..., *shape]` as batches store them: filtered."""
         running_filter = self.policy.driver.filters.get("filter")
-        return obs if running_filter is None else running_filter.scaled(obs)
+        return obs if running_filter is None else running_filter.normalize_leaves(obs)
 
     def scale_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """Returns rewards as batches store them: scaled by the reward filter, if any."""

@@ -60,7 +60,7 @@ class PolicyViewRequirements(MutableMapping[str, ViewRequirement]):
         return self
 
     def __getstate__(self) -> dict[str, Any]:  # copies of the policy compute them again
-        return {**vars(self), "_policy": None, "_defaults": None, "is_settled": False}
+        return {**vars(self), "_policy": None, "_defaults": None, "is_frozen": False}
 
     def _get_all(self) -> dict[str, ViewRequirement]:
         views = self._defaults or self._policy._make_default_views()

@@ -61,7 +61,7 @@ from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.fork_guard import check_tensorflow_survived_fork
 
 _NOT_COPIED = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
-_NOT_COPIED |= {"_acting", "_learner", "_driver", "_owned", "_worker_index", "_create_session"}
+_NOT_COPIED |= {"_acting", "_learner", "_driver", "_state_dict", "_worker_index", "_create_session"}
 """Attributes that `TFPolicy.copy` creates instead of copying them."""
 
 

@@ -66,11 +66,13 @@ def compute_actions(
     All inputs are checked before noise is drawn or rows are counted, except those of custom
     policies: they check for themselves, and act first.
 
-    >>> import gymnasium as gym >>> from tfpolicies import PGTF2Policy >>> spaces =
-    gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2) >>> get_policies = {name:
-    PGTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}}) for name in "ab"} >>> make_result =
-    compute_actions(get_policies, {"a": np.zeros((2, 3)), "b": np.zeros((5, 3))}) >>>
-    make_result["b"].action_ports.shape (5,)
+    >>> import gymnasium as gym
+    >>> from tfpolicies import PGTF2Policy
+    >>> spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+    >>> policies = {name: PGTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}}) for name in "ab"}
+    >>> result = compute_actions(policies, {"a": np.zeros((2, 3)), "b": np.zeros((5, 3))})
+    >>> result["b"].actions.shape
+    (5,)
     """
     optional_batches = (state_batches, prev_action_batches, prev_reward_batches, view_batches)
     arguments = _CallArguments(obs_batches, *(batches or {} for batches in optional_batches))

@@ -39,9 +39,9 @@ class BufferAllocator:
     Raises:
         ConfigError: if the limit is not a non-negative integer, or the path not a folder.
 
-    >>> room = BufferAllocator(memory_limit_bytes=100)
-    >>> arrays = [room.array((8,), np.float64), room.array((8,), np.float64)]
-    >>> room.bytes_in_memory, room.bytes_in_files
+    >>> allocator = BufferAllocator(memory_limit_bytes=100)
+    >>> arrays = [allocator.allocate((8,), np.float64), allocator.allocate((8,), np.float64)]
+    >>> allocator.bytes_in_memory, allocator.bytes_in_files
     (64, 64)
     """
 

@@ -40,7 +40,7 @@ class FrameStore:
         next: the number of the next new frame.
         per_segment: the number of frames in one file.
 
-    >>> frames = FrameStore((2,), np.uint8, Room())
+    >>> frames = FrameStore((2,), np.uint8, BufferAllocator())
     >>> numbers = frames.add(np.array([[1, 2], [3, 4], [1, 2]], np.uint8))
     >>> numbers.tolist(), frames.next, frames[1].tolist()
     ([0, 1, 0], 2, [3, 4])

@@ -32,7 +32,7 @@ _NAMES_BEFORE_RUN_JSON = {"lock", "events", "checkpoints", "export"}  # created 
 class RunFolder:
     """The layout of a run folder, and the lock for writing to it.
 
-    A folder is a run as soon as it has its `run.encode`, which is written last and atomically::
+    A folder is a run as soon as it has its `run.json`, which is written last and atomically::
 
         ppo-CartPole-v1-2025-01-31-142501/ run.json            creation time of the run, and the
         settings of the command lock                the id of the process that writes to the run
@@ -145,7 +145,7 @@ class RunFolder:
         return run
 
     def _initialize(self, run_json: bytes) -> None:
-        """Holds the folder and creates its content; `run.encode` comes last."""
+        """Holds the folder and creates its content; `run.json` comes last."""
         self._lock = FolderLock(self.path)
         for folder in (self.events, self.checkpoints, self.export):
             folder.mkdir(exist_ok=True)
@@ -246,7 +246,7 @@ class RunFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the command, read from `run.encode`."""
+        """The settings of the command, read from `run.json`."""
         return dict(self._read_run_json()["settings"])
 
     @property
@@ -255,7 +255,7 @@ class RunFolder:
         return datetime.fromisoformat(self._read_run_json()["created"])
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
-        """Replaces the settings in `run.encode`, atomically.
+        """Replaces the settings in `run.json`, atomically.
 
         Raises:
             UsageError: if `settings` are not JSON values; the file is unchanged then.

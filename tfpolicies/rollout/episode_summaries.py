@@ -144,8 +144,9 @@ def get_metrics_state(metrics: Sequence[RolloutMetrics]) -> list[list[Any]]:
     Custom metrics and `hist_data` must be numbers, as in summaries. `media` may be anything, so it
     is not included, nor are times.
 
-    >>> state = get_metrics_state([RolloutMetrics(3, 2.0, {("a", "p"): 2.0}),
-    RolloutMetrics(0)]) >>> restore_metrics(get_state)[0].agent_rewards {('a', 'p'): 2.0}
+    >>> state = get_metrics_state([RolloutMetrics(3, 2.0, {("a", "p"): 2.0}), RolloutMetrics(0)])
+    >>> restore_metrics(state)[0].agent_rewards
+    {('a', 'p'): 2.0}
     """
     return [
         [

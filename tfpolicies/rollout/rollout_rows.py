@@ -187,8 +187,10 @@ class RolloutRows:
 def apply_reward_clipping(rewards: np.ndarray, clip: bool | float | None) -> np.ndarray:
     """Returns rewards for learning: their signs (True), clipped (a number), or unchanged.
 
-    >>> apply_reward_clipping(np.array([-3.0, 0.5]), True), apply_reward_clipping(np.array([-3.0,
-    0.5]), 1.0) (array([-1.,  1.]), array([-1. ,  0.5]))
+    >>> apply_reward_clipping(np.array([-3.0, 0.5]), True)
+    array([-1.,  1.])
+    >>> apply_reward_clipping(np.array([-3.0, 0.5]), 1.0)
+    array([-1. ,  0.5])
     """
     if not clip:
         return rewards

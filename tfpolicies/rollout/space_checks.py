@@ -161,8 +161,10 @@ def contains_space(
         narrow: the space of the elements.
         allow_extra_parts: whether elements may have parts that `wide` lacks.
 
-    >>> contains_space(spaces.Discrete(5), spaces.Discrete(2)), contains_space(spaces.Discrete(2),
-    spaces.Discrete(5)) (True, False)
+    >>> contains_space(spaces.Discrete(5), spaces.Discrete(2))
+    True
+    >>> contains_space(spaces.Discrete(2), spaces.Discrete(5))
+    False
     """
     both = (wide, narrow)
     if not all(isinstance(space, (*_NESTED, *LEAF_SPACES)) for space in both):

@@ -50,7 +50,7 @@ class ModelVersion:
         time_limits: stops runs that take too long.
 
     Args:
-        folder: with `policy_spec.encode` and the files that it names.
+        folder: with `policy_spec.json` and the files that it names.
         threads: of one call.
         time_limits: stops runs that take too long.
         seconds: time limit of the trial run.

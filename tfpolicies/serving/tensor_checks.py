@@ -34,7 +34,7 @@ class TensorMetadata(NamedTuple):
 
     @classmethod
     def from_spec(cls, record: Mapping[str, Any]) -> TensorMetadata:
-        """Parses an entry of `policy_spec.encode`."""
+        """Parses an entry of `policy_spec.json`."""
         return cls(record["name"], np.dtype(record["dtype"]), tuple(record["shape"]))
 
     @property

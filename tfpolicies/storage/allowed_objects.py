@@ -52,10 +52,10 @@ def resolve_allowed(
     Raises:
         CheckpointError: if the value is nested hundreds of levels deep.
 
-    >>> watching = UnresolvedObject("tfpolicies.config.callbacks:DefaultCallbacks",
-    importable=True) >>> resolve_allowed({"callbacks": watching, "more": watching}, {"callbacks":
-    AllowedObject("callbacks")}) {'callbacks': <class '...DefaultCallbacks'>, 'more':
-    Missing(name='...', importable=True)}
+    >>> callbacks = UnresolvedObject("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
+    >>> allowed = {"callbacks": AllowedObject("callbacks")}
+    >>> resolve_allowed({"callbacks": callbacks, "more": callbacks}, allowed)
+    {'callbacks': <class '...DefaultCallbacks'>, 'more': UnresolvedObject(name='...', importable=True)}
     """
     objects_by_name = objects or {}
 

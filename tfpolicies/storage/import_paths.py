@@ -48,7 +48,7 @@ def get_declared_path(value: object) -> str:
     """Returns the path `module:qualname` under which `value` claims to be importable.
 
     >>> get_declared_path(UnresolvedObject)
-    'tfpolicies.storage.import_paths:Missing'
+    'tfpolicies.storage.import_paths:UnresolvedObject'
     """
     target = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
     return f"{getattr(target, '__module__', None)}:{target.__qualname__}"  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def get_import_path(value: object) -> str | None:
     """Returns `describe(value)` if that path leads to `value` itself, else None.
 
     >>> get_import_path(get_declared_path)
-    'tfpolicies.storage.import_paths:describe'
+    'tfpolicies.storage.import_paths:get_declared_path'
     >>> print(get_import_path(lambda: 0))
     None
     """
@@ -85,7 +85,7 @@ def resolve_import_path(
         trusted: the packages.
 
     >>> resolve_import_path("os:system", "callbacks")
-    Missing(name='os:system', importable=True)
+    UnresolvedObject(name='os:system', importable=True)
     """
     resolved = _import_definition(path, trusted)
     is_trusted_function = (

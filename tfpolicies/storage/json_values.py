@@ -99,7 +99,7 @@ def decode_value(record: Json) -> Any:
     >>> decode_value(encode_value({"shape": (84, 84), "low": np.float32(0.5)}))
     {'shape': (84, 84), 'low': np.float32(0.5)}
     >>> decode_value({"$import": "my.module:f"})
-    Missing(name='my.module:f', importable=True)
+    UnresolvedObject(name='my.module:f', importable=True)
     """
     try:
         return _decode(record)
@@ -111,7 +111,7 @@ def find_unresolved(value: Setting) -> dict[str, UnresolvedObject]:
     """Returns each `UnresolvedObject` in a decoded value by its path; empty if there is none.
 
     >>> find_unresolved({"multi_agent": {"mapping": UnresolvedObject("train:<lambda>")}, "lr": 0.1})
-    {"['multi_agent']['mapping']": Missing(name='train:<lambda>', importable=False)}
+    {"['multi_agent']['mapping']": UnresolvedObject(name='train:<lambda>', importable=False)}
     """
     return {
         path: part for path, part in iterate_parts(value, "") if isinstance(part, UnresolvedObject)

@@ -178,9 +178,12 @@ def _sort_outer_first(names: Iterable[str]) -> list[str]:
 def _get_keras2_owner(layer: str, weight: str) -> str:
     """Returns the name of the owner of a weight below its model.
 
-    >>> _get_keras2_owner("lstm", "lstm/lstm_cell/kernel:0") 'lstm/lstm_cell' >>>
-    _get_keras2_owner("dense", "my_model/apply_dense/kernel:0"), _get_keras2_owner("inner",
-    "dense/kernel:0") ('dense', 'inner/dense')
+    >>> _get_keras2_owner("lstm", "lstm/lstm_cell/kernel:0")
+    'lstm/lstm_cell'
+    >>> _get_keras2_owner("dense", "my_model/dense/kernel:0")
+    'dense'
+    >>> _get_keras2_owner("inner", "dense/kernel:0")
+    'inner/dense'
     """
     scopes = weight.split("/")[:-1]
     if not layer:

@@ -76,11 +76,11 @@ def parse_layer_path(path: str) -> LayerLocation:
     """Parses the path of a layer.
 
     >>> parse_layer_path("layers/dense_12")
-    Place(sequence='layers/dense', role='dense', class_name='dense')
+    LayerLocation(sequence='layers/dense', role='dense', class_name='dense')
     >>> parse_layer_path("actor/layers/lstm_1/cell")
-    Place(sequence='actor/layers/lstm/cell', role='lstm/cell', class_name='lstm')
+    LayerLocation(sequence='actor/layers/lstm/cell', role='lstm/cell', class_name='lstm')
     >>> parse_layer_path("first_1")
-    Place(sequence='first_1', role='first_1', class_name=None)
+    LayerLocation(sequence='first_1', role='first_1', class_name=None)
     """
     parts = path.split("/")
     for i in range(1, len(parts)):

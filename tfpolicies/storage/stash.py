@@ -7,7 +7,7 @@ An entry is a file `<name>.state`: a header of 64 bytes, then the memory of a st
     offset 12   uint32    CRC-32 of the image
     offset 16   uint64    bytes of the image
 
-An entry may have a record, `<name>.encode`: the data needed to make a policy of it in another
+An entry may have a record, `<name>.json`: the data needed to make a policy of it in another
 process. Files are replaced as a whole, so readers find the old or the new one. An image that a
 record describes is not replaced: the next version of the policy gets another name, and the old
 entry is removed after the record of the new one is written. Entries are named

@@ -99,7 +99,7 @@ def action_space(subject: PolicyUnderTest) -> str:
             action_arrays = batch_leaves(subject.leaves, result.actions, "actions")
             for policy_action in split_rows(unflatten(policy.action_space, action_arrays)):
                 _check_member(
-                    policy, policy.env_action(policy_action, **bounds), "env_action", explore
+                    policy, policy.to_env_action(policy_action, **bounds), "to_env_action", explore
                 )
                 count += 1
             if has_bounds:
@@ -115,7 +115,7 @@ def _check_member(policy: Policy, action: Structure, source: str, explore: bool)
         raise CheckFailed(
             f"actions of {source}(explore={explore}) to be in {policy.action_space}",
             f"{action!r}",
-            "Map actions to the bounds, start and dtype of the space in `env_action`.",
+            "Map actions to the bounds, start and dtype of the space in `to_env_action`.",
         )
 
 

@@ -72,7 +72,7 @@ def gradients(subject: PolicyUnderTest) -> str:
     after, advice = {**policy.get_state(), **noise}, "Apply gradients in `apply_gradients` only."
     expected = "compute_gradients to change nothing"
     compare_arrays(collect_arrays(after), collect_arrays(before), expected, advice, tolerance=0.0)
-    shapes = [tuple(x.shape) for x in policy.program.functions.optimizer.differentiated]
+    shapes = [tuple(x.shape) for x in policy.program.functions.optimizers.gradient_variables]
     if [x.shape for x in grads] != shapes or not all(np.isfinite(x).all() for x in grads):
         raise CheckFailed(
             f"finite gradients of the shapes {shapes}",
@@ -102,7 +102,7 @@ def learner(subject: PolicyUnderTest) -> str:
     rows = program.functions.make_loss_columns(columns, tf.ones([items]))
     with program.lock:
         _ = policy.model  # loads the weights
-        view = TracedModel(network, program.spec.time_steps, training=False)
+        view = TracedModel(network, program.spec.max_seq_len, training=False)
         outputs = {"action_dist_inputs": view(rows)[0]}
         if program.has_values and "vf_preds" in batch:
             outputs["vf_preds"] = view.value_function()

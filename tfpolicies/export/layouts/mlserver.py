@@ -29,7 +29,7 @@ _RUNTIME = Path(__file__).with_name("mlserver_runtime.py")  # copied, not import
 
 
 def export_mlserver(job: ExportJob) -> ExportResult:
-    """Writes `model-settings.encode`, `policy_runtime.py` and the ONNX files, verified.
+    """Writes `model-settings.json`, `policy_runtime.py` and the ONNX files, verified.
 
     The folder's name is that of the model. Requests of policies that are not recurrent are batched;
     a recurrent one takes sequences, and clients send back the recurrent state that they received.

@@ -1,6 +1,6 @@
 """Serves an exported policy with MLServer; needs only MLServer, NumPy and ONNX Runtime.
 
-This file is next to `model.onnx` as `policy_runtime.py`, and `model-settings.encode` names it. It
+This file is next to `model.onnx` as `policy_runtime.py`, and `model-settings.json` names it. It
 never imports TensorFlow, Keras or the package that made the export.
 """
 

@@ -44,7 +44,7 @@ def export_triton(job: ExportJob) -> ExportResult:
     """Writes `config.pbtxt` and the next version, `<n>/model.onnx`, verified.
 
     The folder is the entry of one model; its parent is the repository, and its name is that of the
-    model. `policy_spec.encode` is next to the ONNX file. Raises as `export_onnx` does.
+    model. `policy_spec.json` is next to the ONNX file. Raises as `export_onnx` does.
     """
     with open_onnx_staging(job) as staging:
         parity = write_triton(staging, job)

@@ -132,9 +132,10 @@ class ActionDistribution:
             space.
         loss_noise_size: the number of noise values per row that a loss uses.
 
-    >>> dist_class = ActionDistribution.for_space(spaces.Tuple([spaces.Discrete(3), spaces.Box(-1,
-    1)])) >>> dist_class.num_dist_inputs, dist_class.noise_blocks, dist_class.mask_size (5,
-    (('gumbel', 3), ('normal', 1)), 3)
+    >>> space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1)])
+    >>> dist_class = ActionDistribution.for_space(space)
+    >>> dist_class.num_inputs, dist_class.noise_blocks, dist_class.mask_size
+    (5, (('gumbel', 3), ('normal', 1)), 3)
     """
 
     space: spaces.Space
