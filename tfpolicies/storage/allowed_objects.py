@@ -52,10 +52,12 @@ def resolve_allowed(
     Raises:
         CheckpointError: if the value is nested hundreds of levels deep.
 
-    >>> callbacks = UnresolvedObject("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
-    >>> allowed = {"callbacks": AllowedObject("callbacks")}
-    >>> resolve_allowed({"callbacks": callbacks, "more": callbacks}, allowed)
-    {'callbacks': <class '...DefaultCallbacks'>, 'more': UnresolvedObject(name='...', importable=True)}
+    >>> path = "tfpolicies.config.callbacks:DefaultCallbacks"
+    >>> callbacks = UnresolvedObject(path, importable=True)
+    >>> resolve_allowed({"callbacks": callbacks}, {"callbacks": AllowedObject("callbacks")})
+    {'callbacks': <class '...DefaultCallbacks'>}
+    >>> resolve_allowed({"more": callbacks}, {"callbacks": AllowedObject("callbacks")})
+    {'more': UnresolvedObject(name='...', importable=True)}
     """
     objects_by_name = objects or {}
 
