@@ -1,96 +1,53 @@
-"""The rooms import only downwards, as ARCHITECTURE.md draws them."""
+"""Subpackages import only their own layer and those below it, as ARCHITECTURE.md draws them."""
 
-import ast
-import functools
 import graphlib
-from pathlib import Path
 
 import pytest
 
-import tfpolicies
+from tools import subpackages
+from tools.subpackages import EVERYWHERE, LAYERS, PACKAGE, import_graph, imported_names, modules
 
-ROOT = Path(tfpolicies.__file__).parent
-FLOORS = {
-    "_version": -1,
-    "errors": -1,
-    "extensions": 0,
-    "finite": 0,
-    "onnx_graphs": 0,
-    "keras_weights": 0,
-    "lazy": -1,
-    "marks": 0,
-    "porting_tables": -1,
-    "registers": 0,
-    "rules": 0,
-    "schedules": 0,
-    "state": 0,
-    "system": 0,
-    "type_aliases": -1,
-    "ways": 0,
-    "batch": 1,
-    "envs": 1,
-    "models": 1,
-    "reporting": 1,
-    "storage": 1,
-    "connectors": 1.5,
-    "exploration": 1.5,
-    "replay": 1.5,
-    "config": 2,
-    "program": 2,
-    "export": 2.5,
-    "policy": 3,
-    "policy_map": 3.3,
-    "serving": 3,
-    "foreign": 3.5,
-    "rollout": 4,
-    "distributed": 4.5,
-    "testing": 4,
-    "algorithms": 5,
-    "cli": 6,
-    "extending": 6,
-    "compat": 6,
-    "__main__": 7,
-}
+LAYER_BY_SUBPACKAGE = {name: i for i, names in enumerate(LAYERS.values()) for name in names}
+MODULES = modules()
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def get_module_name(path):
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
 
 
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+def get_imported_subpackages(path):
+    names = {name.split(".")[1] for name in imported_names(path)}
+    return names - {*EVERYWHERE, "__version__"}
 
 
-@functools.cache
-def imported_names(path: Path) -> frozenset[str]:
-    """All that a file imports, anywhere in it: in functions, and for annotations, too."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return frozenset(name for name in found if name.startswith("tfpolicies."))
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_its_own_layer_and_lower_ones(path):
+    layer = LAYER_BY_SUBPACKAGE.get(subpackages.get_subpackage(path), -1)
+    above = {name for name in get_imported_subpackages(path) if LAYER_BY_SUBPACKAGE[name] > layer}
+
+    assert not above, f"{path.relative_to(PACKAGE)} imports {sorted(above)}"
 
 
-def imports_of(path: Path) -> set[str]:
-    return {name.split(".")[1] for name in imported_names(path)} - {"__version__"}
+def test_subpackages_do_not_import_each_other_in_a_circle():
+    graphlib.TopologicalSorter(import_graph()).prepare()
 
 
-MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+def test_six_layers_have_all_subpackages():
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
+    files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", *EVERYWHERE}
+
+    assert len(LAYERS) == 6
+    assert set(LAYER_BY_SUBPACKAGE) == folders | files
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_its_own_room_and_lower_floors(path):
-    room = room_of(path)
-    above = {other for other in imports_of(path) if other != room and FLOORS[other] >= FLOORS[room]}
-
-    assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}"
+def test_the_picture_shows_the_imports():
+    assert subpackages.PICTURE.read_text() == subpackages.draw(import_graph())
 
 
 def test_no_files_import_each_other_in_a_circle():
     """Without circles each file can be imported alone, and be read before those that use it."""
-    files = {module_of(path): imported_names(path) for path in MODULES}
+    files = {get_module_name(path): imported_names(path) for path in MODULES}
     imports = {
         module: {name if name in files else name.rpartition(".")[0] for name in names} & set(files)
         for module, names in files.items()
@@ -101,36 +58,43 @@ def test_no_files_import_each_other_in_a_circle():
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
-def test_nothing_needs_the_names_that_exist_for_ported_code():
-    others = [path for path in ROOT.rglob("*.py") if room_of(path) != "compat"]
+def test_nothing_imports_the_names_for_ported_code():
+    others = [
+        path for path in PACKAGE.rglob("*.py") if subpackages.get_subpackage(path) != "compat"
+    ]
 
-    assert [path for path in others if "compat" in imports_of(path)] == []
+    assert [path for path in others if "compat" in get_imported_subpackages(path)] == []
     assert [path for path in others if "tfpolicies.compat" in path.read_text()] == []
 
 
 def test_further_attributes_are_looked_up_in_one_place():
     """Other classes with a `__getattr__` pass on what they wrap, or name their own settings."""
-    core = [path for path in MODULES if room_of(path) not in ("compat", "extensions")]
-    having = {str(path.relative_to(ROOT)) for path in core if "def __getattr__" in path.read_text()}
-    assert having == {
-        "config/sectioned.py",  # settings
-        "envs/process_environments.py",  # methods of environments elsewhere
-        "models/catalog/memory.py",  # the model inside
-        "policy/kind.py",  # what traced code must not read
+    core = [path for path in MODULES if subpackages.get_subpackage(path) != "compat"]
+    modules_with_fallback = {
+        str(path.relative_to(PACKAGE)) for path in core if "def __getattr__" in path.read_text()
+    }
+    assert modules_with_fallback == {
+        "base/extensions.py",  # the registry
+        "config/base_config.py",  # settings
+        "envs/subprocess_adapter.py",  # methods of environments elsewhere
+        "models/catalog/recurrent_models.py",  # the model inside
+        "policy/hooks.py",  # what traced code must not read
         "program/traced_context.py",
-        "program/view.py",  # the model inside
+        "program/traced_arguments.py",  # the model inside
         "system/quiet_start.py",  # the module inside
     }
 
 
-def test_nothing_needs_the_door_for_those_who_extend():
-    others = [path for path in MODULES if room_of(path) != "extending"]
+def test_nothing_needs_the_module_for_authors_of_algorithms():
+    others = [path for path in MODULES if subpackages.get_subpackage(path) != "extending"]
 
-    assert [path for path in others if "extending" in imports_of(path)] == []
+    assert [path for path in others if "extending" in get_imported_subpackages(path)] == []
 
 
-def test_every_room_is_drawn_in_the_architecture():
-    drawn = (ROOT.parent / "ARCHITECTURE.md").read_text()
-    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+def test_the_architecture_names_every_subpackage():
+    page = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
+    names = {
+        path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
 
-    assert {room for room in rooms if f"`{room}/`" not in drawn} == set()
+    assert {name for name in names if f"`{name}/`" not in page} == set()

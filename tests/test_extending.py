@@ -323,10 +323,10 @@ def test_an_algorithm_that_shares_the_config_of_its_base_is_what_its_default_con
 WAITING = """
 import cloudpickle, sys
 from tfpolicies import PG, PGConfig, PGTF2Policy
-from tfpolicies.extending import later
+from tfpolicies.extending import lazy_class
 
 class Mine(PG):
-    config_class = later("MineConfig")
+    config_class = lazy_class("MineConfig")
 
 class MineConfig(PGConfig):
     pass

@@ -131,8 +131,8 @@ def main() -> int:
     for name, path in paths.items():
         table.add_row(name, *("" if x is None else f"{x:,.4g}" for x in path))
     Console().print(table)
-    if options.encode:
-        options.encode.write_text(json.dumps({k: v._asdict() for k, v in paths.items()}, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps({k: v._asdict() for k, v in paths.items()}, indent=2))
     return 0
 
 

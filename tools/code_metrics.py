@@ -192,8 +192,8 @@ def main() -> int:
         for name, number in numbers.items():
             table.add_row(name, f"{number:,}")
         console.print(table)
-    if options.encode:
-        options.encode.write_text(json.dumps(found, indent=2) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 

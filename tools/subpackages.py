@@ -50,7 +50,7 @@ def imported_names(path: Path) -> frozenset[str]:
     return frozenset(name for name in names if name.startswith("tfpolicies."))
 
 
-def subpackage(path: Path) -> str:
+def get_subpackage(path: Path) -> str:
     """Returns the subpackage or root module that a file belongs to."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -64,7 +64,7 @@ def import_graph() -> Graph:
     """Returns the subpackages with those that each of them imports."""
     graph: Graph = {name: set() for layer in LAYERS.values() for name in layer}
     for path in modules():
-        importer = subpackage(path)
+        importer = get_subpackage(path)
         if importer not in EVERYWHERE:
             imported = {name.split(".")[1] for name in imported_names(path)}
             graph[importer] |= imported - {importer, *EVERYWHERE, "__version__"}

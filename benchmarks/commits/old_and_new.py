@@ -143,7 +143,7 @@ def main() -> int:
         variants = [("whole", command) for command in options.whole]
     ratios: dict[tuple[str, str, str], list[float]] = {}
     micros: dict[tuple[str, str, str], list[float]] = {}
-    with checked_out(options.old) as old, checked_out(options.make) as new:
+    with checked_out(options.old) as old, checked_out(options.new) as new:
         for pair in range(options.pairs):
             for measurement, variant in variants:
                 found = (

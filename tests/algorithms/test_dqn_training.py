@@ -153,7 +153,7 @@ def test_the_target_is_updated_by_environment_steps():
 def test_the_target_moves_inside_the_compiled_call(monkeypatch):
     algorithm = tiny(target_network_update_freq=0, lr=0.1, tau=0.5).build()
     before = algorithm.get_policy().get_state()["target_weights"]
-    monkeypatch.setattr(PolicyState, "follow", None)  # what `update_target` would call
+    monkeypatch.setattr(PolicyState, "update_targets", None)  # what `update_target` would call
     for _ in range(2):
         result = algorithm.train()
     assert result["num_target_updates"] == 2

@@ -182,5 +182,5 @@ def test_evaluations_continue_with_their_seeds_when_exploration_changes():
     algorithm.evaluate()
     before = algorithm.evaluation_worker.seeds.num_calls
     algorithm.evaluate(explore=False)
-    assert algorithm.evaluation_worker.seeds.used > before
+    assert algorithm.evaluation_worker.seeds.num_calls > before
     algorithm.stop()

@@ -20,14 +20,14 @@ MINE = '''
 """The policy gradient with a prize for entropy."""
 
 from tfpolicies import PG, PGConfig, PGTF1Policy, PGTF2Policy
-from tfpolicies.config.lazy_class import later
+from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.models.losses import masked_mean
 
 
 class ENTTF2Policy(PGTF2Policy):
     """Rewards entropy."""
 
-    config_class = later("ENTConfig")
+    config_class = lazy_class("ENTConfig")
 
     def loss(self, model, dist_class, train_batch):
         """Returns the loss of the policy gradient, less the entropy."""
@@ -46,7 +46,7 @@ class ENTTF1Policy(ENTTF2Policy):
 class ENT(PG):
     """Trains with a prize for entropy."""
 
-    config_class = later("ENTConfig")
+    config_class = lazy_class("ENTConfig")
     policy_classes = {"tf2": ENTTF2Policy, "tf": ENTTF1Policy}
 
 

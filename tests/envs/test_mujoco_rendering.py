@@ -101,7 +101,7 @@ def test_a_value_that_mujoco_does_not_know_is_told(monkeypatch: pytest.MonkeyPat
 
 def test_a_driver_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mujoco_drawing, "_PROGRAM", HANGS)
-    monkeypatch.setattr(mujoco_drawing, "_SECONDS", 0.25)
+    monkeypatch.setattr(mujoco_drawing, "_RENDER_TIMEOUT_S", 0.25)
     monkeypatch.setenv("MUJOCO_GL", "egl")
     assert "(MUJOCO_GL='egl': it took more than 0.25 s)" in refusal(robot())
 

@@ -125,7 +125,7 @@ HOSTILE = {
     "TimeDistributed": (
         "calls", (1,), [layers.RepeatVector(1000), layers.TimeDistributed(layers.Dense(1))]),
     "MaxPooling1D": (
-        "operations", (1,),
+        "num_operations", (1,),
         [layers.RepeatVector(1 << 16), layers.MaxPooling1D(1 << 16, 1, padding="same")]),
     "Dense": ("numbers", (1 << 15,), [layers.Dense(1, kernel_regularizer=ORTHOGONAL_ROWS)]),
     # their siblings
@@ -134,9 +134,9 @@ HOSTILE = {
     "Dense, activity": (
         "numbers", (1,), [layers.Dense(1 << 15, activity_regularizer=ORTHOGONAL_COLUMNS)]),
     "Dense, Orthogonal": (
-        "operations", (8192,), [layers.Dense(8192, kernel_initializer="orthogonal")]),
+        "num_operations", (8192,), [layers.Dense(8192, kernel_initializer="orthogonal")]),
     "Dense, positions": (
-        "operations", (4096,), [layers.RepeatVector(1024), layers.Dense(4096)]),
+        "num_operations", (4096,), [layers.RepeatVector(1024), layers.Dense(4096)]),
     "Attention, concat": (
         "numbers", (64,),
         [layers.RepeatVector(1024), attend(layers.Attention, score_mode="concat")]),
@@ -177,40 +177,40 @@ HOSTILE = {
         [layers.RepeatVector(512), layers.RNN([layers.GRUCell(1) for _ in range(16)])]),
     "Bidirectional": (
         "calls", (1,), [layers.RepeatVector(4096), layers.Bidirectional(layers.GRU(1))]),
-    "LSTM, wide": ("operations", (64,), [layers.RepeatVector(250), layers.LSTM(3000)]),
-    "LSTM, Orthogonal": ("operations", (1, 1), [layers.LSTM(4096)]),
+    "LSTM, wide": ("num_operations", (64,), [layers.RepeatVector(250), layers.LSTM(3000)]),
+    "LSTM, Orthogonal": ("num_operations", (1, 1), [layers.LSTM(4096)]),
     "ConvLSTM1D": (
         "numbers", (8192,), [layers.RepeatVector(100), layers.Reshape((100, 8192, 1)),
          convolve("ConvLSTM", 1, filters=4)]),
     "ConvLSTM2D": (
-        "operations", (64,), [layers.RepeatVector(240), layers.Reshape((240, 8, 8, 1)),
+        "num_operations", (64,), [layers.RepeatVector(240), layers.Reshape((240, 8, 8, 1)),
          convolve("ConvLSTM", 2, filters=200)]),
     "ConvLSTM3D": (
-        "operations", (512,), [layers.RepeatVector(100), layers.Reshape((100, 8, 8, 8, 1)),
+        "num_operations", (512,), [layers.RepeatVector(100), layers.Reshape((100, 8, 8, 8, 1)),
          convolve("ConvLSTM", 3, filters=64)]),
-    "Conv1D": ("operations", (1 << 12, 512), times(2, lambda: convolve("Conv", 1, filters=1024))),
+    "Conv1D": ("num_operations", (1 << 12, 512), times(2, lambda: convolve("Conv", 1, filters=1024))),
     "Conv1D, dilated": (
         "numbers", (64, 64), times(8, lambda: convolve(
             "Conv", 1, filters=64, dilation_rate=60000, padding="same"))),
-    "Conv2D": ("operations", (128, 128, 256), times(2, lambda: convolve("Conv", 2, filters=256))),
-    "Conv3D": ("operations", (32, 32, 32, 64), times(2, lambda: convolve("Conv", 3, filters=128))),
+    "Conv2D": ("num_operations", (128, 128, 256), times(2, lambda: convolve("Conv", 2, filters=256))),
+    "Conv3D": ("num_operations", (32, 32, 32, 64), times(2, lambda: convolve("Conv", 3, filters=128))),
     "Conv1DTranspose": ("numbers", (1024, 8), [layers.Conv1DTranspose(8, 3, strides=1 << 14)]),
     "Conv2DTranspose": ("numbers", (16, 16, 8), [layers.Conv2DTranspose(8, 3, strides=256)]),
     "Conv3DTranspose": ("numbers", (8, 8, 8, 8), [layers.Conv3DTranspose(8, 3, strides=32)]),
-    "DepthwiseConv1D": ("operations", (1 << 22, 2), [layers.DepthwiseConv1D(256)]),
-    "DepthwiseConv2D": ("operations", (2048, 2048, 2), [layers.DepthwiseConv2D(16)]),
-    "SeparableConv1D": ("operations", (1 << 20, 4), [layers.SeparableConv1D(4, 1024)]),
-    "SeparableConv2D": ("operations", (1024, 1024, 4), [layers.SeparableConv2D(4, 32)]),
-    "AveragePooling1D": ("operations", (1 << 20, 1), [layers.AveragePooling1D(1 << 13, 1)]),
-    "AveragePooling2D": ("operations", (1024, 1024, 1), [layers.AveragePooling2D(64, 1)]),
-    "AveragePooling3D": ("operations", (128, 128, 128, 1), [layers.AveragePooling3D(16, 1)]),
-    "MaxPooling2D": ("operations", (1024, 1024, 1), [layers.MaxPooling2D(64, 1)]),
-    "MaxPooling3D": ("operations", (128, 128, 128, 1), [layers.MaxPooling3D(16, 1)]),
+    "DepthwiseConv1D": ("num_operations", (1 << 22, 2), [layers.DepthwiseConv1D(256)]),
+    "DepthwiseConv2D": ("num_operations", (2048, 2048, 2), [layers.DepthwiseConv2D(16)]),
+    "SeparableConv1D": ("num_operations", (1 << 20, 4), [layers.SeparableConv1D(4, 1024)]),
+    "SeparableConv2D": ("num_operations", (1024, 1024, 4), [layers.SeparableConv2D(4, 32)]),
+    "AveragePooling1D": ("num_operations", (1 << 20, 1), [layers.AveragePooling1D(1 << 13, 1)]),
+    "AveragePooling2D": ("num_operations", (1024, 1024, 1), [layers.AveragePooling2D(64, 1)]),
+    "AveragePooling3D": ("num_operations", (128, 128, 128, 1), [layers.AveragePooling3D(16, 1)]),
+    "MaxPooling2D": ("num_operations", (1024, 1024, 1), [layers.MaxPooling2D(64, 1)]),
+    "MaxPooling3D": ("num_operations", (128, 128, 128, 1), [layers.MaxPooling3D(16, 1)]),
     "EinsumDense": (
-        "operations", (1 << 11, 1 << 11), [layers.EinsumDense("abc,cd->abd", (1 << 11, 2048))]),
+        "num_operations", (1 << 11, 1 << 11), [layers.EinsumDense("abc,cd->abd", (1 << 11, 2048))]),
     "Dot": ("numbers", (1 << 14, 1), [lambda x: layers.Dot(axes=2)([x, x])]),
     "Add": ("numbers", (1 << 13, 1), [lambda x: layers.Add()([x, layers.Permute((2, 1))(x)])]),
-    "Add, often": ("operations", (BIG,), [lambda x: layers.Add()([x] * 100)]),
+    "Add, often": ("num_operations", (BIG,), [lambda x: layers.Add()([x] * 100)]),
     "Concatenate": ("numbers", (1 << 20,), [lambda x: layers.Concatenate()([x] * 64)]),
     "op Matmul": ("numbers", (1 << 13, 1), [lambda x: ops.matmul(x, ops.transpose(x, (0, 2, 1)))]),
     "op Einsum": (
@@ -331,7 +331,7 @@ def long_model():
 @pytest.fixture
 def few_calls(monkeypatch):
     """Lowers the limit of calls, so that a giant is soon made."""
-    monkeypatch.setattr(work_module, "LIMITS", dataclasses.replace(WORK_LIMITS, calls=20))
+    monkeypatch.setattr(work_module, "WORK_LIMITS", dataclasses.replace(WORK_LIMITS, calls=20))
 
 
 @pytest.fixture(scope="module")

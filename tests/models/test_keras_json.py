@@ -167,7 +167,7 @@ def test_a_model_of_listed_and_registered_layers_is_rebuilt(inner):
     rebuilt.set_weights(model.get_weights())
     rows = np.array([[0.1, -0.2, 0.3]], np.float32)
     np.testing.assert_allclose(rebuilt(rows), model(rows), rtol=1e-6)
-    assert not rebuilt.compile_update
+    assert not rebuilt.compiled
 
 
 def test_a_functional_model_with_operators_is_rebuilt():

@@ -333,7 +333,7 @@ def test_views_of_nested_spaces_are_nested_and_have_no_mask():
 
 def test_a_reward_that_is_not_told_is_zero():
     session = policy_of("tf").session()
-    past = session.recurrent_state._past["rewards"][0]
+    past = session.recurrent_state._history["rewards"][0]
     session.act([1.0])
     session.act([2.0], reward=5.0)
     assert past[0].tolist()[-2:] == [5.0, 0.0]

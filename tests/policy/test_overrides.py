@@ -271,7 +271,7 @@ def test_a_function_that_is_traced_too_often_is_named_with_what_changed():
     functions, dtype = policy.program.functions, tf.float32
     functions.traces.record("act", tf.zeros([2, 3], dtype))
     with pytest.raises(RetraceError, match=r"'act' was traced 3 times.* 0 was float32\[2, "):
-        functions.traces.note("act", tf.zeros([4, 3], dtype))
+        functions.traces.record("act", tf.zeros([4, 3], dtype))
     for wrong in (-1, 1.5, True):
         with pytest.raises(ConfigError, match="eager_max_retraces"):
             make(eager_max_retraces=wrong)

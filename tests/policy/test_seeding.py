@@ -180,9 +180,9 @@ def test_a_call_among_many_policies_draws_where_the_steps_before_it_stopped():
     numbers = np.empty((3, 2), np.float32), np.empty((3, 2), np.float32)
     with one.driver.acting.prefetch_noise(20):
         acted(one, [4])
-        one.driver.acting.drawn(3, True, numbers=numbers[0])
+        one.driver.acting.prepare_call(3, True, out=numbers[0])
     acted(other, [4])
-    other.driver.acting.drawn(3, True, numbers=numbers[1])
+    other.driver.acting.prepare_call(3, True, out=numbers[1])
     np.testing.assert_array_equal(*numbers)
 
 

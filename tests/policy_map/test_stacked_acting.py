@@ -248,7 +248,7 @@ def test_new_weights_act_at_once(inference):
 def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
     policies = made(3)
     states = [policy._state for policy in policies.values()]
-    stack = stacked.WeightStack(policies["p0"].program.layout.of("model", "filter"), 3)
+    stack = stacked.WeightStack(policies["p0"].program.layout.get_slots("model", "filter"), 3)
     stack.refresh(states)
     stack.refresh(states)
     assert stack.num_copies == 3
@@ -287,7 +287,7 @@ def test_the_memory_of_stacks_is_bounded(monkeypatch):
         for j in range(i):
             compute_actions(policies, {f"p{i}": obs[f"p{i}"], f"p{j}": obs[f"p{j}"]})
     assert len(actor._stacks) == 4
-    monkeypatch.setattr(actor, "_most", 5)
+    monkeypatch.setattr(actor, "_max_rows", 5)
     compute_actions(policies, {name: obs[name] for name in ("p0", "p1", "p2")})
     assert [stack.rows for stack in actor._stacks.values()] == [2, 3]
     monkeypatch.setattr(actor, "max_states", 2)  # larger groups are split
@@ -420,7 +420,7 @@ def test_a_runtime_that_cannot_act_is_named(monkeypatch):
     def refuse(inference):
         raise ConfigError("the model cannot run in ONNX Runtime")
 
-    monkeypatch.setattr(policies["p0"].program.inference, "actor", refuse)
+    monkeypatch.setattr(policies["p0"].program.inference, "get_runtime", refuse)
     with pytest.raises(ConfigError, match="Policy 'p0': the model cannot run"):
         compute_actions(policies, given(policies, 2)[0])
     assert policies["p0"].global_timestep == 0

@@ -56,7 +56,7 @@ def map_of(*ids, **arguments):
 
 def file_of(m, policy_id):
     page = m._cache[m.get_handle(policy_id)._state]
-    return page.stash.path(page.name)
+    return page.stash.get_path(page.name)
 
 
 # -- no space -------------------------------------------------------------------------------------

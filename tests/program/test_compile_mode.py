@@ -74,12 +74,12 @@ KINDS = {
 def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
     model, expected = KINDS[kind]
     policy = make(model=model, jit_compile="auto")
-    policy.driver.learning.resolve()
-    assert policy.program.updates.form is expected
+    policy.driver.learning.resolve_auto_settings()
+    assert policy.program.updates.compile_mode is expected
     assert policy.config["jit_compile"] is (expected is not CompileMode.PLAIN)
     wanted = make(model=model, jit_compile=True)
     wanted.driver.learning.resolve()
-    assert wanted.program.updates.form is (
+    assert wanted.program.updates.compile_mode is (
         CompileMode.STEP if expected is CompileMode.PLAIN else expected
     )
 
@@ -113,7 +113,7 @@ def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class
     batch, results = random_batch(plain, 12), []
     for policy, form in ((plain, CompileMode.PLAIN), (compiled, CompileMode.STEP)):
         policy._learner.discover_columns()
-        policy.program.updates.form = form
+        policy.program.updates.compile_mode = form
         results.append(policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"])
         assert max(policy.program.functions.traces.values()) == 1
     assert results[0] == pytest.approx(results[1], rel=1e-4, abs=1e-5)
@@ -125,7 +125,7 @@ def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class
 
 def in_pieces(monkeypatch, policy, minibatches):
     monkeypatch.setattr(
-        policy.program.updates._chunk_sizer, "minibatches", lambda size: minibatches
+        policy.program.updates._chunk_sizer, "get_chunk_size", lambda size: minibatches
     )
 
 
@@ -181,7 +181,7 @@ def test_an_update_interrupted_between_pieces_leaves_the_policy_as_it_was(
             signal.raise_signal(signal.SIGINT)
         return 1
 
-    monkeypatch.setattr(policy.program.updates._chunk_sizer, "minibatches", minibatches)
+    monkeypatch.setattr(policy.program.updates._chunk_sizer, "get_chunk_size", minibatches)
     with pytest.raises(KeyboardInterrupt):
         policy.learn_epochs(batch, 2, 4)
     after = policy.get_state()
@@ -286,7 +286,7 @@ def test_a_form_that_cannot_be_compiled_gives_way_to_the_next(monkeypatch, caplo
         assert policy.learn_epochs(batch, 2, 4)["num_agent_steps_trained"] == 8
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [f"{line}Autotuner could not find any supported configs" for line in GIVE_WAY]
-    assert policy.program.updates.form is CompileMode.PLAIN
+    assert policy.program.updates.compile_mode is CompileMode.PLAIN
     for _ in range(2):
         plain.learn_epochs(batch, 2, 4)
     assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
@@ -400,7 +400,7 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
         old.pop("tfpolicies_version")
         write_checkpoint(tmp_path, POLICY_MANIFEST, old, checkpoint.arrays)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
-    restored.driver.learning.resolve()
+    restored.driver.learning.resolve_auto_settings()
     restored.driver.learning.resolve()
     assert restored.config["jit_compile"] is False
     (line,) = (record.getMessage() for record in caplog.records)
@@ -408,13 +408,13 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
     kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
     kept.driver.learning.resolve()
     assert kept.config["jit_compile"] is True
-    assert kept.program.updates.form is CompileMode.STEP
+    assert kept.program.updates.compile_mode is CompileMode.STEP
 
 
 def test_what_a_user_chose_stays_in_checkpoints(tmp_path, caplog):
     make(obs=IMAGES, model=CONVOLUTIONS, jit_compile=True).export_checkpoint(tmp_path)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
-    restored.driver.learning.resolve()
+    restored.driver.learning.resolve_auto_settings()
     assert restored.config["jit_compile"] is True
     assert not caplog.records
 

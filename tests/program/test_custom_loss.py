@@ -131,7 +131,7 @@ def test_a_loss_that_does_not_weigh_rows_is_not_compiled():
     batch = batch_for(with_model(Linear), 5)
     automatic = with_model(MaskIgnored, jit_compile="auto")
     automatic.learn_on_batch(batch)
-    assert automatic.program.updates.form is CompileMode.PLAIN
+    assert automatic.program.updates.compile_mode is CompileMode.PLAIN
     with pytest.raises(ConfigError, match="custom_loss of the model does not read it"):
         with_model(MaskIgnored, jit_compile=True).learn_on_batch(batch)
 

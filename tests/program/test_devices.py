@@ -80,14 +80,14 @@ def run(kind, num_gpus, default):
         batch = random_batch(policy, 12)
         policy._learner.discover_columns()
         if kind == "step":
-            policy.program.updates.form = Form.STEP
+            policy.program.updates.compile_mode = CompileMode.STEP
         acted = policy.compute_actions(batch["obs"], explore=False) if kind != "memory" else None
         acting = context.context().export_run_metadata().partition_graphs
         stats = policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"]
         graphs = context.context().export_run_metadata().partition_graphs
     inside = policy.program.runtime.functions
     return {
-        "form": policy.program.updates.form.name,
+        "form": policy.program.updates.compile_mode.name,
         "variables": sorted({device_of(x.handle.device) for x in inside.resident}),
         "operations": operations_in(graphs),
         "convolutions": [x for x in operations_in(acting) if "FusedConv2D" in x],
@@ -193,11 +193,11 @@ def fresh(monkeypatch):
 def test_in_a_users_process_one_line_says_how_and_nothing_is_set(fresh, caplog):
     machine = Machine(fresh)
     for _ in range(2):
-        gpus.limit_gpus(wanted=False)
+        gpus.limit_gpus(uses_gpu=False)
     assert "num_gpus=0" in caplog.text
     assert "tf.config.set_visible_devices([], 'GPU')" in caplog.text
     assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in caplog.text
-    gpus.limit_gpus(wanted=True)
+    gpus.limit_gpus(uses_gpu=True)
     assert (len(caplog.records), machine.done) == (2, [])
 
 
@@ -212,7 +212,7 @@ def test_where_a_user_limits_the_gpu_nothing_is_said(fresh, caplog, how):
     else:
         machine.visible = []
     for wanted in (False, True):
-        gpus.limit_gpus(wanted=wanted)
+        gpus.limit_gpus(uses_gpu=wanted)
     assert (caplog.records, machine.done) == ([], [])
 
 
@@ -220,8 +220,8 @@ def test_where_a_user_limits_the_gpu_nothing_is_said(fresh, caplog, how):
 def test_in_a_process_of_the_package_the_gpu_is_hidden_unless_it_is_wanted(fresh, caplog):
     machine = Machine(fresh)
     gpus.claim_process()
-    gpus.limit_gpus(wanted=True)
-    gpus.limit_gpus(wanted=False)
+    gpus.limit_gpus(uses_gpu=True)
+    gpus.limit_gpus(uses_gpu=False)
     assert machine.done == [["grow", "GPU:0", True], ["see", [], "GPU"]]
     assert caplog.records == []
 
@@ -229,7 +229,7 @@ def test_in_a_process_of_the_package_the_gpu_is_hidden_unless_it_is_wanted(fresh
 def test_a_process_whose_tensorflow_has_started_is_left_as_it_is(fresh, caplog):
     machine = Machine(fresh, started=True)
     gpus.claim_process()
-    gpus.limit_gpus(wanted=False)
+    gpus.limit_gpus(uses_gpu=False)
     assert machine.visible == ["GPU:0"]
     assert len(caplog.records) == 1
 

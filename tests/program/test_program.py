@@ -85,7 +85,7 @@ def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
     monkeypatch.setitem(RUNTIMES, "own", way("Own Runtime", Own))
     monkeypatch.setitem(RUNTIMES, "wrong", way("Wrong Runtime", Wrong))
     inference = make(model={"fcnet_hiddens": [2]}).program.inference
-    assert inference.actor("own").rows == [1, 7]
+    assert inference.get_runtime("own").rows == [1, 7]
     assert inference.get_stacked_runtime("own") is None
     with pytest.raises(ConfigError, match=r"Wrong Runtime gives different values .*difference 1\)"):
         inference.actor("wrong")
@@ -332,7 +332,7 @@ def test_xla_is_refused_for_a_loss_that_ignores_the_mask():
         policy.learn_on_batch(batch_for(policy, 4))
     auto = make(PlainMean, jit_compile="auto")
     auto.learn_on_batch(batch_for(auto, 4))
-    assert auto.program.updates.form is CompileMode.PLAIN
+    assert auto.program.updates.compile_mode is CompileMode.PLAIN
 
 
 def test_a_missing_or_misshapen_column_is_named_before_anything_changes():

@@ -365,7 +365,7 @@ def test_an_evaluation_that_does_not_end_is_cut_and_says_so(several, caplog):
 
 
 def test_an_evaluation_without_a_timeout_reports_a_long_episode(monkeypatch, caplog):
-    monkeypatch.setattr(evaluation, "LONG", 50)
+    monkeypatch.setattr(evaluation, "LONG_EPISODE_STEPS", 50)
     envs = make_environments(lambda context: CountingEnv(0, [80]), 1, EnvContext({}))
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         assert len(play_episodes(zero_policy(), envs, EvaluationDuration(1, True))) == 1
@@ -377,7 +377,7 @@ def test_an_evaluation_without_a_timeout_reports_a_long_episode(monkeypatch, cap
 @pytest.mark.parametrize("several", [False, True])
 def test_whole_episodes_report_one_that_does_not_end(several, monkeypatch, caplog):
     for module in (single_agent_sampler, multi_agent_sampler):
-        monkeypatch.setattr(module, "LONG", 50)
+        monkeypatch.setattr(module, "LONG_EPISODE_STEPS", 50)
 
     def long(context):
         return CountingEnv(0, [120])

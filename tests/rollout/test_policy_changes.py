@@ -190,7 +190,7 @@ def test_a_policy_that_cannot_be_evaluated_is_added_to_nobody(monkeypatch):
         raise RuntimeError(f"no copy of {policy_id}")
 
     with monkeypatch.context() as patched:
-        patched.setattr(algorithm._evaluator, "copy_of", refuse)
+        patched.setattr(algorithm._evaluator, "copy_policy", refuse)
         with pytest.raises(RuntimeError, match="no copy of second"):
             algorithm.add_policy("second", PPOTF2Policy, **ADDED)
     assert [roles_of(workers) for workers in both] == before

@@ -165,7 +165,7 @@ def runs(options: argparse.Namespace) -> Iterator[tuple[int, Any, Combination]]:
         named = f"{cls.__name__} {combination}"
         if number >= getattr(options, "from") and options.only in named:
             yield number, cls, combination
-            if number + 1 >= options.from_outputs:
+            if number + 1 >= options.to:
                 return
 
 

@@ -210,7 +210,7 @@ def main() -> int:
             if options.only and options.only not in name:
                 continue
             count = max(1, round(share * options.count))
-            tally = tried(name, victim, count, options.seed, options.skips_updates)
+            tally = tried(name, victim, count, options.seed, options.skip)
             kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(tally.kinds.items()))
             print(f"{name}: {tally}\n    ({kinds})", flush=True)
             print(

@@ -461,10 +461,10 @@ def main() -> int:
     if options.what == "play":
         print(json.dumps(digests(options.folder), indent=2))
         return 0
-    with checked_out(options.old) as old, checked_out(options.make) as new:
+    with checked_out(options.old) as old, checked_out(options.new) as new:
         one, other = (digests_of(tree, options.folder) for tree in (old, new))
     differing = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
-    print(f"{len(one)} arrays of {options.old}, {len(other)} of {options.make}")
+    print(f"{len(one)} arrays of {options.old}, {len(other)} of {options.new}")
     print(f"{len(differing)} differ" + "".join(f"\n  {key}" for key in differing))
     return bool(differing)
 

@@ -41,7 +41,7 @@ def map_with(path, **numbers):
 
 def end(policies):
     """Leaves a map as a killed process does."""
-    policies._store._held.release()
+    policies._store._folder_lock.release()
 
 
 def names(folder):
@@ -124,7 +124,7 @@ def test_a_frozen_image_without_a_record_keeps_its_id_from_nobody(tmp_path):
 
 
 def test_a_stopped_process_that_freezes_is_not_waited_for_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.1)
+    monkeypatch.setattr(folder_lock, "_TIMEOUT_SECONDS", 0.1)
     policies = map_with(tmp_path, a=1.0, b=2.0)
     policies.freeze("b")
     descriptor = os.open(tmp_path / "frozen", os.O_RDONLY)
@@ -184,7 +184,7 @@ def test_the_temporary_link_of_an_export_lies_where_the_next_one_removes_it(tmp_
 
 
 def test_who_waits_for_a_stopped_export_gets_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.1)
+    monkeypatch.setattr(folder_lock, "_TIMEOUT_SECONDS", 0.1)
     with exclusive_access(tmp_path) as is_alone:
         assert is_alone
         with pytest.raises(FolderInUseError, match=r"Let that process continue, or end it"):

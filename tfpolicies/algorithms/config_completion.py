@@ -81,7 +81,7 @@ def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
             f"is {expected_name}, which has no such setting, so that no checkpoint could be "
             "restored. "
             f"Subclass {algorithm_class.__name__}, set `config_class = {name}` in it (or "
-            f'`later("{name}")` if the config is defined below it), and build that class.'
+            f'`lazy_class("{name}")` if the config is defined below it), and build that class.'
         )
 
 

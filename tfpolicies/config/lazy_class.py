@@ -42,7 +42,7 @@ def lazy_class(name: str) -> Any:
     Use it where the loss and policies of an algorithm are defined before its config::
 
         class PPOTFPolicy(TFPolicy):
-            config_class = later("PPOConfig")
+            config_class = lazy_class("PPOConfig")
 
     Args:
         name: of a class that the same module defines.

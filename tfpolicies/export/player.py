@@ -1404,7 +1404,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     loaded = [name for name in NOT_NEEDED if name in sys.modules]
     returns, steps = result.returns, sum(result.lengths)
     mean, std = float(np.mean(returns)), float(np.std(returns))
-    if options.encode:
+    if options.json:
         reported_options = {
             name: getattr(options, name) for name in ("env", "episodes", "seed", "sample")
         }

@@ -388,7 +388,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             config["__session_creator"] = session_creator
         policy: Any = policy_cls(observation_space, action_space, config)
         if session_creator is not None:
-            policy.driver.program.runtime.open(policy.driver.state)
+            policy.driver.program.runtime.open_session(policy.driver.state)
         self[policy_id] = policy
         override = dict(config_override or {})
         self.specs[policy_id] = PolicySpec(policy_cls, observation_space, action_space, override)

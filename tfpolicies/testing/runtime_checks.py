@@ -74,7 +74,7 @@ def runtimes(subject: PolicyUnderTest) -> str:
     else:
         name = "onnx" if name == "auto" else name
         runtime_name, worst, runtime = RUNTIMES[name].name, 0.0, _get_runtime(program, name)
-        names = [port.name for port in program.act_layout.ports()]
+        names = [port.name for port in program.act_layout.get_ports()]
         generator = policy.driver.generator
         for rows in (1, DEFAULT_ROWS):
             inputs = subject.draw_inputs(rows, rng)
