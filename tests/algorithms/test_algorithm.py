@@ -385,7 +385,11 @@ def test_callbacks_come_at_their_moments_and_may_add_results():
 
 NOTES = {
     "a text": ("custom_metrics", "fast", r"custom_metrics\['x'\] must be a number, got 'fast'"),
-    "nothing": ("custom_metrics", None, r"custom_metrics\['x'\] must be a number, got None\. `epi"),
+    "nothing": (
+        "custom_metrics",
+        None,
+        r"custom_metrics\['x'\] must be a number, got None\. Use `epi",
+    ),
     "a list": ("custom_metrics", [1.0], r"custom_metrics\['x'\] must be a number, got \[1\.0\]"),
     "a number": ("hist_data", 1.0, r"hist_data\['x'\] must be a list of numbers, got 1\.0"),
     "texts": ("hist_data", ["a"], r"hist_data\['x'\] must be a list of numbers, got \['a'\]"),

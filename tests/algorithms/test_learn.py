@@ -299,7 +299,7 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
         ),
         (
             {"total_timesteps": 9, "callbacks": [keras.callbacks.ReduceLROnPlateau()]},
-            r'set_hyper\("lr", lr\)',
+            r'set_hyperparameter\("lr", lr\)',
         ),
     ],
 )

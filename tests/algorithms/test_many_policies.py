@@ -767,7 +767,7 @@ def test_what_a_file_cannot_hold_is_given_once_for_policies_that_were_added_too(
 def test_a_mapping_that_a_file_cannot_hold_is_asked_for(tmp_path, caplog):
     config = config_of(policy_mapping_fn=lambda agent_id, *args, **kwargs: "left")
     config.debugging(log_level="WARN").build().save(tmp_path)
-    assert "policy_mapping_fn (test_many_policies:" in caplog.text
+    assert "policy_mapping_fn (algorithms.test_many_policies:" in caplog.text
     with pytest.raises(CheckpointError, match=r"\(path, policy_mapping_fn=\.\.\.\)"):
         Algorithm.from_checkpoint(tmp_path, config={"env": Staged})
     again = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=all_left, config={"env": Staged})

@@ -159,7 +159,7 @@ def test_the_name_of_an_algorithm_may_be_written_in_small_letters(capsys) -> Non
         (["train", "CartPole-v1", "--set", "fcnet_hidden=[8]"], "'model.fcnet_hiddens'"),
         (
             ["train", "CartPole-v1", "--set", "model.fcnet_hidden=8"],
-            "'post_fcnet_hiddens'? A model",
+            "'post_fcnet_hiddens'? Pass a custom model",
         ),
         (["train", "CartPole-v1", "--set", "gamma"], "takes name=value"),
         (["train", "CartPole-v1", "--set", "gamma=2"], "gamma must be a number in [0, 1], got 2"),
@@ -759,7 +759,7 @@ def test_the_player_runs_out_of_a_zip_file_too(here: Path, trained: Path) -> Non
         "from pathlib import Path\n"
         "from tfpolicies.cli import serving\n"
         "assert '.zip' in serving.__file__\n"
-        "played = serving.play_in_own_process(Path('exported'), 'CartPole-v1', 2, 0)\n"
+        "played = serving.play_in_subprocess(Path('exported'), 'CartPole-v1', 2, 0)\n"
         "print(played['episodes'], played['loaded'])\n"
     )
     done = subprocess.run(

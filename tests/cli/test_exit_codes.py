@@ -341,7 +341,7 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost(capfd: pytest.CaptureFi
 def test_the_destructor_of_what_a_signal_left_half_made_reports_nothing() -> None:
     code = """
 import signal
-from tfpolicies.system.signal_handling import SignalEnd, Signals
+from tfpolicies.system.signal_handling import ShutdownHandler, SignalInterrupt
 
 class HalfMade:
     def __init__(self):
@@ -352,10 +352,10 @@ class HalfMade:
         print("deleted", flush=True)
         del self.handle
 
-with Signals():
+with ShutdownHandler():
     try:
         HalfMade()
-    except SignalEnd:
+    except SignalInterrupt:
         print("ended", flush=True)
 """
     with program(code) as process:
@@ -394,9 +394,9 @@ def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_no
 def test_a_forked_child_has_the_signals_that_were_found() -> None:
     code = """
 import os, signal, time, warnings
-from tfpolicies.system.signal_handling import Signals
+from tfpolicies.system.signal_handling import ShutdownHandler
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
-with Signals():
+with ShutdownHandler():
     child = os.fork()
     if child == 0:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -432,8 +432,8 @@ def test_standard_files_that_are_closed_stay_nothing(tmp_path: Path) -> None:
 import os, sys
 os.closerange(0, 3)
 sys.stdin = sys.stdout = sys.stderr = None
-from tfpolicies.system.log_suppression import native_stderr_without
-with native_stderr_without():
+from tfpolicies.system.log_suppression import suppress_native_stderr
+with suppress_native_stderr():
     pass
 from tfpolicies.cli import main
 sys.argv[1:] = ["--help"]

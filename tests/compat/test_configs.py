@@ -89,7 +89,7 @@ def test_without_the_names_for_porting_an_error_says_where_they_are():
     of_ported_code, of_another_config = done.stdout.splitlines()
     told = "RLlib finds it after `import tfpolicies.compat`"
     assert f"has no such setting. Code written for {told}" in of_ported_code
-    assert "set in their own config, such as PPOConfig" in of_another_config
+    assert "in their config, such as PPOConfig" in of_another_config
     assert told not in of_another_config
 
 

@@ -495,7 +495,7 @@ def frames(self, *args):
         ({"forward": lambda self, d, s, n: (d["nothing"], s)}, r"with obs \[2, 3\]: 'nothing'"),
         ({"__init__": with_tf_variable}, r"tf.Variable 'log_std:0'.*keras.Variable\("),
         ({"__init__": functional_with_numpy}, "write keras.ops.square for np.square"),
-        ({"__init__": frames}, r"view_requirements\['prev_n_infos'\].*Keep"),
+        ({"__init__": frames}, r"view_requirements\['prev_n_infos'\].*Store"),
         ({"__init__": lambda self: None}, "Refused could not be constructed"),
         ({"get_initial_state": lambda self: [np.ones(2)]}, r"get_initial_state\(\)\[0\] must be z"),
         ({"get_initial_state": lambda self: [np.zeros(2)]}, "must also estimate the values"),

@@ -137,5 +137,5 @@ def test_a_policy_by_itself_takes_names_of_filters_only():
         make(observation_filter=Counting)
     with pytest.raises(ConfigError, match=r"a function f\(shape\) that returns a filter, got 'x'"):
         OwnFilter.from_params({"make": "x"})
-    with pytest.raises(ConfigError, match=r"or f\(shape\) that gives a filter, got 'Filter'"):
+    with pytest.raises(ConfigError, match=r"or f\(shape\) that returns a filter, got 'Filter'"):
         PPOConfig().rollouts(observation_filter="Filter")

@@ -28,8 +28,8 @@ HANGS = IMPORTS + "time.sleep(600)"
 DRAWS_ONCE = f"""
 {IMPORTS}
 import numpy as np
-from tfpolicies.envs.mujoco_drawing import _received, _send
-_received(sys.stdin.buffer)
+from tfpolicies.envs.mujoco_drawing import _receive, _send
+_receive(sys.stdin.buffer)
 _send(sys.stdout.buffer, {{"0": np.zeros((32, 32, 3), np.uint8)}})
 os.kill(os.getpid(), signal.SIGSEGV)
 """

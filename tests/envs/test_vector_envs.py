@@ -486,5 +486,7 @@ def test_an_environment_that_cannot_be_made_says_why():
 
 def test_environments_with_other_spaces_than_the_first_one_are_refused():
     envs = [gym.make(name) for name in ("CartPole-v1", "CartPole-v1", "Pendulum-v1")]
-    with pytest.raises(EnvError, match=r"^Environment 2 has the observation space Box.*share one"):
+    with pytest.raises(
+        EnvError, match=r"^Environment 2 has the observation space Box.*must have the same"
+    ):
         SyncEnvAdapter(envs)

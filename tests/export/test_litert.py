@@ -159,7 +159,7 @@ def test_what_cannot_be_converted_is_named_and_nothing_is_written(tmp_path, capf
     [
         (np.zeros((2, 4)), r"observations must have the shape \[N, 3\], got \[2, 4\]"),
         (np.zeros(3), r"observations must have the shape \[N, 3\], got \[3\]"),
-        (np.zeros((0, 3)), "one at least"),
+        (np.zeros((0, 3)), "at least one"),
         ("far", "cannot be read: ValueError"),
     ],
 )

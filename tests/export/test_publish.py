@@ -17,7 +17,7 @@ from tfpolicies.export.publish import (
 _CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from tfpolicies.export.publish import place_files, place_version, place_whole, staging_folder
+from tfpolicies.export.publish import publish_files, publish_version, publish_folder, open_staging_folder
 
 root = Path(sys.argv[1])
 EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "shutil.copyfile")
@@ -25,7 +25,7 @@ NAMES = ["model.onnx", "play.py", "policy_spec.json"]
 
 
 def export(target, content, version):
-    with staging_folder(target) as staged:
+    with open_staging_folder(target) as staged:
         for name in NAMES:
             (staged / name).write_text("same" if name == "play.py" else content + name)
         if version:
@@ -33,10 +33,10 @@ def export(target, content, version):
             folder.mkdir()
             for name in NAMES:
                 os.rename(staged / name, folder / name)
-            if not place_whole(staged, target):
-                place_version(folder, target)
+            if not publish_folder(staged, target):
+                publish_version(folder, target)
         else:
-            place_files(staged, target, NAMES)
+            publish_files(staged, target, NAMES)
 
 
 def die_at(number):

@@ -28,7 +28,7 @@ from tfpolicies.policy.policy import ActionBatch
 
 PACKAGE = Path(tfpolicies.__file__).parent
 ARGUMENTS = {
-    "algorithms/recording.py": 1,
+    "algorithms/policy_recording.py": 1,
     "policy_map/policy_map.py": 1,
     "rollout/policy_changes.py": 1,
 }

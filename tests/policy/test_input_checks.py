@@ -63,10 +63,10 @@ def test_numbers_that_would_change_on_their_way_to_the_dtype_of_the_space_are_re
         np.testing.assert_array_equal(acted.extras["action_dist_inputs"], expected)
     scaled = (whole / 255).astype(np.float32)
     for act in everywhere(policy, scaled):
-        with pytest.raises(ObservationError, match=r"numbers of uint8, .*\] is 0\.[05]\d+\. Give"):
+        with pytest.raises(ObservationError, match=r"numbers of uint8, .*\] is 0\.[05]\d+\. Pass"):
             act()
     for value in (256, -1):
-        with pytest.raises(ObservationError, match=rf"obs_batch\[1, 2\] is {value}\. Give"):
+        with pytest.raises(ObservationError, match=rf"obs_batch\[1, 2\] is {value}\. Pass"):
             policy.compute_actions(np.array([[0, 0, 0], [0, 0, value]]))
 
 

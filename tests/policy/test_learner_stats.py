@@ -36,7 +36,7 @@ def test_statistics_that_nothing_reads_are_an_error(no_extensions):
             return super().loss(model, dist_class, train_batch) + self._mean_kl_loss
 
     policy = make(Ported)
-    with pytest.raises(ConfigError, match=r"keeps _mean_kl_loss on self.*self\.record\(kl="):
+    with pytest.raises(ConfigError, match=r"stores _mean_kl_loss on self.*self\.record\(kl="):
         policy.learn_on_batch(random_batch(policy, 4))
     policy = make(Reading)
     with pytest.raises(PolicyOwnedError, match=r"read self\._mean_kl_loss"):

@@ -187,7 +187,10 @@ def test_what_fills_up_short_sequences_changes_nothing():
 
 def every_variable(policy):
     """The variables of the model as `get_weights` told them once: with seeds that nobody reads."""
-    return {slot.key: policy._state.arrays[slot.key] for slot in policy.program.layout.get_slots("model")}
+    return {
+        slot.key: policy._state.arrays[slot.key]
+        for slot in policy.program.layout.get_slots("model")
+    }
 
 
 def keras_model(**dropout):

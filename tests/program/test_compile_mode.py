@@ -78,7 +78,7 @@ def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
     assert policy.program.updates.compile_mode is expected
     assert policy.config["jit_compile"] is (expected is not CompileMode.PLAIN)
     wanted = make(model=model, jit_compile=True)
-    wanted.driver.learning.resolve()
+    wanted.driver.learning.resolve_auto_settings()
     assert wanted.program.updates.compile_mode is (
         CompileMode.STEP if expected is CompileMode.PLAIN else expected
     )
@@ -348,7 +348,7 @@ from helpers.factories import batch_for, make
 from tfpolicies.program.runtimes import function, runtime
 
 runtime.COMPILE_SECONDS = 0.1
-function.Traced.rehearse = lambda self, *inputs: time.sleep(600)
+function.TracedFunction.warm_up = lambda self, *inputs: time.sleep(600)
 policy = make(jit_compile="auto")
 policy.learn_epochs(batch_for(policy, 8), 2, 4)
 print("learned", policy.num_grad_updates)
@@ -401,12 +401,12 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
         write_checkpoint(tmp_path, POLICY_MANIFEST, old, checkpoint.arrays)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
     restored.driver.learning.resolve_auto_settings()
-    restored.driver.learning.resolve()
+    restored.driver.learning.resolve_auto_settings()
     assert restored.config["jit_compile"] is False
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("jit_compile='auto' is False now")
     kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
-    kept.driver.learning.resolve()
+    kept.driver.learning.resolve_auto_settings()
     assert kept.config["jit_compile"] is True
     assert kept.program.updates.compile_mode is CompileMode.STEP
 

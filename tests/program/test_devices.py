@@ -37,7 +37,7 @@ from tfpolicies.program import functions
 from tfpolicies.program.compile_mode import CompileMode
 from tfpolicies.testing import random_batch
 
-functions.learner_device = lambda num_gpus: "/cpu:1" if num_gpus else "/cpu:0"
+functions.choose_learner_device = lambda num_gpus: "/cpu:1" if num_gpus else "/cpu:0"
 lines = []
 handler = logging.Handler()
 handler.emit = lambda record: lines.append(record.getMessage())

@@ -88,7 +88,7 @@ def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
     assert inference.get_runtime("own").rows == [1, 7]
     assert inference.get_stacked_runtime("own") is None
     with pytest.raises(ConfigError, match=r"Wrong Runtime gives different values .*difference 1\)"):
-        inference.actor("wrong")
+        inference.get_runtime("wrong")
 
 
 class Sure:

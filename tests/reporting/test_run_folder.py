@@ -134,7 +134,7 @@ def test_a_run_of_a_process_that_is_going_is_held_once_it_has_gone(tmp_path: Pat
     (path,) = tmp_path.iterdir()
     code = (
         "import sys, time\nfrom tfpolicies.reporting.run_folder import RunFolder\n"
-        "with RunFolder.open(sys.argv[1]).hold():\n    print(flush=True)\n    time.sleep(0.5)"
+        "with RunFolder.open(sys.argv[1]).acquire():\n    print(flush=True)\n    time.sleep(0.5)"
     )
     command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:

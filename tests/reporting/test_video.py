@@ -92,7 +92,7 @@ def test_a_gif_of_a_high_rate_leaves_pictures_out_and_keeps_the_time(tmp_path: P
 def test_an_error_leaves_the_file_that_was_there_before(tmp_path: Path) -> None:
     for name in ("a.mp4", "a.gif"):
         (tmp_path / name).write_text("before")
-    with pytest.raises(UsageError, match=r"after \(10, 13, 3\) came \(4, 4, 3\)"):
+    with pytest.raises(UsageError, match=r"first has \(10, 13, 3\) and a later one \(4, 4, 3\)"):
         write_two_sizes(tmp_path / "a.mp4", tmp_path / "a.gif")
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.gif"}
     assert (tmp_path / "a.mp4").read_text() == (tmp_path / "a.gif").read_text() == "before"
@@ -101,7 +101,7 @@ def test_an_error_leaves_the_file_that_was_there_before(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_refused_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match=r"ends in \.mp4 or \.gif, got 'a\.avi'"):
+    with pytest.raises(UsageError, match=r"must end in \.mp4 or \.gif, got 'a\.avi'"):
         write(tmp_path / "a.avi")
     with pytest.raises(UsageError, match="above 0, got nan"):
         write(tmp_path / "a.mp4", fps=float("nan"))

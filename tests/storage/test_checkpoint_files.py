@@ -374,7 +374,9 @@ def test_a_manifest_that_is_a_folder_does_not_seem_to_be_valid(tmp_path):
 
 def test_a_checkpoint_of_another_type_is_refused(tmp_path):
     write_policy(tmp_path)
-    with pytest.raises(CheckpointError, match=r"policy\.json' has type 'Policy', but 'Algorithm'"):
+    with pytest.raises(
+        CheckpointError, match=r"policy\.json' has type 'Policy', but must have 'Algorithm'"
+    ):
         read_checkpoint(tmp_path, "policy.json", kind="Algorithm")
 
 
@@ -715,7 +717,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_leaves_no_rest(tmp_path, monke
 WRITER = f"""
 import sys
 import numpy as np
-from tfpolicies.storage.checkpoint import PolicyPart, write_checkpoint
+from tfpolicies.storage.checkpoint import CheckpointData, write_checkpoint
 
 {inspect.getsource(part)}
 

@@ -147,7 +147,9 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
     builtin_commands = {
         "train": _Command("train a policy on an environment", _add_train_arguments, "training"),
         "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
-        "record": _Command("make a video of a trained policy", _add_record_arguments, "show_policy"),
+        "record": _Command(
+            "make a video of a trained policy", _add_record_arguments, "show_policy"
+        ),
         "watch": _Command(
             "watch a trained policy play in a window", _add_display_arguments, "show_policy"
         ),

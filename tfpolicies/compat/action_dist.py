@@ -121,12 +121,12 @@ class RLlibDistribution(SpaceDistribution):
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
     noise: Any = field(default=None, compare=False)
-    loss_noise: ClassVar[int] = 2
+    loss_noise_size: ClassVar[int] = 2
 
     def __call__(self, inputs: tf.Tensor, model: Any = None) -> RLlibDistributionBatch:
         return RLlibDistributionBatch(self, inputs, model)
 
-    def drawing_from(self, noise: tf.Tensor | None) -> RLlibDistribution:
+    def with_loss_noise(self, noise: tf.Tensor | None) -> RLlibDistribution:
         return replace(self, noise=noise)
 
     @cached_property

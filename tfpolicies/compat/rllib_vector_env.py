@@ -234,8 +234,8 @@ class VectorEnvStepper(PerEnvResetAdapter):
         self.env = env
         self._step = env.vector_step
 
-    def set_supervisor(self, repairs: EnvSupervisor) -> None:
-        super().set_supervisor(repairs)
+    def set_supervisor(self, supervisor: EnvSupervisor) -> None:
+        super().set_supervisor(supervisor)
         self._wrap_step()
 
     def _wrap_step(self) -> None:

@@ -245,11 +245,11 @@ class SubprocessEnvAdapter(VectorEnvAdapter):
         self._on_recreated: Callable[[Any, int], None] = lambda env, index: None
         self.set_supervisor(EnvSupervisor(worker_index=worker_index))
 
-    def set_supervisor(self, repairs: EnvSupervisor) -> None:
-        super().set_supervisor(repairs)
-        self._timeout = None if repairs.watchdog is None else repairs.watchdog.timeout
-        self._on_recreated = repairs.on_recreated
-        repairs.on_recreated = self._notify_restarted
+    def set_supervisor(self, supervisor: EnvSupervisor) -> None:
+        super().set_supervisor(supervisor)
+        self._timeout = None if supervisor.watchdog is None else supervisor.watchdog.timeout
+        self._on_recreated = supervisor.on_recreated
+        supervisor.on_recreated = self._notify_restarted
         self._ask_each("guard", *([x] * len(self._processes) for x in self._get_guard_arguments()))
 
     def _get_guard_arguments(self) -> tuple[Any, ...]:

@@ -423,8 +423,8 @@ class GymVectorEnvAdapter(VectorEnvAdapter):
         self._copy_actions = make_action_copier(self.action_space)
         self._step = env.step
 
-    def set_supervisor(self, repairs: EnvSupervisor) -> None:
-        super().set_supervisor(repairs)
+    def set_supervisor(self, supervisor: EnvSupervisor) -> None:
+        super().set_supervisor(supervisor)
         self._use_env(self.env)
 
     def _use_env(self, env: VectorEnv) -> None:

@@ -155,10 +155,12 @@ class CompiledLearning(Learning):
         policy, acting = self.policy, self.policy._acting
         if acting.resets_per_episode:
             ports = policy.program.ports
-            view_and_state_inputs = [columns[port.name] for port in (*ports.view_ports, *ports.states)]
+            view_and_state_inputs = [
+                columns[port.name] for port in (*ports.view_ports, *ports.states)
+            ]
             inputs = [*obs, *view_and_state_inputs, columns["action_dist_inputs"]]
             *rows, perturbed_dist_inputs = (x.reshape(-1, *x.shape[2:]) for x in inputs)
-            policy.exploration.adapt(acting.dist_inputs(rows), perturbed_dist_inputs)
+            policy.exploration.adapt(acting.compute_dist_inputs(rows), perturbed_dist_inputs)
 
     def flush_filters(self) -> None:
         """Applies pending running statistics in acting, learning and exports.

@@ -216,7 +216,7 @@ def _group_calls(
 
 def _get_policy(policies: Mapping[str, Policy], policy_id: str) -> Policy:
     # Handles of a `PolicyMap` do not load variables, which the stack may still have.
-    get = getattr(policies, "handle", policies.__getitem__)
+    get = getattr(policies, "get_handle", policies.__getitem__)
     try:
         return get(policy_id)
     except UnknownPolicyError:

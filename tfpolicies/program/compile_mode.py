@@ -47,7 +47,7 @@ _PRODUCT = re.compile(r"^BatchMatMul|^Einsum$")
 _MAX_LOOP_WEIGHTS = 100_000  # of a recurrent network; with more, only its step is compiled
 _MAX_STEP_WEIGHTS = 1_000_000  # of a recurrent network; with more, nothing is compiled
 _MAX_OPERATIONS = 10_000  # with more, as in unrolled recurrences, XLA takes too long to compile
-"""The thresholds; `docs/decisions/012-how-updates-are-compile_update.md` has the measurements."""
+"""The thresholds; `docs/decisions/012-how-updates-are-compiled.md` has the measurements."""
 
 
 def analyze_graph(graph: tf.Graph) -> GraphStats:

@@ -71,8 +71,8 @@ class ConnectorEnv(VectorEnvAdapter):
         self.env_factory = base_envs.env_factory
         self._env_ids = np.arange(self.num_envs)
 
-    def set_supervisor(self, repairs: EnvSupervisor) -> None:
-        self.base_envs.set_supervisor(repairs)
+    def set_supervisor(self, supervisor: EnvSupervisor) -> None:
+        self.base_envs.set_supervisor(supervisor)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         self.agent.reset(self._env_ids)

@@ -291,7 +291,7 @@ class MultiAgentSampler(Sampler):
         """Returns the policy of an id, without loading its variables into memory, or None."""
         if policy_id not in self.policies:
             return None
-        handle = getattr(self.policies, "handle", self.policies.__getitem__)
+        handle = getattr(self.policies, "get_handle", self.policies.__getitem__)
         return handle(policy_id)
 
     def _drop_episode(self, sub_env: SubEnvState) -> None:

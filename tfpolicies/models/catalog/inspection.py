@@ -47,7 +47,7 @@ def get_extra_inputs(model: keras.Model) -> tuple[str, ...]:
 
     These are `prev_actions[_path]`, `prev_rewards` and `seq_lens`. For a functional model they
     are names of its inputs, which may also be `prev_n_obs[_path]`, `prev_n_actions[_path]` and
-    `prev_n_rewards`; for a subclassed one its attribute `get_extra_inputs`, a list of names. A
+    `prev_n_rewards`; for a subclassed one its attribute `extra_inputs`, a list of names. A
     subclassed model with `state_shapes` always takes `seq_lens`.
 
     Raises:
@@ -58,7 +58,7 @@ def get_extra_inputs(model: keras.Model) -> tuple[str, ...]:
         return tuple(
             name for name in input_shapes if _is_extra(name) or is_view_input(LAST_N_VIEWS, name)
         )
-    names = tuple(getattr(model, "get_extra_inputs", ()))
+    names = tuple(getattr(model, "extra_inputs", ()))
     unknown = [name for name in names if not (isinstance(name, str) and _is_extra(name))]
     if unknown:
         raise ModelError(
