@@ -128,11 +128,12 @@ def test_the_page_imports_from_the_doors_alone():
 
 
 NAMES = """
-AMOUNT BOOL COUNT POSITIVE SCHEDULE UNIT ActorCriticConfig ActorCriticTFPolicy ActorCriticTraining
-Disturb Distribution Exploration ExplorationSetting Extension Fragments Greedy NetworkPlan
-OffPolicyAlgorithm OffPolicyConfig OffPolicyTFPolicy OffPolicyTraining Rule Sample Scheduled
-Training Transform count discounted_returns explained_variance function generalized_advantages
-huber later masked_mean n_step_returns one_of register_box_distribution register_extension
+ActorCriticConfig ActorCriticTFPolicy ActorCriticTrainingSettings AdditiveNoise BOOL Distribution
+Exploration ExplorationContext Extension FRACTION Fragments Greedy NON_NEGATIVE NetworkPlan
+OffPolicyAlgorithm OffPolicyConfig OffPolicyTFPolicy OffPolicyTrainingSettings POSITIVE
+POSITIVE_INT SCHEDULE Sample ScheduledExploration TrainingSettings Transform Validator
+discounted_returns explained_variance function generalized_advantages huber int_at_least
+lazy_class masked_mean n_step_returns one_of register_box_distribution register_extension
 register_tuned setting
 """
 """What stays where it is for those who extend the package."""
@@ -381,9 +382,17 @@ def test_a_strategy_that_is_given_again_keeps_its_arguments(tmp_path):
 
 
 WRONG_NUMBERS = {
-    "a number": ("params", 1.0, r"params must return a NumPy array float32 \[1\], got 1\.0"),
-    "float64": ("params", np.ones(1), r"params must .* float32 \[1\], got float64 \[1\]"),
-    "too many": ("params", np.ones(2, np.float32), r"params must .* \[1\], got float32 \[2\]"),
+    "a number": (
+        "get_params",
+        1.0,
+        r"get_params must return a NumPy array float32 \[1\], got 1\.0",
+    ),
+    "float64": ("get_params", np.ones(1), r"get_params must .* float32 \[1\], got float64 \[1\]"),
+    "too many": (
+        "get_params",
+        np.ones(2, np.float32),
+        r"get_params must .* \[1\], got float32 \[2\]",
+    ),
     "a narrow one": (
         "draw_noise",
         np.ones((4, 1), np.float32),

@@ -26,7 +26,7 @@ GUARD_WORDS = {
     "told": r"\btold\b",
     "behind": r"\bbehind\b",
     "goes on": r"\bgo(?:es)? on\b",
-    "is no": r"(?<!there )\b(?:is|are) no \w+",
+    "is no": r"(?<!there )\b(?:is|are) no (?!longer)\w+",
     "one's own": r"\bone's own\b",
     "headless what": (
         r"\bwhat (?:a|an|the|it|they|is|was|this|these|all|each|one|others)\b"
@@ -35,7 +35,7 @@ GUARD_WORDS = {
     "headless who": r"(?:\b(?:of|to|for|by)|[.;:]) who ",
 }
 
-QUESTION_WORDS = re.compile(r"(?:What|Who|Whose|Where|How|Which|When|Whether|Why)\b")
+QUESTION_WORDS = re.compile(r"(?:What|Who|Whose|Where|How|Which|Why)\b")
 
 IRREGULAR_PARTICIPLES = """
 begun bound born broken brought built caught chosen dealt done drawn driven eaten fallen fed
@@ -44,22 +44,34 @@ lost made meant met paid risen said seen sent shown sold sought spent spoken sto
 swept taken taught thought thrown told torn understood woken won worn wound written
 """
 NOT_PARTICIPLES = """
-bleed breed embed exceed feed indeed need proceed seed shed speed succeed
+bleed breed embed exceed feed indeed need proceed reseed seed shed speed succeed
 """
 
 LOCALS = frozenset({"found", "given", "known", "told", "made", "wanted"})
 
 
-# RLlib's and Keras's names, which stay: participles that others chose.
-PARTICIPLES_OF_OTHERS = """
-Deprecated explained_variance required_model_output_shape sampled_action_logp
-sampled_action_logp_op
+# Names of RLlib, Keras and Gymnasium, which stay.
+NAMES_OF_OTHERS = """
+Deprecated required_model_output_shape sampled_action_logp sampled_action_logp_op standardized
+unwrapped
 """
 
-# At most 30 together: what a rule finds, and why it stays.
-ALLOWED_PARTICIPLES: dict[str, str] = {}
+# At most 30 together: names and phrases that a rule finds, and the reasons why they stay.
+ALLOWED_NAMES = {
+    "explained_variance": "a statistic, by its usual name",
+    "discounted_returns": "a quantity, by its usual name",
+    "generalized_advantages": "a quantity, by its usual name",
+    "masked_mean": "a reduction, by its usual name",
+    "sampled_logp": "RLlib's term for the log-probability of a sample",
+    "tuned": "the function of the command `tuned`",
+    "is_one_of": "a predicate",
+    "one_of": "a validator, as in schema languages",
+    "_accepts_state_of": "a predicate",
+    "untouched": "the name of a check that reports print",
+}
 ALLOWED_DOUBLES: dict[str, str] = {}
 ALLOWED_PHRASES: dict[str, str] = {}
+ALLOWED_LOCALS = {"tfpolicies/export/action_agreement.py": "a key of `policy_spec.json`"}
 
 
 class Finding(NamedTuple):
@@ -114,7 +126,7 @@ def find_participles(root: Path) -> Iterator[Finding]:
     for path in python_files(root):
         for function in functions_in(ast.parse(path.read_text())):
             name = function.name
-            if name in PARTICIPLES_OF_OTHERS.split() or name in ALLOWED_PARTICIPLES:
+            if name in NAMES_OF_OTHERS.split() or name in ALLOWED_NAMES:
                 continue
             if is_participle(name) and not is_boolean(function):
                 yield Finding("participle", str(path.relative_to(root)), function.lineno, name)
@@ -123,7 +135,7 @@ def find_participles(root: Path) -> Iterator[Finding]:
 def find_getters(root: Path) -> Iterator[Finding]:
     for path in python_files(root):
         for function in functions_in(ast.parse(path.read_text())):
-            if function.name.endswith("_of"):
+            if function.name.endswith("_of") and function.name not in ALLOWED_NAMES:
                 place = str(path.relative_to(root))
                 yield Finding("x_of", place, function.lineno, function.name)
 
@@ -151,7 +163,7 @@ def assigned_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
 def find_locals(root: Path) -> Iterator[Finding]:
     for path in python_files(root):
         for name, line in assigned_names(ast.parse(path.read_text())):
-            if name in LOCALS:
+            if name in LOCALS and str(path.relative_to(root)) not in ALLOWED_LOCALS:
                 yield Finding("local", str(path.relative_to(root)), line, name)
 
 
@@ -289,7 +301,7 @@ def test_sentences_avoid_the_guard_words(in_pages):
 
 
 def test_few_exceptions_are_allowed():
-    assert len(ALLOWED_PARTICIPLES) + len(ALLOWED_DOUBLES) + len(ALLOWED_PHRASES) <= 30
+    assert sum(map(len, (ALLOWED_NAMES, ALLOWED_DOUBLES, ALLOWED_PHRASES, ALLOWED_LOCALS))) <= 30
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ class CheckpointError(TfPoliciesError, ValueError):
 
 
 class ExportError(TfPoliciesError, ValueError):
-    """An exported model could not be written, or does not do what the policy does."""
+    """An exported model could not be written, or does not act as the policy does."""
 
 
 class MissingPackageError(ExportError, RuntimeError):

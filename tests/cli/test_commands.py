@@ -757,9 +757,9 @@ def test_the_player_runs_out_of_a_zip_file_too(here: Path, trained: Path) -> Non
     code = (
         "import sys; sys.path.insert(0, 'package.zip')\n"
         "from pathlib import Path\n"
-        "from tfpolicies.cli import serving\n"
-        "assert '.zip' in serving.__file__\n"
-        "played = serving.play_in_subprocess(Path('exported'), 'CartPole-v1', 2, 0)\n"
+        "from tfpolicies.cli import onnx_exports\n"
+        "assert '.zip' in onnx_exports.__file__\n"
+        "played = onnx_exports.play_in_subprocess(Path('exported'), 'CartPole-v1', 2, 0)\n"
         "print(played['episodes'], played['loaded'])\n"
     )
     done = subprocess.run(

@@ -274,9 +274,9 @@ def test_an_environment_that_swallows_interruptions_is_named_and_left(here: Path
     ("number", "module"),
     [
         (signal.SIGINT, "tfpolicies.cli"),
-        (signal.SIGINT, "tfpolicies.cli.make_arguments"),
-        (signal.SIGTERM, "tfpolicies.cli.make_arguments"),
-        (signal.SIGHUP, "tfpolicies.cli.make_arguments"),
+        (signal.SIGINT, "tfpolicies.cli.arguments"),
+        (signal.SIGTERM, "tfpolicies.cli.arguments"),
+        (signal.SIGHUP, "tfpolicies.cli.arguments"),
     ],
 )
 def test_a_signal_while_modules_are_imported_is_one_line(number: int, module: str) -> None:

@@ -13,7 +13,7 @@ from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.catalog.initializers import NormalizedColumns, get_initializer
 from tfpolicies.models.catalog.inspection import get_extra_inputs, get_state_shapes
-from tfpolicies.models.preprocessing import encoded_shape
+from tfpolicies.models.preprocessing import get_encoded_shape
 from tfpolicies.models.spaces import leaves, port_names
 from tfpolicies.program.runtimes.onnx import convert
 
@@ -45,7 +45,9 @@ def rows_for(space, rows, seed=0):
     """Returns encoded observations as the model of a space takes them."""
     rng = np.random.default_rng(seed)
     parts = leaves(space)
-    arrays = [rng.normal(size=(rows, *encoded_shape(leaf))).astype(np.float32) for leaf in parts]
+    arrays = [
+        rng.normal(size=(rows, *get_encoded_shape(leaf))).astype(np.float32) for leaf in parts
+    ]
     if parts[0].path:
         return dict(zip(port_names(parts, "obs"), map(tf.constant, arrays), strict=True))
     return tf.constant(arrays[0])
@@ -380,7 +382,7 @@ def test_models_compute_the_same_in_onnx_runtime(space, config):
         return model(dict(zip(names, obs, strict=True)) if is_nested else obs[0], training=False)
 
     signature = [
-        tf.TensorSpec([None, *encoded_shape(leaf)], name=name)
+        tf.TensorSpec([None, *get_encoded_shape(leaf)], name=name)
         for leaf, name in zip(parts, names, strict=True)
     ]
     onnx = convert(tf.function(run, autograph=False), signature, ["logits", "values"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfpolicies.errors import ObservationError, UnsupportedSpaceError
-from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
+from tfpolicies.models.preprocessing import encode, encode_action, get_encoded_shape
 from tfpolicies.models.spaces import (
     action_leaves,
     batch_leaves,
@@ -136,7 +136,7 @@ def test_discrete_parts_are_encoded_one_hot_from_their_start():
     parts = leaves(space)
     rows = [np.array([5, 7]), np.array([[0, 2], [1, 0]]), np.array([[[2, 0]], [[1, 1]]])]
     encoded = list(map(encode, parts, [*rows, np.array([[1, 255], [0, 2]], np.uint8)]))
-    assert [encoded_shape(leaf) for leaf in parts] == [(3,), (5,), (4,), (2,)]
+    assert [get_encoded_shape(leaf) for leaf in parts] == [(3,), (5,), (4,), (2,)]
     assert encoded[0].numpy().tolist() == [[1, 0, 0], [0, 0, 1]]
     assert encoded[1].numpy().tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]
     assert encoded[2].numpy().tolist() == [[0, 1, 1, 0], [1, 0, 0, 1]]
@@ -163,7 +163,7 @@ def test_images_are_scaled_and_other_numbers_and_bits_kept():
     }
     parts = leaves(space)
     encoded = list(map(encode, parts, batch_leaves(parts, rows, "obs")))
-    assert [encoded_shape(leaf) for leaf in parts] == [leaf.shape for leaf in parts]
+    assert [get_encoded_shape(leaf) for leaf in parts] == [leaf.shape for leaf in parts]
     assert encoded[0].numpy().tolist() == [[[0, 1], [1, 0]]]
     assert encoded[1].numpy().tolist() == [[[[300]]]]
     assert encoded[2].numpy().tolist() == (rows["image"].astype(np.float32) / 255).tolist()

@@ -404,7 +404,7 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
     restored.driver.learning.resolve_auto_settings()
     assert restored.config["jit_compile"] is False
     (line,) = (record.getMessage() for record in caplog.records)
-    assert line.startswith("jit_compile='auto' is False now")
+    assert line.startswith("jit_compile='auto' now resolves to False")
     kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
     kept.driver.learning.resolve_auto_settings()
     assert kept.config["jit_compile"] is True

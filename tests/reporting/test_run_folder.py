@@ -26,7 +26,7 @@ def test_a_new_run_is_named_after_its_date_and_time_and_holds_its_settings(tmp_p
     ]
     assert RunFolder.open(run.path).path == run.path
     assert run.settings == {"seed": 3}
-    assert run.created == NOON
+    assert run.creation_time == NOON
 
 
 def test_a_run_made_in_the_same_second_gets_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_settings_that_json_cannot_hold_are_refused_and_nothing_is_made(
 def test_settings_can_be_replaced_and_the_date_stays(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "ppo", {"target": 475}, now=NOON)
     run.write_settings({"target": 490})
-    assert (run.settings, run.created) == ({"target": 490}, NOON)
+    assert (run.settings, run.creation_time) == ({"target": 490}, NOON)
     with pytest.raises(UsageError, match="JSON"):
         run.write_settings({"target": {1, 2}})
     assert run.settings == {"target": 490}

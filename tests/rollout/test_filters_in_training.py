@@ -171,7 +171,7 @@ def test_a_keras_copy_normalises_as_the_policy_does_and_is_saved_whole(space, tm
         np.testing.assert_allclose(logits, extras["action_dist_inputs"], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(values[:, 0], extras["vf_preds"], rtol=1e-5, atol=1e-6)
         found = [layer for layer in model.layers if layer.name in names]
-        assert len(found) == len(policy.program.spec.filtered_leaf_indices)
+        assert len(found) == len(policy.program.spec.indices_of_filtered_leaves)
         assert not any(layer.trainable or layer.variables for layer in found)
         seen = found[0](np.asarray(obs["place"] if space is NESTED else obs))
         assert np.abs(seen).max() == 10.0  # to the bit what the policy's model sees

@@ -926,7 +926,7 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
                 the saved value.
             config: settings that replace stored ones, including hyperparameters and schedules (a
                 number also replaces its stored schedule), and those that a file cannot hold (a
-                custom environment class or model) or must not choose (what is imported: an
+                custom environment class or model) or must not choose (imports: an
                 environment "my.module:Env", which may be given as this text).
             allow_other_spaces: whether to accept an environment whose spaces have other dtypes, or
                 other action bounds, than the policies were trained with; they then use the

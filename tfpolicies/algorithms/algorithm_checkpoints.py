@@ -244,8 +244,8 @@ def _warn_unserializable(algorithm: AlgorithmProtocol, stored_algorithm: StoredA
     if unserializable is not None and algorithm.warns_about_unserializable:
         algorithm.warns_about_unserializable = False
         logger.warning(
-            "This checkpoint does not store these objects, since a file must not choose what is "
-            "imported: %s. Pass them when you load it: %s.%s.",
+            "This checkpoint does not store these objects, since a file must not choose "
+            "imports: %s. Pass them when you load it: %s.%s.",
             unserializable.names,
             type(algorithm).__name__,
             unserializable.call,

@@ -370,8 +370,8 @@ def _check_large_steps(policy: PolicyStats) -> str | None:
     kl, target = policy.get_stat("kl"), policy.get_setting("kl_target")
     if math.isnan(kl) and max(policy.get_learning_rates().values(), default=math.nan) > _LARGE_LR:
         return (
-            "the learning rate is far over the usual 1e-4 to 1e-3, so each update undoes what was "
-            f"learned before. Lower {_format_learning_rates(policy)}."
+            "the learning rate is far over the usual 1e-4 to 1e-3, so each update undoes earlier "
+            f"learning. Lower {_format_learning_rates(policy)}."
         )
     if not (kl > _MAX_KL_FACTOR * target and policy.get_stat("cur_kl_coeff") > 0):
         return None

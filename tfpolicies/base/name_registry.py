@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class NameRegistry(dict[str, Any]):
     """Objects of one kind by name.
 
-    It belongs to the process: workers are sent its content (`distributed/names.py`), and a process
+    It belongs to the process: workers are sent its content (`distributed/registry_sync.py`), and a process
     that loads a checkpoint registers its names itself.
 
     Args:

@@ -110,7 +110,7 @@ def find_required_import(owner: type, name: str) -> str:
 
 def update_tables(page: str) -> str:
     """Replaces each table of a page by the table of the file that has the same first line."""
-    return _TABLE.sub(lambda found: _load_tables().get(found[1], found[0]), page)
+    return _TABLE.sub(lambda match: _load_tables().get(match[1], match[0]), page)
 
 
 def extract_code(cell: str) -> list[str]:

@@ -74,7 +74,7 @@ class _Parser(argparse.ArgumentParser):
         kind: _Number = positive_int,
         **settings: Any,
     ) -> None:
-        """Adds an option with a number, parsed by a function of `cli/values.py`."""
+        """Adds an option with a number, parsed by a function of `cli/arg_types.py`."""
         self.add_argument(name, type=kind, default=default, help=help, **settings)
 
     def add_switch(self, name: str, help: str) -> None:

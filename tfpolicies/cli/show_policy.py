@@ -115,7 +115,7 @@ def _get_video_paths(to: str | None, checkpoint: Path, *, gif: bool) -> list[Pat
 def open_recording_source(
     args: argparse.Namespace, checkpoint: Path, console: Console
 ) -> Iterator[PlaySetup]:
-    """Yields what is played and in which environment.
+    """Yields the player and its environment.
 
     It is a policy, or the algorithm if there are several policies or agents.
     """

@@ -276,7 +276,7 @@ class TrainSettings:
         return self.algo.rpartition(":")[2]
 
     @property
-    def _tuned_name(self) -> str:
+    def _algorithm_name(self) -> str:
         """The name of the algorithm in the table of tuned settings.
 
         A user's class with the name of a built-in algorithm does not get that algorithm's settings.
@@ -355,7 +355,7 @@ class TrainSettings:
             evaluation_duration=self.eval_episodes, evaluation_config={"explore": False}
         )
         if not self.no_tuned:
-            config.update_from_dict(get_tuned_settings(self._tuned_name, self.env))
+            config.update_from_dict(get_tuned_settings(self._algorithm_name, self.env))
         _apply_file(config, self.from_file)
         option_values = {
             word.setting: getattr(self, name) for name, word in OPTIONS.items() if word.setting
@@ -369,14 +369,14 @@ class TrainSettings:
 
     def describe_tuned(self) -> str:
         """Returns a line about the settings that the run starts with."""
-        entry = find_tuned(self._tuned_name, self.env)
+        entry = find_tuned(self._algorithm_name, self.env)
         defaults = (
             "the algorithm's defaults" if is_custom_algorithm(self.algo) else "RLlib's defaults"
         )
         if self.no_tuned:
             return f"Settings: {defaults}."
         if entry is None:
-            nearest = suggest_tuned(self._tuned_name, self.env)
+            nearest = suggest_tuned(self._algorithm_name, self.env)
             hint = f"nearest: {nearest}" if nearest else "none are near"
             return f"Settings: {defaults}; none are tuned for {self.title} ({hint})."
         return (

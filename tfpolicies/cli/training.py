@@ -323,7 +323,7 @@ _REASONS = {ENDED_BY_TARGET: "the target was reached", ENDED_BY_STEPS: "all step
 
 
 def _make_resume_command(run: RunFolder) -> list[str]:
-    """Returns the command that resumes a run; it names again what a file may not import."""
+    """Returns the command that resumes a run; it repeats the imports that a file may not name."""
     train_settings = run.settings.get("train", {})
     import_texts = _get_import_texts(TrainSettings.from_json(train_settings, str(run.run_json)))
     env = [import_texts.pop("env")] if "env" in import_texts else []

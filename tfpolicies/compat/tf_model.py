@@ -17,7 +17,7 @@ from tfpolicies.compat.preprocessors import make_flat_space
 from tfpolicies.errors import ModelError, UnsupportedMethodError
 from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.model_config import complete_model_config, without_memory
-from tfpolicies.models.preprocessing import encoded_shape
+from tfpolicies.models.preprocessing import get_encoded_shape
 from tfpolicies.models.spaces import flat_size, leaves, unflatten
 
 Columns = dict[str, Any]
@@ -358,7 +358,9 @@ def restore_original_dimensions(obs: Any, obs_space: Any, tensorlib: Any = None)
             f"{tuple(obs.shape)}. Give input_dict['obs'] or ['obs_flat'] of the model."
         )
     parts = zip(space_leaves, tf.split(obs, sizes, axis=-1), strict=True)
-    nested = unflatten(space, [_reshape_rows(part, encoded_shape(leaf)) for leaf, part in parts])
+    nested = unflatten(
+        space, [_reshape_rows(part, get_encoded_shape(leaf)) for leaf, part in parts]
+    )
     return tf.nest.map_structure(np.asarray, nested) if tensorlib in ("numpy", np) else nested
 
 

@@ -24,7 +24,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.model_calls import call_with_zeros, make_zero_inputs
 from tfpolicies.models.model_config import has_memory
 from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, ViewInput
-from tfpolicies.models.preprocessing import encoded_shape, is_image
+from tfpolicies.models.preprocessing import get_encoded_shape, is_image
 from tfpolicies.models.spaces import Leaf, unflatten
 from tfpolicies.models.view_requirements import get_view_inputs
 
@@ -251,8 +251,8 @@ class TFModelAdapter(keras.Model):
         parts = []
         for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True):
             if mask:
-                part = tf.ones(tf.concat([[count], encoded_shape(leaf)], 0))
-                parts.append(tf.ensure_shape(part, [None, *encoded_shape(leaf)]))
+                part = tf.ones(tf.concat([[count], get_encoded_shape(leaf)], 0))
+                parts.append(tf.ensure_shape(part, [None, *get_encoded_shape(leaf)]))
             else:
                 x = rows[port.name]
                 parts.append(x * 255.0 if is_image(leaf.space) else x)

@@ -147,7 +147,7 @@ def copy_filters(worker: RolloutWorker, policy_ids: Collection[str]) -> FilterDe
 
 
 def sync_filters(worker: RolloutWorker, filters: FilterDeltas) -> None:
-    """Copies the statistics of other filters; what is pending here stays pending."""
+    """Copies the statistics of other filters; pending statistics stay pending."""
     own_filters = _get_filters(worker)
     for policy_id in filters.keys() & own_filters.keys():
         for name, other in filters[policy_id].items():

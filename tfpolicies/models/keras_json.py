@@ -110,7 +110,7 @@ def model_from_json(
 
 
 class _ConfigReader:
-    """Copies a config for Keras, and rejects what a file may not contain.
+    """Copies a config for Keras, and rejects content that a file may not have.
 
     Attributes:
         custom_objects: the custom classes and functions that the config names, by name.

@@ -12,7 +12,7 @@ import numpy as np
 from tfpolicies.base.type_aliases import TensorStructure
 from tfpolicies.errors import CheckpointError, ModelError
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts
-from tfpolicies.models.preprocessing import encoded_shape, is_image
+from tfpolicies.models.preprocessing import get_encoded_shape, is_image
 from tfpolicies.models.size_check import check_memory_for_rows, is_built_from_file
 from tfpolicies.models.work import TRIAL_ROWS, check_work
 
@@ -23,7 +23,7 @@ def make_zero_inputs(ports: InputPorts) -> dict[str, np.ndarray]:
     """Returns encoded inputs of zeros for two rows, or for two sequences of two steps."""
     rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
     shapes = {
-        port.name: encoded_shape(leaf)
+        port.name: get_encoded_shape(leaf)
         for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)
         if not mask
     }

@@ -31,7 +31,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.model_calls import call_with_zeros, get_all_layers
 from tfpolicies.models.model_config import Settings, has_memory
 from tfpolicies.models.ports import InputPorts, get_model_leaves
-from tfpolicies.models.preprocessing import encoded_shape
+from tfpolicies.models.preprocessing import get_encoded_shape
 from tfpolicies.models.registry import resolve_custom_model
 from tfpolicies.models.size_check import check_memory, is_built_from_file
 from tfpolicies.models.view_requirements import get_view_requirements
@@ -148,7 +148,7 @@ def _make_catalog_source(
 ) -> ModelSource:
     require_float32()
     leaves = get_model_leaves(observation_space)
-    shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in leaves)
+    shapes = tuple((get_encoded_shape(leaf), leaf.path) for leaf in leaves)
     settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
     key = ("catalog", build, shapes, num_outputs, compute_fingerprint([settings, options]))
     make = functools.partial(build, leaves, num_outputs, config, **options)

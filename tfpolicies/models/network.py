@@ -17,7 +17,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.mean_std_filters import normalize
 from tfpolicies.models.model_calls import call_model
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, get_unmasked_leaf_indices
-from tfpolicies.models.preprocessing import encode, encoded_shape
+from tfpolicies.models.preprocessing import encode, get_encoded_shape
 from tfpolicies.models.spaces import get_at_path
 
 Tensors: TypeAlias = Sequence[tf.Tensor]
@@ -74,7 +74,7 @@ class Network:
         self.filtered_names = tuple(self._names[i] for i in filtered)
         self.filter_variables = [
             tf.Variable(
-                start(encoded_shape(self._leaves[i]), np.float32),
+                start(get_encoded_shape(self._leaves[i]), np.float32),
                 trainable=False,
                 name=f"{self._names[i]}/{role}",
             )

@@ -18,7 +18,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.base.type_aliases import Structure, TensorStructure
-from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
+from tfpolicies.models.preprocessing import encode, encode_action, get_encoded_shape
 from tfpolicies.models.spaces import (
     MASK,
     OBSERVATIONS,
@@ -150,7 +150,7 @@ class ViewInput:
         if self.source == REWARDS:
             return [self.leaves[0].shape or (1,)]
         lead = (len(self.shifts),) if self.is_window else ()
-        return [(*lead, *encoded_shape(leaf)) for leaf in self.source_leaves]
+        return [(*lead, *get_encoded_shape(leaf)) for leaf in self.source_leaves]
 
     def encode_view(
         self, arrays: Sequence[tf.Tensor], normalize: Callable[[int, tf.Tensor], tf.Tensor]

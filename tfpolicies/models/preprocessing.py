@@ -13,13 +13,13 @@ from gymnasium import spaces
 from tfpolicies.models.spaces import Leaf, flat_size, is_choice
 
 
-def encoded_shape(leaf: Leaf) -> tuple[int, ...]:
+def get_encoded_shape(leaf: Leaf) -> tuple[int, ...]:
     """Returns the shape of one encoded leaf: `(n,)` for Discrete(n), a Box's own shape, ..."""
     return (flat_size(leaf),) if is_choice(leaf.space) else leaf.shape
 
 
 def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
-    """Encodes a batch `[B, *leaf.shape]` as float32 `[B, *encoded_shape(leaf)]`.
+    """Encodes a batch `[B, *leaf.shape]` as float32 `[B, *get_encoded_shape(leaf)]`.
 
     Discrete and MultiDiscrete become one-hot rows, images (a Box of uint8 of rank 3) are divided by
     255, and every other number or bit is unchanged.

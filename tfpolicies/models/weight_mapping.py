@@ -349,7 +349,7 @@ class _Matcher:
     def _match_order(self) -> None:
         if not self._sources and (self._allow_missing or not self._targets):
             return
-        for sources, targets in self._ordered_groups():
+        for sources, targets in self._iter_groups():
             if self._allow_missing:
                 self._add_pairs(self._match_unique_order(sources, targets))
                 continue
@@ -362,7 +362,7 @@ class _Matcher:
         if self._targets and not self._allow_missing:
             raise self._make_no_weights_error(self._targets[0])
 
-    def _ordered_groups(self) -> Iterator[tuple[list[LayerWeights], list[VariableOwner]]]:
+    def _iter_groups(self) -> Iterator[tuple[list[LayerWeights], list[VariableOwner]]]:
         """Yields layers of the file whose order is known, and those of the model they may fit."""
         all_sources, all_targets = self._sources, self._targets
         if self._allow_missing:  # earlier pairs determine the place of the file in the model

@@ -326,7 +326,7 @@ class CompiledActing(Acting):
         if self._num_params:
             schedule_step = state.global_timestep if timestep is None else timestep
             raw = self.exploration.get_params(schedule_step, explore)
-            params = check_array(self.exploration, "params", raw, (self._num_params,))
+            params = check_array(self.exploration, "get_params", raw, (self._num_params,))
         state.last_used = tick()
         state.global_timestep += rows
         if not explore:

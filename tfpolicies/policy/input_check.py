@@ -1,7 +1,7 @@
 """Validation of inputs that users pass for acting.
 
 Refuses NaN and infinity, choices outside of their space, and masks that allow no action. Samplers
-do not use it: `envs/supervisor.py` checks the results of environments.
+do not use it: `envs/fault_tolerance.py` checks the results of environments.
 """
 
 from __future__ import annotations

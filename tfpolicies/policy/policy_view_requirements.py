@@ -30,8 +30,8 @@ class PolicyViewRequirements(MutableMapping[str, ViewRequirement]):
     A view that is set becomes a column of the policy's batches, before postprocessing. Set it in
     the constructor of the policy's class, so that the policies of remote workers and checkpoints
     also have it; after the first sample or update it cannot be changed. Columns that every batch
-    has cannot be changed, but setting them as they are is allowed. Acting reads what the model
-    requires.
+    has cannot be changed, but setting them as they are is allowed. Acting reads the model's
+    requirements.
 
     Args:
         required: the views that the model requires for training.
@@ -91,7 +91,7 @@ class PolicyViewRequirements(MutableMapping[str, ViewRequirement]):
         if requirement.asks_to_act:
             _raise_not_offered(
                 column,
-                "used_for_compute_actions=True, but acting reads what the model requires: set it "
+                "used_for_compute_actions=True, but acting reads the model's requirements: set it "
                 "in the model's constructor (self.view_requirements[...] = ViewRequirement(...)), "
                 "or name an input of the Keras model prev_n_obs; leave it out here, so that "
                 "postprocessing and the loss get the column",

@@ -161,8 +161,8 @@ class TFPolicy(TFPolicyHooks):
             complete["tf_session_args"]
         )
         self.filter = (
-            MeanStdFilter(observation_space, spec.filtered_leaf_indices)
-            if spec.filtered_leaf_indices
+            MeanStdFilter(observation_space, spec.indices_of_filtered_leaves)
+            if spec.indices_of_filtered_leaves
             else None
         )
         self.reward_filter = make_reward_filter(complete["reward_filter"])

@@ -96,7 +96,7 @@ class CacheEntry:
         return {self.name, self.recorded_name or self.name}
 
     def load_memory(self, state: PolicyState) -> np.ndarray:
-        """Loads the variables from the stash; see `tfpolicies.program.policy_state.Pager`."""
+        """Loads the variables from the stash; see `tfpolicies.program.policy_state.StateLoader`."""
         return self.cache.load_memory(self, state)
 
 

@@ -542,7 +542,7 @@ def _build_network(spec: ProgramSpec) -> Network:
     model = spec.source.make()
     ports = get_input_ports(model, spec.observation_space, spec.dist_class)
     ports = replace(ports, noise_size=spec.source.noise_size)
-    return Network(model, ports, spec.dist_class, spec.filtered_leaf_indices)
+    return Network(model, ports, spec.dist_class, spec.indices_of_filtered_leaves)
 
 
 def is_per_sequence(name: str) -> bool:

@@ -179,7 +179,7 @@ class ProgramSpec:
         return tuple(self.dist_class.leaves)
 
     @cached_property
-    def filtered_leaf_indices(self) -> tuple[int, ...]:
+    def indices_of_filtered_leaves(self) -> tuple[int, ...]:
         """The indices of the observation leaves that are normalised by running statistics."""
         if self.static["observation_filter"] == "NoFilter":
             return ()

@@ -1,6 +1,6 @@
 """Runs the updates of a Program.
 
-It discovers the inputs of the loss, decides what is compiled, and runs every update by `learn`,
+It discovers the inputs of the loss, chooses the compile mode, and runs every update by `learn`,
 whether of one minibatch or of many epochs. The state that learns is loaded into the resident
 variables of the runtime. Their new values are an output of the compiled call and so part of the
 `UpdateResult`. The state gets them when the caller commits the result.
@@ -219,7 +219,7 @@ class UpdateRunner:
         if items is not None:
             num_drawn = len(items)
             minibatches = make_minibatch(
-                items, self._padded_size(state, items, minibatch_size or 1)
+                items, self._get_padded_size(state, items, minibatch_size or 1)
             )
         else:
             size = batch.num_items
@@ -282,7 +282,7 @@ class UpdateRunner:
             result = result._replace(update_noise=noise)
         return result
 
-    def _padded_size(self, state: PolicyState, items: np.ndarray, minibatch_size: int) -> int:
+    def _get_padded_size(self, state: PolicyState, items: np.ndarray, minibatch_size: int) -> int:
         if self.resolve_compile_mode(state) is CompileMode.PLAIN:
             return len(items)
         needed = max(self.count_items(minibatch_size), self._capacities.get((0, 0), 0))

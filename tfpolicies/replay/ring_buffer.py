@@ -27,7 +27,7 @@ class ReplayBuffer:
     The first batch determines the columns, their nesting, row shapes and dtypes; `new_obs` uses
     memory only if batches have it. `infos` is left out, since it is not an array. Each frame of
     images in `obs` and `new_obs` (rows of 4096 bytes or more) is stored once; see
-    `replay/frames.py`.
+    `replay/frame_store.py`.
 
     Args:
         capacity: the number of rows to keep.

@@ -250,7 +250,7 @@ class RunFolder:
         return dict(self._read_run_json()["settings"])
 
     @property
-    def created(self) -> datetime:
+    def creation_time(self) -> datetime:
         """The creation time of the run, in local time."""
         return datetime.fromisoformat(self._read_run_json()["created"])
 
@@ -260,7 +260,7 @@ class RunFolder:
         Raises:
             UsageError: if `settings` are not JSON values; the file is unchanged then.
         """
-        write_atomically(self.run_json, _encode_run_json(settings, self.created))
+        write_atomically(self.run_json, _encode_run_json(settings, self.creation_time))
 
     def _read_run_json(self) -> dict[str, Any]:
         try:
@@ -297,7 +297,7 @@ def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:
     for run_json in resolve_path(parent).glob("*/run.json"):
         with contextlib.suppress(CheckpointError):  # not a run folder
             run = RunFolder.open(run_json.parent)
-            runs.append((run.created, run.path))
+            runs.append((run.creation_time, run.path))
     return [RunFolder(path) for _, path in sorted(runs, reverse=True)]
 
 

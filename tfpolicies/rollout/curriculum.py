@@ -25,16 +25,18 @@ def set_tasks(
     """
 
     def set_task(env: object, context: EnvContext) -> None:
-        known: Any = next((x for x in (env, getattr(env, "unwrapped", env)) if _has_tasks(x)), None)
-        if known is None:
+        task_env: Any = next(
+            (x for x in (env, getattr(env, "unwrapped", env)) if _has_tasks(x)), None
+        )
+        if task_env is None:
             raise UsageError(
                 "env_task_fn needs environments with the methods get_task() and set_task(task), "
                 f"got {env!r}. Set such a class with config.environment(...); environments by "
                 "name that step as one vector environment cannot have tasks."
             )
-        task = env_task_fn(result, known, context)
-        if task != known.get_task():
-            known.set_task(task)
+        task = env_task_fn(result, task_env, context)
+        if task != task_env.get_task():
+            task_env.set_task(task)
 
     worker.foreach_env_with_context(set_task)
 

@@ -83,7 +83,7 @@ def play_episodes(
     results: list[RolloutMetrics] = []
     recurrent_state = RecurrentState(policy, count)
     if tracker is None and recurrent_state.driver.acting.reads_episodes:
-        tracker = EpisodeTracker(lambda *told: None, None, count, np.random.default_rng())
+        tracker = EpisodeTracker(lambda *arguments: None, None, count, np.random.default_rng())
     if tracker is not None:
         tracker.start_all(first_obs)
         if recurrent_state.driver.acting.reads_episodes:

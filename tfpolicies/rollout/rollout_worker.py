@@ -455,7 +455,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         return copies
 
     def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
-        """Copies the statistics of other filters; what is pending here stays pending.
+        """Copies the statistics of other filters; pending statistics stay pending.
 
         Args:
             new_filters: by policy id, for exactly the policies that `filters` has.

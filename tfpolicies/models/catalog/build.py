@@ -14,7 +14,7 @@ from tfpolicies.models.catalog.recurrent_models import (
     make_sequence_inputs,
 )
 from tfpolicies.models.model_config import Settings, complete_model_config, has_memory
-from tfpolicies.models.preprocessing import encoded_shape
+from tfpolicies.models.preprocessing import get_encoded_shape
 from tfpolicies.models.spaces import Leaves, port_names
 
 
@@ -59,11 +59,11 @@ def build_model(
     encoder = Encoder(space_leaves, names, settings, kernels)
     if has_memory(settings):
         pairs = zip(names, space_leaves, strict=True)
-        obs_inputs = make_sequence_inputs({name: encoded_shape(leaf) for name, leaf in pairs})
+        obs_inputs = make_sequence_inputs({name: get_encoded_shape(leaf) for name, leaf in pairs})
         previous = make_previous_step_inputs(settings, action_leaves)
         return build_memory_model(
             lambda rows: encoder.add_hidden_layers(
-                encoder.encode(rows), encoder.hidden_layers, "fc"
+                encoder.encode(rows), encoder.dense_layers, "fc"
             ),
             *(obs_inputs, previous, num_outputs, settings, kernels),
             with_value=with_value,
@@ -81,7 +81,7 @@ def _build_feedforward(
 ) -> keras.Model:
     inputs = encoder.make_inputs()
     features = encoder.encode(inputs)
-    layers = encoder.hidden_layers
+    layers = encoder.dense_layers
     actor_layers, final_activation = layers, None
     if settings["no_final_linear"]:
         if not layers:

@@ -15,7 +15,7 @@ from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.catalog.layers import NamedTensors, Tensor, apply_dense
 from tfpolicies.models.model_config import Settings, as_pair
-from tfpolicies.models.preprocessing import encoded_shape
+from tfpolicies.models.preprocessing import get_encoded_shape
 from tfpolicies.models.spaces import Leaf, Leaves
 from tfpolicies.models.warn_once import warn_once
 
@@ -78,7 +78,7 @@ class Encoder:
         return bool(self._filters)
 
     @property
-    def hidden_layers(self) -> list[tuple[int, Any]]:
+    def dense_layers(self) -> list[tuple[int, Any]]:
         """Units and activation of each fully connected layer."""
         post = [
             (n, self._config["post_fcnet_activation"])
@@ -92,8 +92,8 @@ class Encoder:
 
     @property
     def num_features(self) -> int:
-        """The number of outputs of `hidden_layers` per row."""
-        hidden = self.hidden_layers
+        """The number of outputs of `dense_layers` per row."""
+        hidden = self.dense_layers
         return (
             hidden[-1][0]
             if hidden
@@ -102,7 +102,7 @@ class Encoder:
 
     def _get_encoded_size(self, leaf: Leaf, name: str) -> int:
         if name not in self._filters:
-            return math.prod(encoded_shape(leaf))
+            return math.prod(get_encoded_shape(leaf))
         *padded_layers, (channels, kernel, stride) = self._filters[name]
         strides = [stride_size for _, _, stride_size in padded_layers]
         sides = zip(
@@ -118,7 +118,7 @@ class Encoder:
     def make_inputs(self) -> NamedTensors:
         """Returns a model's input for each leaf, by name."""
         return {
-            name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")
+            name: keras.Input(get_encoded_shape(leaf), name=name, dtype="float32")
             for leaf, name in self._leaves
         }
 

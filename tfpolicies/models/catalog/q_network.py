@@ -77,7 +77,7 @@ def build_q_model(
     """
     encoder, kernels = _make_encoder(space_leaves, settings)
     inputs = encoder.make_inputs()
-    features = encoder.add_hidden_layers(encoder.encode(inputs), encoder.hidden_layers, "fc")
+    features = encoder.add_hidden_layers(encoder.encode(inputs), encoder.dense_layers, "fc")
     size = get_q_noise_size(space_leaves, num_actions, settings, heads)
     layer: Callable[..., Tensor] = functools.partial(apply_dense, kernels)
     if size:
@@ -164,7 +164,7 @@ def build_critic(
     kernels = KernelInitializers(ortho_init=settings["ortho_init"], seed=0)
     encoder = Encoder(leaves, names, settings, kernels, setting)
     inputs = encoder.make_inputs()
-    hidden = encoder.add_hidden_layers(encoder.encode(inputs), encoder.hidden_layers, "fc")
+    hidden = encoder.add_hidden_layers(encoder.encode(inputs), encoder.dense_layers, "fc")
     return encoder.make_model(
         inputs, apply_dense(kernels, hidden, num_values, "q_out", "value"), "critic"
     )

@@ -30,7 +30,7 @@ from tfpolicies.models.catalog.layers import (
     apply_value_output,
 )
 from tfpolicies.models.model_config import Settings
-from tfpolicies.models.preprocessing import encoded_shape
+from tfpolicies.models.preprocessing import get_encoded_shape
 from tfpolicies.models.spaces import Leaves, port_names
 
 
@@ -146,7 +146,7 @@ def make_previous_step_inputs(settings: Settings, action_leaves: Leaves) -> Name
         names = port_names(action_leaves, PREV_ACTIONS if actions == 1 else PREV_N_ACTIONS)
         steps = () if actions == 1 else (actions,)
         for leaf, name in zip(action_leaves, names, strict=True):
-            shapes[name] = (*steps, *encoded_shape(leaf))
+            shapes[name] = (*steps, *get_encoded_shape(leaf))
     if rewards:
         shapes[PREV_REWARDS if rewards == 1 else PREV_N_REWARDS] = (rewards,)
     return make_sequence_inputs(shapes)

@@ -226,7 +226,7 @@ class FunctionRuntime(TFRuntime):
 
     def share_with_device(self, arrays: Structure) -> Any:
         """Returns nested arrays as tensors for learning; on the CPU they may share memory."""
-        if self.functions.device != CPU:  # a loop is where what it reads is
+        if self.functions.device != CPU:  # a loop runs on the device of its inputs
             return self.to_device(arrays)
         return _map_structure(self._share, arrays)
 
