@@ -17,7 +17,8 @@ from tfpolicies.export.publish import (
 _CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from tfpolicies.export.publish import publish_files, publish_version, publish_folder, open_staging_folder
+from tfpolicies.export.publish import publish_files, publish_version, publish_folder
+from tfpolicies.export.publish import open_staging_folder
 
 root = Path(sys.argv[1])
 EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "shutil.copyfile")

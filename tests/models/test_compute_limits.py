@@ -188,12 +188,15 @@ HOSTILE = {
     "ConvLSTM3D": (
         "num_operations", (512,), [layers.RepeatVector(100), layers.Reshape((100, 8, 8, 8, 1)),
          convolve("ConvLSTM", 3, filters=64)]),
-    "Conv1D": ("num_operations", (1 << 12, 512), times(2, lambda: convolve("Conv", 1, filters=1024))),
+    "Conv1D": (
+        "num_operations", (1 << 12, 512), times(2, lambda: convolve("Conv", 1, filters=1024))),
     "Conv1D, dilated": (
         "numbers", (64, 64), times(8, lambda: convolve(
             "Conv", 1, filters=64, dilation_rate=60000, padding="same"))),
-    "Conv2D": ("num_operations", (128, 128, 256), times(2, lambda: convolve("Conv", 2, filters=256))),
-    "Conv3D": ("num_operations", (32, 32, 32, 64), times(2, lambda: convolve("Conv", 3, filters=128))),
+    "Conv2D": (
+        "num_operations", (128, 128, 256), times(2, lambda: convolve("Conv", 2, filters=256))),
+    "Conv3D": (
+        "num_operations", (32, 32, 32, 64), times(2, lambda: convolve("Conv", 3, filters=128))),
     "Conv1DTranspose": ("numbers", (1024, 8), [layers.Conv1DTranspose(8, 3, strides=1 << 14)]),
     "Conv2DTranspose": ("numbers", (16, 16, 8), [layers.Conv2DTranspose(8, 3, strides=256)]),
     "Conv3DTranspose": ("numbers", (8, 8, 8, 8), [layers.Conv3DTranspose(8, 3, strides=32)]),

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class NameRegistry(dict[str, Any]):
     """Objects of one kind by name.
 
-    It belongs to the process: workers are sent its content (`distributed/registry_sync.py`), and a process
-    that loads a checkpoint registers its names itself.
+    It belongs to the process. Workers are sent its content (`distributed/registry_sync.py`); a
+    process that loads a checkpoint registers its names itself.
 
     Args:
         description: description of the objects, for messages.
