@@ -89,7 +89,7 @@ def assert_same_run(one, other):
 
 @pytest.mark.core
 def test_a_run_resumed_with_new_episodes_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
-    algorithm = config(new_episodes_at_checkpoint=True).build()
+    algorithm = config(reset_episodes_at_checkpoint=True).build()
     for _ in range(3):
         algorithm.train()
     algorithm.evaluate()

@@ -236,8 +236,8 @@ def test_a_script_that_is_run_again_goes_on_with_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "new" / "run"
-    build(new_episodes_at_checkpoint=True).learn(2 * BATCH, run_dir=run_dir, progress=False)
-    again = build(new_episodes_at_checkpoint=True)
+    build(reset_episodes_at_checkpoint=True).learn(2 * BATCH, run_dir=run_dir, progress=False)
+    again = build(reset_episodes_at_checkpoint=True)
     learned = again.learn(4 * BATCH, run_dir=run_dir)
     assert f"Training resumes in {run_dir} after iteration 2.\n" in capsys.readouterr().out
     assert learned.result["training_iteration"] == 4

@@ -282,11 +282,11 @@ class ByHand(Policy):
         return {"learner_stats": {"total_loss": float("nan"), "entropy": float("nan")}}
 
 
-@pytest.mark.parametrize("on_nan", ["stop", "warn"])
+@pytest.mark.parametrize("on_nan", ["raise", "warn"])
 def test_a_loss_that_a_policy_written_by_hand_reports_is_looked_at(on_nan, caplog):
     config = exploding(None, PGConfig(), on_nan=on_nan)
     algorithm = config.multi_agent(policies={"default_policy": (ByHand, None, None, {})}).build()
-    if on_nan == "stop":
+    if on_nan == "raise":
         with pytest.raises(NonFiniteError, match=r"total_loss \(nan\).*has its own update method"):
             algorithm.train()
     else:
@@ -373,10 +373,10 @@ def test_a_checkpoint_that_is_not_finite_is_marked_and_loaded_on_request_only(tm
 
     algorithm.restore(tmp_path / "bad", allow_non_finite=True)
     loaded = Policy.from_checkpoint(
-        tmp_path / "policy", config={"on_nan": "stop"}, allow_non_finite=True
+        tmp_path / "policy", config={"on_nan": "raise"}, allow_non_finite=True
     )
     factories.assert_equal(loaded.get_weights(), algorithm.get_policy().get_weights())
-    settings = {**config, "on_nan": "stop"}
+    settings = {**config, "on_nan": "raise"}
     built = kind.from_checkpoint(tmp_path / "bad", config=settings, allow_non_finite=True)
     factories.assert_equal(built.get_policy().get_weights(), loaded.get_weights())
     with pytest.raises(WeightsError, match="finite"):

@@ -75,7 +75,7 @@ def train(name: str, folder: Path) -> None:
     if algo in ("DQN", "SAC", "TD3", "DDPG"):
         config.rollouts(rollout_fragment_length=5)
     config.reporting(min_sample_timesteps_per_iteration=80, min_time_s_per_iteration=0)
-    config.checkpointing(new_episodes_at_checkpoint=True).debugging(seed=7, log_level="ERROR")
+    config.checkpointing(reset_episodes_at_checkpoint=True).debugging(seed=7, log_level="ERROR")
     algorithm = config.build()
     algorithm.learn(STEPS, run_dir=folder, checkpoint_every=2, progress=False)
     algorithm.stop()

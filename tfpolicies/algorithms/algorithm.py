@@ -839,7 +839,7 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
 
         A restored run continues exactly as this one, bit for bit, if the environments have
         `get_state` and `set_state`, or if both start new episodes at the checkpoint
-        (`checkpointing(new_episodes_at_checkpoint=True)`); otherwise it continues with new
+        (`checkpointing(reset_episodes_at_checkpoint=True)`); otherwise it continues with new
         episodes.
 
         Classes and functions of other packages (an environment, callbacks, a mapping function) are

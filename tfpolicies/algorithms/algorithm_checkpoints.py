@@ -233,7 +233,7 @@ def save(
     stored_algorithm = snapshot.as_stored_algorithm(repr(str(folder)))
     settings, functions = collect_unserializable(algorithm, stored_algorithm)
     _warn_unserializable(algorithm, stored_algorithm)
-    if algorithm.config.new_episodes_at_checkpoint:
+    if algorithm.config.reset_episodes_at_checkpoint:
         algorithm.workers.foreach_worker(worker_protocol.request_new_episodes)
     return SavedCheckpoint(CheckpointPath(str(folder), settings, MappingAndTrainable(**functions)))
 
@@ -327,7 +327,7 @@ def _unpickle_algorithm(
 def _encode_sampler(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments support `get_state`."""
     sampler = worker.sampler
-    stores_episodes = worker.has_episodes and not worker.config.new_episodes_at_checkpoint
+    stores_episodes = worker.has_episodes and not worker.config.reset_episodes_at_checkpoint
     state = sampler.get_state() if stores_episodes and sampler is not None else None
     if state is None:
         return None, {}

@@ -126,7 +126,7 @@ class LearnerResultCheck:
             return
         term = "{} ({})".format(*non_finite)
         message = f"The update of policy {policy_id!r} is not finite: it reports {term}."
-        if policy.config.get("on_nan", self._config.on_nan) == "stop":
+        if policy.config.get("on_nan", self._config.on_nan) == "raise":
             error = NonFiniteError(
                 f"{message} It has its own update method, so its state was not rolled back; "
                 "debugging(on_nan='warn') continues training."

@@ -324,17 +324,24 @@ class TrainSettings:
             CheckpointError: if these are not settings of a training run.
         """
         from tfpolicies.storage.json_values import decode_value, find_unresolved
+        from tfpolicies.storage.migrations import migrate_assignment, migrate_settings
 
         try:
             if not (isinstance(content["algo"], str) and _is_algorithm_name(content["algo"])):
                 raise KeyError(f"algo {content['algo']!r:.60}")
-            from_file = decode_value(content.get("from_file", {}))
+            from_file = decode_value(migrate_settings(content.get("from_file", {})))
             if not isinstance(from_file, dict) or find_unresolved(from_file):
                 raise TypeError(f"from_file {from_file!r:.60}")
             for name in IMPORT_OPTIONS:
                 if not isinstance(content.get(name), str | None):
                     raise TypeError(f"{name} {content[name]!r:.60}")
-            return cls(**{**content, "set": tuple(content["set"]), "from_file": from_file})
+            return cls(
+                **{
+                    **content,
+                    "set": tuple(map(migrate_assignment, content["set"])),
+                    "from_file": from_file,
+                }
+            )
         except (TypeError, KeyError) as error:
             raise CheckpointError(
                 f"The settings in {where!r} are not those of `tfpolicies train` ({error}). "

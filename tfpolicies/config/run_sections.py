@@ -108,7 +108,7 @@ class DebuggingSettings(Section):
     log_level: str = setting("WARN", one_of("DEBUG", "INFO", "WARN", "ERROR"))  # of "tfpolicies"
     fake_sampler: bool = setting(False, BOOL)  # workers repeat their first batch
     log_sys_usage: bool = setting(True, BOOL)  # `perf` in results: CPU and memory load
-    on_nan: str = setting("stop", one_of("stop", "warn"))  # "warn": training continues
+    on_nan: str = setting("raise", one_of("raise", "warn"))  # "warn": training continues
     check_inputs: bool = setting(True, BOOL)  # reject NaN and empty action masks
 
 
@@ -130,7 +130,7 @@ class ReportingSettings(Section):
 class CheckpointingSettings(Section):
     """Content of checkpoints."""
 
-    new_episodes_at_checkpoint: bool = setting(False, BOOL)  # makes resumed runs identical
+    reset_episodes_at_checkpoint: bool = setting(False, BOOL)  # makes resumed runs identical
     export_native_model_files: bool = setting(False, BOOL)  # a SavedModel with each policy
     checkpoint_trainable_policies_only: bool = setting(False, BOOL)  # without the others
 

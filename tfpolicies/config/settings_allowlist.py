@@ -20,6 +20,7 @@ from tfpolicies.envs.pettingzoo import is_pettingzoo_name
 from tfpolicies.storage.allowed_objects import AllowedObject, AllowedObjects, resolve_allowed
 from tfpolicies.storage.import_paths import UnresolvedObject, check_class_name
 from tfpolicies.storage.json_values import decode_value
+from tfpolicies.storage.migrations import migrate_settings
 
 _FORWARDING_ENV = re.compile(r"GymV\d+Environment")  # Gymnasium's: creates the env in `env_config`
 _ENV_MODULE = re.compile(r"[A-Za-z]\w*_v\d+")  # of an environment, in packages like PettingZoo's
@@ -232,4 +233,4 @@ def decode_settings(
     {'lr': 0.1, 'exploration_config': {'type': UnresolvedObject(name='antigravity.Strategy', \
 importable=True)}}
     """
-    return resolve_allowed(decode_value(record), places, objects=objects)
+    return resolve_allowed(decode_value(migrate_settings(record)), places, objects=objects)

@@ -240,7 +240,7 @@ class PolicyLearner:
         """
         if result.is_finite:
             return
-        is_error = self._policy.config["on_nan"] == "stop"
+        is_error = self._policy.config["on_nan"] == "raise"
         if self._has_warned and not is_error:
             return
         cause, policy_id = result.explain(), self._policy.policy_id

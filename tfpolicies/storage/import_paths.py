@@ -14,6 +14,7 @@ from typing import Any
 
 from tfpolicies.base.allowlist import is_allowed
 from tfpolicies.errors import CheckpointError
+from tfpolicies.storage.migrations import OBJECTS, migrate_path
 
 OWN_PACKAGE = "tfpolicies"
 TRUSTED_PACKAGES = (OWN_PACKAGE,)
@@ -70,7 +71,7 @@ def get_import_path(value: object) -> str | None:
 def resolve_import_path(
     path: str, role: str, *, functions: bool = False, trusted: Collection[str] = TRUSTED_PACKAGES
 ) -> Any:
-    """Returns the object at `path` if it is allowed in the role `role`, or a `UnresolvedObject`.
+    """Returns the object at `path` if it is allowed in the role `role`, or an `UnresolvedObject`.
 
     The object must be defined, under exactly that path, in a module of a `trusted` top-level
     package (imported if necessary), so that objects which a trusted module merely imports (`os`,
@@ -87,6 +88,7 @@ def resolve_import_path(
     >>> resolve_import_path("os:system", "callbacks")
     UnresolvedObject(name='os:system', importable=True)
     """
+    path = migrate_path(path)
     resolved = _import_definition(path, trusted)
     is_trusted_function = (
         functions and callable(resolved) and path.partition(":")[0].partition(".")[0] != OWN_PACKAGE
@@ -99,15 +101,17 @@ def resolve_import_path(
 
 
 def check_class_name(name: str, role: str) -> str | UnresolvedObject:
-    """Returns the name of a class to import if a file may name it; else a `UnresolvedObject`.
+    """Returns the name of a class to import if a file may name it; else an `UnresolvedObject`.
 
     Args:
         name: "package.module:Class" or "package.module.Class".
         role: the role for which the class must be allowed.
     """
     module, _, qualname = name.replace(":", ".").rpartition(".")
-    resolved = resolve_import_path(f"{module}:{qualname}", role)
-    return name if isinstance(resolved, type) else UnresolvedObject(name, importable=True)
+    path = f"{module}:{qualname}"
+    if not isinstance(resolve_import_path(path, role), type):
+        return UnresolvedObject(name, importable=True)
+    return migrate_path(path) if path in OBJECTS else name
 
 
 def _import_definition(path: str, trusted: Collection[str]) -> Any:
