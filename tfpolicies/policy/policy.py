@@ -472,7 +472,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     def get_num_samples_loaded_into_buffer(self, buffer_index: int = 0) -> int:
         """Returns the rows of a loaded batch, 0 before loading."""
-        return self._loaded[buffer_index].num_rows if buffer_index in self._loaded else 0
+        return self._loaded[buffer_index].count if buffer_index in self._loaded else 0
 
     def learn_on_loaded_batch(self, offset: int = 0, buffer_index: int = 0) -> dict[str, Any]:
         """Does one update on rows `[offset, offset + minibatch size)` of a loaded batch.
