@@ -21,7 +21,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   └── BatchUsageError (AssertionError)
     ├── UsageError (ValueError, AssertionError)   arguments that exclude each other
     │   └── FrozenPolicyError                     a change of a policy that is frozen
-    ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
+    ├── UnsupportedMethodError (NotImplementedError)     a method that this class of policies lacks
     ├── PolicyOwnedError (AttributeError)     traced code that reads attributes of one policy
     ├── RetraceError (RuntimeError)           a function that is traced too often
     ├── ForkError (RuntimeError)              TensorFlow used in a process forked after its start

@@ -120,7 +120,7 @@ class WorkerSet(Extensible):
         """Returns an empty list without remote workers; others cannot be returned.
 
         Raises:
-            NotOfferedError: if there are remote workers; it says how to call them.
+            UnsupportedMethodError: if there are remote workers; it says how to call them.
         """
         if self._remotes is not None:
             raise UnsupportedMethodError(

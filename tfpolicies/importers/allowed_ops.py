@@ -1,7 +1,7 @@
 """Allow-list of TensorFlow operations for untrusted SavedModels.
 
 A SavedModel is a program, and TensorFlow's operations can read and write files, open connections
-and call Python. The operations in `num_operations.txt` only compute from their inputs and the
+and call Python. The operations in `allowed_ops.txt` only compute from their inputs and the
 model's own variables. All other operations, also those of other libraries, are refused before
 anything is loaded.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LINES = resources.files(__package__).joinpath("allowed_ops.txt").read_text("utf-8").splitlines()
 ALLOWED_OPERATIONS = frozenset(name for line in _LINES if line[:1] != "#" for name in line.split())
-"""The names of operations that are allowed everywhere; `num_operations.txt` lists them."""
+"""The names of operations that are allowed everywhere; `allowed_ops.txt` lists them."""
 
 _SAVER_NAMES = "MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch StringJoin"
 SAVER_OPERATIONS = frozenset(_SAVER_NAMES.split())

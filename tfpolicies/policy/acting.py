@@ -199,7 +199,7 @@ class CompiledActing(Acting):
             Arrays `[1, ...]` that are valid until the next call, and whether it explored.
 
         Raises:
-            MemoryCountError: if the recurrent state has another number of arrays than the policy's.
+            StateCountError: if the recurrent state has another number of arrays than the policy's.
         """
         del info, episode, kwargs
         if input_dict is None and self.reader.reads_obs_only and state is None and obs is not None:

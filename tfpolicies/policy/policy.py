@@ -413,7 +413,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Returns the loss of a train batch; policies that learn by gradients override it.
 
         Raises:
-            NotOfferedError: here; also a NotImplementedError.
+            UnsupportedMethodError: here; also a NotImplementedError.
         """
         raise self._not_offered_error("loss")
 
@@ -515,7 +515,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Returns the log-probability of each action, float32 `[B]`.
 
         Raises:
-            NotOfferedError: if the policy does not implement it; also a NotImplementedError.
+            UnsupportedMethodError: if the policy does not implement it; also a NotImplementedError.
         """
         raise self._not_offered_error("compute_log_likelihoods")
 
@@ -529,7 +529,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         learning; see "Views" in `docs/models.md`. Set it in the constructor of the policy's class.
 
         Raises:
-            NotOfferedError: when a view is not supported, and on changes of other columns.
+            UnsupportedMethodError: when a view is not supported, and on changes of other columns.
             UsageError: when it is set after the first sample or update.
         """
         return self._get_views().bind(self)
@@ -811,7 +811,8 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Writes the policy for serving.
 
         Raises:
-            NotOfferedError: if the policy has no TensorFlow code; also a NotImplementedError.
+            UnsupportedMethodError: if the policy has no TensorFlow code; also a
+                NotImplementedError.
         """
         raise self._not_offered_error("export_model")
 
@@ -819,7 +820,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Loads weights from a Keras file.
 
         Raises:
-            NotOfferedError: if the policy has no Keras model; also a NotImplementedError.
+            UnsupportedMethodError: if the policy has no Keras model; also a NotImplementedError.
         """
         raise self._not_offered_error("import_model_from_h5")
 
@@ -888,7 +889,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Returns the policy's Keras model: here the model is the module.
 
         Raises:
-            NotOfferedError: if the policy has no Keras model; also a NotImplementedError.
+            UnsupportedMethodError: if the policy has no Keras model; also a NotImplementedError.
         """
         raise self._not_offered_error("make_rl_module")
 

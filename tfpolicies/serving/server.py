@@ -185,7 +185,7 @@ def run(*args: Any, **settings: Any) -> None:
         **settings: of `serve`.
 
     Raises:
-        SignalEnd: if a second signal ended it without finishing running requests.
+        SignalInterrupt: if a second signal ended it without finishing running requests.
     """
     try:
         from uvloop import run as run_loop

@@ -7,7 +7,7 @@ JSON values stay as they are. Everything else becomes an object with one key tha
 `$tuple`, `$set`,  a list of the elements
 `$frozenset`
 `$dict`            a list of pairs: a dict with a key that is not a string or starts with `$`
-`$make_scalar`          a NumPy scalar: dtype and value
+`$scalar`          a NumPy scalar: dtype and value
 `$array`           a small NumPy array: dtype, shape and elements
 `$space`           a Gymnasium space
 `$import`          a class or function, by its import path "package.module:qualname"

@@ -147,7 +147,7 @@ class ShutdownHandler:
                 may be called in another thread while the main thread hangs.
 
         Raises:
-            SignalEnd: at the end of the block, if `requested` was set and nothing was raised.
+            SignalInterrupt: at the end of the block, if `requested` was set and nothing was raised.
         """
         self._emergency_save = emergency_save
         try:
