@@ -183,7 +183,7 @@ def test_large_bodies_are_parsed_one_by_one_in_another_thread(server, monkeypatc
         threads.append(threading.current_thread().name)
         raise RequestError("nothing")
 
-    monkeypatch.setattr(rest, "read", read_nothing)
+    monkeypatch.setattr(rest, "decode_request", read_nothing)
 
     async def run():
         app = rest.make_app(ModelRepository({"mlp": Path()}))
@@ -406,11 +406,11 @@ def test_heads_below_the_limit_pass(server):
 class Waiting:
     """Stands for a connection."""
 
-    def __init__(self, address, since, *, is_used=False, is_waiting=True):
-        self.address, self.since, self.is_used, self.is_waiting = (
+    def __init__(self, address, last_activity, *, has_request=False, is_waiting=True):
+        self.address, self.last_activity, self.has_request, self.is_waiting = (
             address,
-            since,
-            is_used,
+            last_activity,
+            has_request,
             is_waiting,
         )
         self.is_aborted = False
@@ -422,7 +422,7 @@ class Waiting:
 def test_of_too_many_connections_one_that_never_asked_gives_way():
     bounded = ConnectionLimiter(8)  # six of one address
     busy = [Waiting("a", i, is_waiting=False) for i in range(2)]
-    idle = [Waiting("a", i, is_used=True) for i in range(2)]
+    idle = [Waiting("a", i, has_request=True) for i in range(2)]
     silent = [Waiting("a", 10 + i) for i in range(2)]
     for connection in (*busy, *idle, *silent):
         bounded.add(connection)
@@ -557,7 +557,7 @@ def test_messages_of_grpc_and_bodies_of_http_share_a_budget():
 
 
 def test_a_message_that_does_not_arrive_is_given_up(monkeypatch):
-    monkeypatch.setattr(grpc_service, "_QUICK", 0.01)
+    monkeypatch.setattr(grpc_service, "_UNCOUNTED_SECONDS", 0.01)
 
     class Context:
         code = None
@@ -585,7 +585,7 @@ def test_a_message_that_does_not_arrive_is_given_up(monkeypatch):
         assert "Others need the memory" in first[0].details
         for call in calls[1:]:
             call.cancel()
-        monkeypatch.setattr(grpc_service, "_PATIENCE", 0.01)
+        monkeypatch.setattr(grpc_service, "_MESSAGE_SECONDS", 0.01)
         late = Context()
         await asyncio.wait_for(infer(None, late), 60)
         assert late.code == grpc.StatusCode.DEADLINE_EXCEEDED

@@ -211,7 +211,7 @@ async def loaded(folder):
 
 def sequences_of(repository):
     """Returns how many sequences the metrics count."""
-    found = re.search(r'sequences{model="agent"} (\S+)', repository.metrics.text().decode())
+    found = re.search(r'sequences{model="agent"} (\S+)', repository.metrics.to_text().decode())
     return float(found[1])
 
 
@@ -244,13 +244,13 @@ def test_steps_that_come_at_once_are_taken_in_their_order(folder):
 class Counting:
     """Stands for a policy that remembers how many steps each row has taken."""
 
-    observed = ({"name": "obs"},)
+    observation_ports = ({"name": "obs"},)
 
     def __init__(self):
         self.may_go_on, self.is_running = threading.Event(), threading.Event()
         self.may_go_on.set()
 
-    def fresh(self, rows):
+    def make_initial_carry(self, rows):
         return {"count": np.zeros((rows, 1))}
 
     def run(self, leaves, noise, carried):
@@ -258,7 +258,7 @@ class Counting:
         self.may_go_on.wait(60)
         return {"actions": carried["count"] + leaves[0], "state_out_0": carried["count"] + 1}
 
-    def after(self, outputs, leaves, carried):
+    def update_carry(self, outputs, leaves, carried):
         return {"count": outputs["state_out_0"]}
 
 
@@ -706,7 +706,7 @@ def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeyp
 
 @pytest.mark.parametrize("pause", [0.0, 0.02])
 def test_a_body_that_takes_too_long_is_given_up_however_it_trickles(pause, monkeypatch):
-    monkeypatch.setattr(rest, "_PATIENCE", 0.1)
+    monkeypatch.setattr(rest, "_BODY_SECONDS", 0.1)
 
     async def use(callers):
         caller = callers[0]

@@ -143,7 +143,7 @@ def test_a_run_is_not_exported_there(python, tmp_path):
     status, said = command(python, "serve", "runs/a", folder=tmp_path)
 
     assert status == 2
-    assert "runs/a is not an ONNX export, and to export a run takes TensorFlow" in said
+    assert "runs/a is not an ONNX export, and exporting a run needs TensorFlow" in said
     assert "`tfpolicies export RUN --to DIR --onnx`" in said
 
 
