@@ -370,7 +370,9 @@ def test_the_target_is_compared_with_recent_episodes_once_there_are_five() -> No
 def test_what_learning_gave_is_shown_in_one_line(tmp_path: Path) -> None:
     learned = build().learn(2 * BATCH, progress=False, run_dir=tmp_path)
     mean = learned.result["recent_returns"]["mean"]
-    shown = f"Learned(64 steps, mean return {mean:.4g}, ended by steps, run_dir={str(tmp_path)!r})"
+    shown = (
+        f"LearnResult(64 steps, mean return {mean:.4g}, ended by steps, run_dir={str(tmp_path)!r})"
+    )
     assert repr(learned) == shown
     recent = {"recent_returns": {"mean": float("nan")}}
     endless = learned._replace(result={**learned.result, **recent})

@@ -48,10 +48,6 @@ from tfpolicies.connectors import ClipActions, FrameStack
 from tfpolicies.export.player import OnnxPolicy
 from tools.commits import checked_out
 
-sys.modules.setdefault(
-    "benchmarks.stored_formats", sys.modules[__name__]
-)  # as stored files name it
-
 Arrays = dict[str, Any]  # name -> array
 OBS = spaces.Box(-1.0, 1.0, (3,), np.float32)
 ACTIONS = spaces.Box(-2.0, 2.0, (2,), np.float32)
@@ -133,6 +129,14 @@ def policy_of(agent_id: str, *args: Any, **kwargs: Any) -> str:
 
 
 # -- making -----------------------------------------------------------------------------------
+
+
+STORED_AS = "benchmarks.stored_formats"
+"""The module of these objects in the stored files."""
+
+sys.modules.setdefault(STORED_AS, sys.modules[__name__])
+for _object in (Line, Corners, Pair, policy_of):
+    _object.__module__ = STORED_AS
 
 
 def configs() -> dict[str, Any]:

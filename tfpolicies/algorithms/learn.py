@@ -37,6 +37,7 @@ from tfpolicies.reporting.progress_row import to_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
+from tfpolicies.storage.migrations import migrate_settings
 from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
@@ -70,7 +71,7 @@ class LearnResult(NamedTuple):
             parts.insert(1, return_text)
         if self.run_dir is not None:
             parts.append(f"run_dir={str(self.run_dir)!r}")
-        return f"Learned({', '.join(parts)})"
+        return f"LearnResult({', '.join(parts)})"
 
 
 def learn(
@@ -219,7 +220,7 @@ def _require_same_settings(
     Settings that the run lacks, from an earlier version, count as defaults, also within dicts.
     """
     defaults = _encode_settings(algorithm.get_default_config())
-    settings = {**defaults, **manifest["config"]["settings"]}
+    settings = {**defaults, **migrate_settings(manifest["config"]["settings"])}
     stored_settings = {"the class": manifest["algorithm_class"], **settings}
     settings_now = {
         "the class": encode_value(type(algorithm)),

@@ -59,4 +59,4 @@ class RemoteRolloutWorker:
     def trouble(self) -> str | None:
         """Returns where the worker hangs, or None; answers also while the worker is busy."""
         watchdog = None if self._worker is None else self._worker.watchdog
-        return None if watchdog is None else watchdog.trouble()
+        return None if watchdog is None else watchdog.status()

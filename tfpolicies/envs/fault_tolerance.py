@@ -53,7 +53,7 @@ def describe_slow_call(call: str, seconds: float, limit: float) -> str:
 class Watchdog:
     """Detects calls that take too long, in a separate thread.
 
-    A call cannot be ended from outside. While it lasts, the stack is logged, and `trouble`
+    A call cannot be ended from outside. While it lasts, the stack is logged, and `status`
     describes it; if it returns after all, it counts as failed. A remote worker that hangs is
     replaced.
 
