@@ -6,6 +6,8 @@ files may name, a setting, or a value of a setting.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tfpolicies.base.type_aliases import Json
 
 OBJECTS = {
@@ -47,7 +49,7 @@ def migrate_path(path: str) -> str:
     return OBJECTS.get(path, path)
 
 
-def migrate_settings(record: Json, depth: int = 0) -> Json:
+def migrate_settings(record: Json, depth: int = 0) -> Any:
     """Returns encoded settings, at any depth, with the present names and values.
 
     >>> migrate_settings({"lr": 0.1, "on_nan": "stop", "model": {"new_episodes_at_checkpoint": 1}})
@@ -75,7 +77,7 @@ def migrate_assignment(text: str) -> str:
     return f"{SETTINGS.get(name, name)}{equals}{VALUES.get((name, value), value)}"
 
 
-def _migrate_value(name: str, value: Json, depth: int) -> Json:
+def _migrate_value(name: str, value: Json, depth: int) -> Any:
     if isinstance(value, str):
         return VALUES.get((name, value), value)
     return migrate_settings(value, depth + 1)
