@@ -73,7 +73,7 @@ class PolicyLearner:
         learn_batch = self._updates.reader.read(batch)
         self.loading_seconds += time.perf_counter() - started
         divisor = policy.get_batch_divisibility_req()
-        for size in (learn_batch.num_rows, minibatch_size or 0):
+        for size in (learn_batch.count, minibatch_size or 0):
             if size % divisor:
                 raise BatchError(
                     f"The rows of each update of {policy!r} must be a multiple of {divisor} "
@@ -122,7 +122,7 @@ class PolicyLearner:
         learn_batch = self._read(policy, batch, minibatch_size)
         options = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "shuffle": shuffle}
         result = self._update(
-            policy, learn_batch, learn_batch.num_rows, **options, update_targets=update_targets
+            policy, learn_batch, learn_batch.count, **options, update_targets=update_targets
         )
         sampled_at = getattr(batch, "num_grad_updates", None) or 0
         result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
@@ -265,7 +265,7 @@ class PolicyLearner:
     def update_on_loaded_batch(self, batch: LearnBatch, offset: int, size: int) -> dict[str, Any]:
         """Updates by `size` rows from `offset` of a loaded batch; by all rows if it has no more."""
         self._state.require_not_frozen()
-        rows, items = batch.num_rows, None
+        rows, items = batch.count, None
         if size < rows:
             items = batch.select_range(offset, offset + size)
             rows = batch.count_rows(items)

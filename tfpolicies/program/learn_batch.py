@@ -54,7 +54,7 @@ class LearnBatch:
     Attributes:
         columns: the argument.
         num_items: N.
-        num_rows: the number of rows of the items, without padding of sequences.
+        count: the number of rows of the items, without padding of sequences.
         is_reused: whether several calls learn from it, between which its arrays may be written.
 
     Raises:
@@ -64,7 +64,7 @@ class LearnBatch:
     def __init__(self, columns: dict[str, Any], *, is_recurrent: bool) -> None:
         self.columns = columns
         self.num_items = _check_num_items(columns)
-        self.num_rows = int(columns[SEQ_LENS].sum()) if is_recurrent else self.num_items
+        self.count = int(columns[SEQ_LENS].sum()) if is_recurrent else self.num_items
         self.is_reused = False
         self._is_recurrent = is_recurrent
         self._on_device: tuple[int, Any] | None = None
