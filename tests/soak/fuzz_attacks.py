@@ -123,7 +123,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.loaded = self.refused = 0
-        self.leaf_classes: collections.Counter[str] = collections.Counter()
+        self.kinds: collections.Counter[str] = collections.Counter()
         self.other: list[str] = []
         self.slowest = self.largest = 0.0
 
