@@ -93,7 +93,7 @@ def _critic_values(policy: Any, obs: Any, actions: np.ndarray) -> np.ndarray:
     """Returns what the critics of SAC make of actions."""
     inputs = {} if policy.dist_class.space.shape == () else {"actions": actions}
     with policy.program.lock:
-        policy.program.model_of(policy.driver.state)  # whose variables are resident then
+        policy.program.load_model(policy.driver.state)  # whose variables are resident then
         functions = policy.program.functions
         critic = NetworkHandle(
             functions.networks["critic"].model, functions.network, training=False
