@@ -119,12 +119,10 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
         self._health_checks = HealthChecks()
         self._is_stopped = False
         self.run_dir: Path | None = None  # of the last `learn` that had one
-        self.warns_about_unserializable = (
-            True  # by the first `save`; commands log their own message
-        )
-        self._last_finite_checkpoint: str | None = (
-            None  # the folder of the newest finite checkpoint
-        )
+        # By the first `save`; commands log their own message
+        self.warns_about_unserializable = True
+        # The folder of the newest finite checkpoint
+        self._last_finite_checkpoint: str | None = None
         self._has_warned_of_false = False  # returned by a callback
         self._last_result: dict[str, Any] = {}
         self.setup(config)

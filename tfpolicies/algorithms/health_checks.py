@@ -39,9 +39,8 @@ _MIN_ENTROPY_SHARE = 0.01  # of the largest entropy of discrete actions
 _MAX_ENTROPY_SHARE = 0.95  # of the largest entropy of discrete actions
 _MIN_ACTION_STD = 0.01  # standard deviation of a continuous action, in units of the policy
 _MAX_ACTION_STD = 2.0  # in the same units; initially it is 1
-_MAX_ENTROPY_BONUS_FACTOR = (
-    10  # multiple of the policy's objective at which the entropy bonus dominates
-)
+# Multiple of the policy's objective at which the entropy bonus dominates
+_MAX_ENTROPY_BONUS_FACTOR = 10
 _LARGE_OBS = 1e3  # observations of this size saturate networks
 _NUM_MEASURED_ROWS = 64  # rows of a batch used to measure the magnitude of observations
 _LARGE_VALUE_ERROR = 1e3  # value error that networks do not learn to correct

@@ -79,7 +79,7 @@ class TrainingLoop:
 
         Args:
             emergency_save: saves the state when a signal ends the process; see
-                `ShutdownHandler.held_back`.
+                `ShutdownHandler.defer`.
             min_new_steps: environment steps to train before the target is checked.
 
         Returns:

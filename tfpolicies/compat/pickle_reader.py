@@ -7,8 +7,8 @@ Run as a program in a separate process, it needs only Python and NumPy::
 It writes `OUT/data.json` and `OUT/arrays.npz`, or fails with a one-line message that names the
 refused content. It does not use `pickle.Unpickler`, which calls the objects that
 `find_class` returns. It interprets the opcodes one by one, and records each call instead of
-running it. It understands the names of NumPy and of containers in `KNOWN`, and builds arrays from
-their bytes; each other name becomes a `Named` with its arguments and state, which does nothing.
+running it. It understands the names of NumPy and of containers in `KNOWN_NAMES`, and builds arrays from
+their bytes; each other name becomes a `ObjectRecord` with its arguments and state, which does nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class PickleInterpreter:
         self._remaining_copies = MAX_COPIES
 
     def run(self) -> Any:
-        """Returns the content of the pickle: plain values, arrays and `Named`s."""
+        """Returns the content of the pickle: plain values, arrays and `ObjectRecord`s."""
         for number, (name, argument) in enumerate(self._opcodes()):
             if number >= MAX_OPCODES:
                 raise RefusedError(f"more than {MAX_OPCODES} opcodes")

@@ -68,7 +68,7 @@ class Preprocessor:
         return self._encode(batch_leaves(self._leaves, observations, "observations"))
 
     def _make_space(self, space: gym.Space) -> gym.Space:
-        """Returns the space of the results of `_encoded`."""
+        """Returns the space of the results of `_encode`."""
         return space
 
     def _encode(self, arrays: Sequence[np.ndarray]) -> np.ndarray:

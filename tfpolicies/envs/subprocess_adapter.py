@@ -48,9 +48,8 @@ from tfpolicies.errors import EnvError, show_value
 logger = logging.getLogger("tfpolicies")
 
 _POLL_SECONDS = 1.0  # between two checks if a silent process has ended
-_GRACE_SECONDS = (
-    5.0  # seconds at most beyond env_step_timeout_s, for calls that return by themselves
-)
+# Seconds at most beyond env_step_timeout_s, for calls that return by themselves
+_GRACE_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0  # for processes to end by themselves
 
 

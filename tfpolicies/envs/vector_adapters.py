@@ -4,12 +4,13 @@ There are adapters for plain `gymnasium.Env` instances, stepped one after the ot
 vector environments in any of their three autoreset modes, including EnvPool; and for those of
 other APIs that are `CustomVectorEnv`. All of them return the same `StepResult`:
 
-* `obs` are the observations for which the next actions are chosen. * `reset_only[i]` says that
-environment i was only being reset in this step (Gymnasium's NEXT_STEP mode):
-  no transition took place.
-* `broken` has the environments that failed in this step and were re-created: their running episodes
+* `obs` are the observations for which the next actions are chosen.
+* `reset_only[i]` says that environment i was only being reset in this step (Gymnasium's NEXT_STEP
+  mode): no transition took place.
+* `failed` has the environments that failed in this step and were re-created: their running episodes
   must be dropped, and `obs` shows their next ones.
-* `lost` has the environments in which a life was lost, if that ends the episode only for learning.
+* `life_lost` has the environments in which a life was lost, if that ends the episode only for
+  learning.
 * `final_obs` has the last observations of episodes that ended in this step, if `obs` already shows
   the next episode. In NEXT_STEP mode `obs` itself is the last observation.
 """
@@ -68,9 +69,8 @@ class StepResult(NamedTuple):
     reset_only: np.ndarray | None  # bool [N]; None: all are transitions
     final_obs: tuple[np.ndarray, Any] | None  # indices [K] and their last observations [K, ...]
     failed: Mapping[int, Exception] | None = None  # re-created environments; also in `reset_only`
-    life_lost: np.ndarray | None = (
-        None  # bool [N]: continues, but later steps do not count for learning
-    )
+    # Bool [N]: continues, but later steps do not count for learning
+    life_lost: np.ndarray | None = None
 
 
 class VectorEnvAdapter(abc.ABC):
@@ -175,7 +175,7 @@ _NO_FAILURES: Mapping[int, Exception] = {}
 class PerEnvResetAdapter(VectorEnvAdapter):
     """Environments that are reset one by one, each when its episode has ended.
 
-    A subclass steps them; `_made_of` makes a step of the results. If they are invalid,
+    A subclass steps them; `_make_step` makes a step of the results. If they are invalid,
     `_repair_step` replaces the failed environments.
 
     Args:

@@ -256,7 +256,7 @@ class Comparison:
             self._compare_to_double(name)
 
     def draw_inputs(self, count: int, steps: int) -> list[np.ndarray]:
-        """Draws inputs by `random_inputs`, but recurrent states that the policy can reach."""
+        """Draws inputs by `draw_random_inputs`, but recurrent states that the policy can reach."""
         ports = self._program.ports
         inputs = draw_random_inputs(ports, count, steps, self._rng)
         if ports.is_recurrent:

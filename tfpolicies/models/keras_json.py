@@ -24,9 +24,8 @@ _OTHER_KEYS = (
     "shared_object_id",
 )  # besides class and config
 _MAX_SEQUENTIAL_LAYERS = 64  # building a Sequential of n layers takes Keras n * n steps
-_CONSTRUCTION_CALL_RATIO = (
-    4  # allowed calls while a model is built, inner models first, per call when it acts
-)
+# Allowed calls while a model is built, inner models first, per call when it acts
+_CONSTRUCTION_CALL_RATIO = 4
 _MAX_SETTING_VALUE = (
     1 << 16
 )  # of settings that cost time or memory without affecting weights or outputs

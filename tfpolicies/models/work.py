@@ -71,7 +71,7 @@ def limit_work(model_work_limit: float) -> Iterator[None]:
     """Sets the limit of work for models from files in this context.
 
     Args:
-        model_work_limit: the factor of `LIMITS`; `math.inf` for no limit.
+        model_work_limit: the factor of `WORK_LIMITS`; `math.inf` for no limit.
 
     Raises:
         ConfigError: if it is not a positive number.
@@ -90,7 +90,7 @@ def limit_work(model_work_limit: float) -> Iterator[None]:
 
 
 def get_work_limit() -> float:
-    """Returns the current factor of `LIMITS` for models from files."""
+    """Returns the current factor of `WORK_LIMITS` for models from files."""
     return _limit_factor.get()
 
 
@@ -127,7 +127,7 @@ def check_work(parts: Iterable[tuple[Any, Any]], description: str) -> None:
         description: a name for them all in messages.
 
     Raises:
-        CheckpointError: if it is more than `LIMITS` allow, times the factor of `limit_work`.
+        CheckpointError: if it is more than `WORK_LIMITS` allow, times the factor of `limit_work`.
     """
     if math.isinf(_limit_factor.get()):
         return

@@ -101,7 +101,7 @@ class Optimizers:
     def make_tape_optimizers(
         self, tape: tf.GradientTape | None, active: Sequence[Any] | None = None
     ) -> list[TapeOptimizer]:
-        """Returns the `optimizer` arguments of hooks, one for each optimizer; see `hooked`.
+        """Returns the `optimizer` arguments of hooks, one for each optimizer.
 
         The tape is None if gradients are given; `active` has 0/1 flags of the optimizers that step.
         """

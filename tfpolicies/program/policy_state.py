@@ -185,25 +185,28 @@ class PolicyState:
     """The variables, hyper-parameters, generator and counters of one policy.
 
     Reading `segments` or `arrays` loads the variables into memory if they are not there. Either
-    they are *paged out*: their memory is freed and `pager` can load it again. Or they are in the
-    buffers of the last update (`left`): these are copied into the state's memory on demand only.
+    they are *paged out*: their memory is freed and `loader` can load it again. Or they are in the
+    buffers of the last update (`pending_update`): these are copied into the state's memory on demand only.
     Until then the next update continues without reading that memory, and acting reads views of the
     buffers.
 
     Attributes:
         layout: the position of each variable.
         hyper: the current real-valued hyper-parameters, float32 `[H]`, in the Program's order.
-        rng: draws action noise; call `settle` before reading it, except within `lock_for_change`.
+        rng: draws action noise; call `flush_noise_buffer` before reading it, except within `lock_for_change`.
         learning_rng: draws the order of minibatches and the noise of learning; the same generator,
             unless sampling may overlap learning.
         noise_buffer: action noise that was drawn before its use, a `NoiseBuffer`; None without such
-            noise. global_timestep: the number of rows acted on. num_grad_updates: the number of
-            minibatch updates. version: increases with every change of the variables, so that copies
-            can be compared. lock: hold it to change the variables, or to keep them unchanged. Never
-            hold the locks of two states at once. loader: loads the variables when they are not in
-            memory; None if they always are. pending_update: the buffers of the last update, by
-            name, until they are copied into memory. frozen_as: the ID under which the policy is
-            frozen; None if it may change. last_used: the time of the last use, by `tick()`.
+            noise.
+        global_timestep: the number of rows acted on.
+        num_grad_updates: the number of minibatch updates.
+        version: increases with every change of the variables, so that copies can be compared.
+        lock: hold it to change the variables, or to keep them unchanged. Never hold the locks of
+            two states at once.
+        loader: loads the variables when they are not in memory; None if they always are.
+        pending_update: the buffers of the last update, by name, until they are copied into memory.
+        frozen_as: the ID under which the policy is frozen; None if it may change.
+        last_used: the time of the last use, by `tick()`.
     """
 
     rng: np.random.Generator

@@ -56,7 +56,7 @@ class ProgramSpec:
     static: Mapping[str, Any]
     dist_class: ActionDistribution
     explorer: Transform
-    source: ModelSource = None  # type: ignore[assignment]  # set at the end of `of`
+    source: ModelSource = None  # type: ignore[assignment]  # set last
 
     @classmethod
     def from_policy(

@@ -174,7 +174,7 @@ class TracedModel:
     def raw_outputs(self) -> tf.Tensor:
         """Returns the outputs of the model in the last call, masked: `[B, num_outputs]`.
 
-        The inputs of distributions are computed from them (`ActionDistribution.inputs_of`).
+        The inputs of distributions are computed from them (`ActionDistribution.compute_inputs`).
         """
         return self._require_outputs("raw_outputs").outputs
 

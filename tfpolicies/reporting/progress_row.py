@@ -22,9 +22,8 @@ _KEYS = {  # column -> key in the result of an iteration
     "episodes": "episodes_total",  # episodes ended so far
 }
 FIXED_COLUMNS = tuple(_KEYS)
-RECENT_PREFIX = (
-    "recent_returns/"  # columns of the newest episodes: mean, std, min, max, episodes, env_steps
-)
+# Columns of the newest episodes: mean, std, min, max, episodes, env_steps
+RECENT_PREFIX = "recent_returns/"
 EVALUATION_MEAN = "evaluation/episode_reward_mean"  # in iterations with an evaluation
 
 

@@ -34,14 +34,18 @@ class RunFolder:
 
     A folder is a run as soon as it has its `run.json`, which is written last and atomically::
 
-        ppo-CartPole-v1-2025-01-31-142501/ run.json            creation time of the run, and the
-        settings of the command lock                the id of the process that writes to the run
-        progress.csv        one row per training iteration error.txt           the traceback of the
-        last error that ended the training events/             TensorBoard event files
-        learning_curve.png checkpoints/ export/             the policy for serving videos/
-        recorded episodes, if any
+        ppo-CartPole-v1-2025-01-31-142501/
+            run.json            creation time of the run, and the settings of the command
+            lock                the id of the process that writes to the run
+            progress.csv        one row per training iteration
+            error.txt           the traceback of the last error that ended the training
+            events/             TensorBoard event files
+            learning_curve.png
+            checkpoints/
+            export/             the policy for serving
+            videos/             recorded episodes, if any
 
-    Any process may read a run. A writer must hold it: from `create` or `hold` until `release`, or
+    Any process may read a run. A writer must hold it: from `create` or `acquire` until `release`, or
     until the end of a `with` statement. Only one process can hold it; the lock of a killed process
     is released.
 
@@ -153,7 +157,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> RunFolder:
-        """Opens an existing run, to read it or to `hold` it; changes nothing.
+        """Opens an existing run, to read it or to `acquire` it; changes nothing.
 
         Raises:
             CheckpointError: if `path` is not a run folder, or has an unknown version.

@@ -19,9 +19,8 @@ TimeLimitFactory = Callable[[float], AbstractContextManager[Any]]
 
 _EVENT_LOOP_SECONDS = 0.001  # seconds of a batch up to which it runs in the event loop
 _MAX_EVENT_LOOP_SECONDS = 0.25  # time limit there; if exceeded, all later batches use a thread
-_QUIET_LOOP_TURNS = (
-    10  # turns of the event loop without a further request, after which a batch starts
-)
+# Turns of the event loop without a further request, after which a batch starts
+_QUIET_LOOP_TURNS = 10
 _MAX_WAIT_SECONDS = 0.001  # seconds after which a batch starts in any case
 _TRIAL_ROWS = 16  # rows of the trial batch that measures the cost per row
 

@@ -68,5 +68,5 @@ class ModelRunner:
         )
 
     def step(self, feed: Arrays, variant: InferVariant) -> asyncio.Future[Arrays]:
-        """Returns a future of the outputs of one step of a sequence; see `Memory.step`."""
+        """Returns a future of the outputs of one step of a sequence; see `SequenceStates.step`."""
         return self._step_batchers[variant].run(feed)

@@ -38,7 +38,7 @@ class ServedSequence:
         self._is_stepping = False
 
     async def step(self, feed: Arrays, request: InferRequest) -> Arrays:
-        """Executes a step and returns its outputs; the caller must hold `turn`.
+        """Executes a step and returns its outputs; the caller must hold `step_lock`.
 
         A step that has begun runs to its end, even if its caller is cancelled.
 

@@ -85,9 +85,8 @@ class ServedModel:
         self._runner: ModelRunner | None = None
         self._sequences = SequenceStore(limits.max_sequences, limits.sequence_idle)
         metrics.sequences.labels(name).set_function(lambda: len(self._sequences))
-        self._handled_signature: Any = (
-            None  # file signature of the version that was loaded or refused
-        )
+        # File signature of the version that was loaded or refused
+        self._handled_signature: Any = None
         self._last_signature: Any = None  # file signature of the last check
         self._load_lock = asyncio.Lock()
 

@@ -56,7 +56,7 @@ def get_declared_path(value: object) -> str:
 
 
 def get_import_path(value: object) -> str | None:
-    """Returns `describe(value)` if that path leads to `value` itself, else None.
+    """Returns `get_declared_path(value)` if that path leads to `value` itself, else None.
 
     >>> get_import_path(get_declared_path)
     'tfpolicies.storage.import_paths:get_declared_path'

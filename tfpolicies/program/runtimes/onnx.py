@@ -89,7 +89,7 @@ class OnnxRuntime(ActingRuntime):
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Acts for one state; see `Actor.run`.
+        """Acts for one state; see `ActingRuntime.run`.
 
         Returns the output buffers of this batch size: they are valid until the thread's next call
         with the same size.

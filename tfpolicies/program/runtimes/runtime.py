@@ -139,7 +139,7 @@ class TFRuntime(ActingRuntime):
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Acts for one state; see `Actor.run`."""
+        """Acts for one state; see `ActingRuntime.run`."""
         arrays = [*inputs, noise, params]
         if len(noise) == 1 and self._act_one_row is not None:
             try:
@@ -152,7 +152,7 @@ class TFRuntime(ActingRuntime):
     def _call_acting(
         self, function: Callable[..., Any], state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """Calls a function from `_made` that acts, with the weights of a state."""
+        """Calls a traced function that acts, with the weights of a state."""
 
     @final
     def log_likelihoods(

@@ -126,7 +126,7 @@ class StackedRuntime(ActingRuntime):
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Acts for P states, at most `max_states`, on N rows each; see `Actor.run`.
+        """Acts for P states, at most `max_states`, on N rows each; see `ActingRuntime.run`.
 
         All arrays are contiguous. The returned arrays are never overwritten.
         """
