@@ -42,7 +42,7 @@ class ObjectRecord(NamedTuple):
 
 
 def read_pickle(path: str | os.PathLike[str]) -> Any:
-    """Returns the content of a pickle: plain values, NumPy arrays, and a `ObjectRecord` for anything else.
+    """Returns the content of a pickle: plain values, NumPy arrays, or else `ObjectRecord`s.
 
     Args:
         path: the file, which is not trusted.

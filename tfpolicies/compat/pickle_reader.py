@@ -5,10 +5,10 @@ Run as a program in a separate process, it needs only Python and NumPy::
     python -I pickle_reader.py OUT SECONDS MEGABYTES < FILE
 
 It writes `OUT/data.json` and `OUT/arrays.npz`, or fails with a one-line message that names the
-refused content. It does not use `pickle.Unpickler`, which calls the objects that
-`find_class` returns. It interprets the opcodes one by one, and records each call instead of
-running it. It understands the names of NumPy and of containers in `KNOWN_NAMES`, and builds arrays from
-their bytes; each other name becomes a `ObjectRecord` with its arguments and state, which does nothing.
+refused content. It does not use `pickle.Unpickler`, which calls the objects that `find_class`
+returns. It interprets the opcodes one by one, and records each call instead of running it. It
+understands the names of NumPy and of containers in `KNOWN_NAMES`, and builds arrays from their
+bytes; each other name becomes a `ObjectRecord` with its arguments and state, which does nothing.
 """
 
 from __future__ import annotations

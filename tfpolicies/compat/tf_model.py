@@ -252,7 +252,7 @@ class RecurrentNetwork(TFModelV2):
 
 
 class _CatalogNetwork(TFModelV2):
-    """A catalog model with a value; `_seen` computes its input."""
+    """A catalog model with a value; `_get_input` computes its input."""
 
     def __init__(
         self,

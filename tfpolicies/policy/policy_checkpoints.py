@@ -429,9 +429,9 @@ def apply_configured_hyperparameters(
 ) -> dict[str, Any]:
     """Returns a state that takes hyperparameters from a policy's config where the configs differ.
 
-    A policy's hyperparameters may differ from its config, for example after `set_hyperparameter`. They are
-    kept where both configs agree. Where the configs differ, the user chose the value in the
-    policy's config, so the state gets it. A hyperparameter with a schedule always follows the
+    A policy's hyperparameters may differ from its config, for example after `set_hyperparameter`.
+    They are kept where both configs agree. Where the configs differ, the user chose the value in
+    the policy's config, so the state gets it. A hyperparameter with a schedule always follows the
     policy's schedule.
 
     Args:

@@ -186,14 +186,15 @@ class PolicyState:
 
     Reading `segments` or `arrays` loads the variables into memory if they are not there. Either
     they are *paged out*: their memory is freed and `loader` can load it again. Or they are in the
-    buffers of the last update (`pending_update`): these are copied into the state's memory on demand only.
-    Until then the next update continues without reading that memory, and acting reads views of the
-    buffers.
+    buffers of the last update (`pending_update`): these are copied into the state's memory on
+    demand only. Until then the next update continues without reading that memory, and acting reads
+    views of the buffers.
 
     Attributes:
         layout: the position of each variable.
         hyper: the current real-valued hyper-parameters, float32 `[H]`, in the Program's order.
-        rng: draws action noise; call `flush_noise_buffer` before reading it, except within `lock_for_change`.
+        rng: draws action noise; call `flush_noise_buffer` before reading it, except within
+            `lock_for_change`.
         learning_rng: draws the order of minibatches and the noise of learning; the same generator,
             unless sampling may overlap learning.
         noise_buffer: action noise that was drawn before its use, a `NoiseBuffer`; None without such

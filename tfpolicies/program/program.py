@@ -43,7 +43,7 @@ _recent_programs: deque[Program] = deque(
 
 
 class Program:
-    """The shared functions of all policies with the same spec; get it by `Program.get_or_create(spec)`.
+    """The functions that policies with the same spec share; see `Program.get_or_create`.
 
     Attributes:
         spec: the class, spaces and static settings that these policies share.

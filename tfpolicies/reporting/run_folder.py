@@ -45,9 +45,9 @@ class RunFolder:
             export/             the policy for serving
             videos/             recorded episodes, if any
 
-    Any process may read a run. A writer must hold it: from `create` or `acquire` until `release`, or
-    until the end of a `with` statement. Only one process can hold it; the lock of a killed process
-    is released.
+    Any process may read a run. A writer must hold it: from `create` or `acquire` until `release`,
+    or until the end of a `with` statement. Only one process can hold it; the lock of a killed
+    process is released.
 
     Args:
         path: the folder; it may be missing.

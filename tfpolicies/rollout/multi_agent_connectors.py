@@ -65,7 +65,8 @@ class ConnectorGroup:
         has_env_spaces: whether agents get the environment's own observations.
 
     Attributes:
-        connected_rows: the rows of policies with connectors; if there are none, `process_step` need not be
+        connected_rows: the rows of policies with connectors; if there are none, `process_step` need
+            not be
             called.
     """
 

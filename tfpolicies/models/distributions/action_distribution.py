@@ -194,7 +194,8 @@ class ActionDistribution:
         """Returns the distribution that a loss uses.
 
         Args:
-            noise: float32 `[B, loss_noise_size]`, standard normal, for entropies and divergences that
+            noise: float32 `[B, loss_noise_size]`, standard normal, for entropies and divergences
+                that
                 are estimated from samples. This class has closed forms and ignores it.
         """
         return self

@@ -36,8 +36,8 @@ class NoiseKind(NamedTuple):
 class NoiseBuffer:
     """The noise of several calls, drawn together at a fraction of the cost of separate draws.
 
-    The numbers are the same ones in the same order. Until all rows are taken, or `rewind_generator` is
-    called, the state of the generator is that after the last row.
+    The numbers are the same ones in the same order. Until all rows are taken, or `rewind_generator`
+    is called, the state of the generator is that after the last row.
 
     Args:
         kind: the kind of all noise.
