@@ -106,10 +106,6 @@ def _change_constant(node: ast.AST) -> None:
     node.value = not node.value if isinstance(node.value, bool) else node.value + 1
 
 
-def _drop_statement(node: ast.AST) -> None:
-    node.value = ast.Constant(None)
-
-
 def _drop_value(node: ast.AST) -> None:
     node.value = ast.Constant(None)
 
@@ -120,7 +116,7 @@ _CHANGE: dict[str, Callable[[ast.AST], None]] = {
     "and/or": _change_junction,
     "condition": _change_condition,
     "constant": _change_constant,
-    "statement": _drop_statement,
+    "statement": _drop_value,
     "return": _drop_value,
 }
 
