@@ -302,9 +302,8 @@ def _require_named_policy_class(policy_id: str, part: CheckpointData) -> None:
     if isinstance(policy_class, UnresolvedObject):
         raise UnpicklableError(
             f"The class {policy_class.name} of the added policy {policy_id!r} is not in the "
-            "config. "
-            "Name it there, multi_agent(policies={...}), before you build the algorithm; or "
-            "pickle the policies themselves."
+            "config. Name it there, multi_agent(policies={...}), before you build the algorithm; "
+            "or pickle the policies themselves."
         )
 
 
@@ -595,9 +594,8 @@ class StoredAlgorithm:
             "tfpolicies."
         ):
             raise CheckpointError(
-                f"{self.source} holds an algorithm of the class {stored_class.name}, which is "
-                "not part of "
-                "this package."
+                f"{self.source} holds an algorithm of the class {stored_class.name}, which is not "
+                "part of this package."
             ).add_advice("Call `from_checkpoint` on your class.", {"algo": stored_class.name})
         if not isinstance(stored_class, type):
             raise CheckpointError(f"{self.source} names {stored_class!r} as its algorithm's class.")

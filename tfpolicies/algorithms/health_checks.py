@@ -235,9 +235,8 @@ def _check_episode_ends(run: RunStats) -> str | None:
         return _UNDECIDED
     return (
         f"{_describe_environment(run)}: no episode has ended after {steps:,} steps of each "
-        "environment, "
-        "so the mean return is nan. If episodes never end, give the environment a time limit: "
-        "gymnasium.wrappers.TimeLimit(env, max_episode_steps=1000)."
+        "environment, so the mean return is nan. If episodes never end, give the environment a "
+        "time limit: gymnasium.wrappers.TimeLimit(env, max_episode_steps=1000)."
     )
 
 
@@ -253,9 +252,8 @@ def _check_returns(run: RunStats) -> str | None:
     ((value, _),) = returns
     return (
         f"{_describe_environment(run)}: the return was {value:g} in each of the last "
-        f"{len(run.episodes)} episodes, so nothing tells good actions from bad ones. "
-        "Add intermediate rewards, or explore more "
-        "(entropy_coeff, exploration_config)."
+        f"{len(run.episodes)} episodes, so nothing tells good actions from bad ones. Add "
+        "intermediate rewards, or explore more (entropy_coeff, exploration_config)."
     )
 
 
@@ -287,10 +285,9 @@ def _check_observations(policy: PolicyStats) -> str | None:
     if not policy.obs_magnitude > _LARGE_OBS:
         return None
     return (
-        f"observations have magnitude {policy.obs_magnitude:.2g}, but networks learn from "
-        "numbers near "
-        "1: larger ones saturate them. Set rollouts(observation_filter='MeanStdFilter'), on the "
-        "command line --set observation_filter=MeanStdFilter, or scale them in the environment."
+        f"observations have magnitude {policy.obs_magnitude:.2g}, but networks learn from numbers "
+        "near 1: larger ones saturate them. Set rollouts(observation_filter='MeanStdFilter'), on "
+        "the command line --set observation_filter=MeanStdFilter, or scale them in the environment."
     )
 
 
@@ -322,8 +319,7 @@ def _check_horizon(policy: PolicyStats) -> str | None:
         horizon_text = f"looks about {horizon:.3g} steps ahead, 1 / (1 - gamma)"
     return (
         f"gamma={gamma:g} {horizon_text}, but episodes have {length:.0f} steps on average: later "
-        "rewards "
-        "of an action do not count. Set training(gamma=0.99), on the command line --set "
+        "rewards of an action do not count. Set training(gamma=0.99), on the command line --set "
         "gamma=0.99."
     )
 
@@ -377,8 +373,7 @@ def _check_large_steps(policy: PolicyStats) -> str | None:
     return (
         f"an iteration changes the policy by a KL divergence of {kl:.2g}, far over "
         f"kl_target={target:g}. Lower lr (now {policy.get_stat('cur_lr'):.2g}) or num_sgd_iter "
-        "(now "
-        f"{policy.config.get('num_sgd_iter')})."
+        f"(now {policy.config.get('num_sgd_iter')})."
     )
 
 
@@ -397,10 +392,9 @@ def _check_values(policy: PolicyStats) -> str | None:
         )
         return (
             f"{symptom}, although rewards of at most {reward:.2g} with gamma={gamma:g} make no "
-            "value "
-            f"larger than {max_return:.2g}: the value function explodes. Lower "
-            f"{_format_learning_rates(policy)}, "
-            "or set grad_clip=0.5; with target networks, update them less often."
+            f"value larger than {max_return:.2g}: the value function explodes. Lower "
+            f"{_format_learning_rates(policy)}, or set grad_clip=0.5; with target networks, update "
+            "them less often."
         )
     error = abs(policy.get_stat("mean_td_error")) if math.isnan(loss) else math.sqrt(loss)
     if (
@@ -518,7 +512,6 @@ def describe_too_short(config: AlgorithmConfig, steps: float) -> str | None:
         return None
     return (
         f"learning starts after {_LEARNING_START}={start} steps, and the run has {steps:.0f}. "
-        "Train for "
-        f"more steps, or set training({_LEARNING_START}=N), on the command line --set "
+        f"Train for more steps, or set training({_LEARNING_START}=N), on the command line --set "
         f"{_LEARNING_START}=N."
     )

@@ -204,11 +204,10 @@ def _resume(algorithm: AlgorithmProtocol, run: RunFolder) -> None:
     if any(stored_progress[key] != progress[key] for key in ("iteration", "time_total_s")):
         raise UsageError(
             f"{str(run.path)!r} holds another run, at iteration {stored_progress['iteration']}, "
-            "but this "
-            f"algorithm has trained {progress['iteration']} iterations elsewhere. Give another "
-            "run_dir; "
-            f"or resume that run: {type(algorithm).__name__}.from_checkpoint("
-            f"{str(run.latest)!r}).learn(..., run_dir={str(run.path)!r})."
+            f"but this algorithm has trained {progress['iteration']} iterations elsewhere. Give "
+            "another run_dir; or resume that run: "
+            f"{type(algorithm).__name__}.from_checkpoint({str(run.latest)!r}).learn(..., "
+            f"run_dir={str(run.path)!r})."
         )
 
 
@@ -245,8 +244,7 @@ def _require_same_settings(
             differences += f" and {len(different_names) - _MAX_SETTINGS_SHOWN} more"
         raise UsageError(
             f"{str(run.path)!r} holds a run with other settings: {differences}. Give another "
-            "run_dir for "
-            "a new run, or the same settings to resume that one."
+            "run_dir for a new run, or the same settings to resume that one."
         )
 
 
@@ -309,7 +307,5 @@ def _require_algorithm_callbacks(callbacks: DefaultCallbacks) -> None:
         class_name = type(callbacks).__name__
         raise UsageError(
             f"{class_name} overrides {', '.join(unsupported)}, which workers call from their "
-            "creation on. "
-            f"Pass the class to the config: "
-            f"config.callbacks({class_name})."
+            f"creation on. Pass the class to the config: config.callbacks({class_name})."
         )

@@ -194,8 +194,7 @@ def check_feed_forward(name: str, config: Mapping[str, Any], class_name: str) ->
         if config[key]:
             raise ConfigError(
                 f"{name}[{key!r}] must be False for {class_name}: replayed rows are single "
-                "transitions, "
-                "and its outputs need a final linear layer."
+                "transitions, and its outputs need a final linear layer."
             )
 
 
@@ -212,10 +211,9 @@ def check_action_vectors(action_space: gym.Space, class_name: str, other_spaces:
     """
     if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
         raise UnsupportedSpaceError(
-            f"{class_name} supports {other_spaces}one-dimensional Boxes of floats as action "
-            "spaces only, got "
-            f"{action_space}. For Discrete actions use DQN, SAC or PPO; flatten other Boxes in the "
-            "environment, for example with a gymnasium.ActionWrapper."
+            f"{class_name} supports {other_spaces}one-dimensional Boxes of floats as action spaces "
+            f"only, got {action_space}. For Discrete actions use DQN, SAC or PPO; flatten other "
+            "Boxes in the environment, for example with a gymnasium.ActionWrapper."
         )
 
 
@@ -238,10 +236,9 @@ def check_action_bounds(action_space: gym.Space, class_name: str, alternative: s
         i = unbounded[0]
         raise UnsupportedSpaceError(
             f"{class_name} squashes actions into the bounds of their dimension, which must be "
-            "finite, "
-            f"but those of dimension {i} of the action space are [{low[i]:g}, {high[i]:g}]. Give "
-            "the environment bounds: `gymnasium.wrappers.TransformAction(env, lambda action: "
-            f"action, gymnasium.spaces.Box(low, high))`.{alternative}"
+            f"finite, but those of dimension {i} of the action space are [{low[i]:g}, "
+            f"{high[i]:g}]. Give the environment bounds: `gymnasium.wrappers.TransformAction(env, "
+            f"lambda action: action, gymnasium.spaces.Box(low, high))`.{alternative}"
         )
     width = high.astype(np.float64) - low
     if (width >= _WIDE_BOUNDS).any() and class_name not in _classes_warned_of_width:
@@ -528,15 +525,13 @@ def _check_buffer_config(config: Mapping[str, Any]) -> None:
     for key in config:
         if key in _PRIORITY_SETTINGS and key not in allowed_keys:
             raise ConfigError(
-                f"{name} has {key!r}, but type {buffer_type!r} replays uniformly. For "
-                "prioritised replay "
-                f"set {{'type': '{_PRIORITIZED[0]}'}}."
+                f"{name} has {key!r}, but type {buffer_type!r} replays uniformly. For prioritised "
+                f"replay set {{'type': '{_PRIORITIZED[0]}'}}."
             )
         if key not in allowed_keys:
             raise ConfigError(
                 f"{name} has no key {key!r}.{suggest_similar_names(str(key), allowed_keys)} It "
-                "takes "
-                f"{', '.join(allowed_keys)}."
+                f"takes {', '.join(allowed_keys)}."
             )
     require(f"{name}['capacity']", POSITIVE_INT, config.get("capacity", _CAPACITY))
     check_allocator_arguments(*(config.get(key) for key in _STORAGE_KEYS))

@@ -245,8 +245,8 @@ class SACTFPolicy(OffPolicyTFPolicy):
 
 
 _UNSQUASHED_HINT = (
-    " Or use a Gaussian that is not squashed: "
-    "environment(normalize_actions=False, clip_actions=True)."
+    " Or use a Gaussian that is not squashed: environment(normalize_actions=False, "
+    "clip_actions=True)."
 )
 
 

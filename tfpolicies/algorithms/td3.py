@@ -190,8 +190,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
             raise ConfigError(
                 f"model['custom_action_dist'] must be deterministic for {cls.__name__}, whose "
                 f"policy is one action for each observation; got {custom_dist!r}. Leave it out, "
-                "and set "
-                "`exploration_config`."
+                "and set `exploration_config`."
             )
         return dist_class
 

@@ -70,11 +70,9 @@ class TrainableCheck:
             required_rows, available_rows = available_rows, required_rows
         raise ConfigError(
             f"Policy {policy_id!r} is a {policy_class.__name__}, which learns from "
-            f"{required_rows}, but "
-            f"the training step of {algorithm_class.__name__} has {available_rows}. Leave it out "
-            "of "
-            "`policies_to_train` and train it with a separate algorithm, or override "
-            "`training_step`."
+            f"{required_rows}, but the training step of {algorithm_class.__name__} has "
+            f"{available_rows}. Leave it out of `policies_to_train` and train it with a separate "
+            "algorithm, or override `training_step`."
         )
 
 

@@ -52,8 +52,7 @@ def require_tuned(algo: str, env: str) -> TunedSettings:
         suggestion = f"nearest are {nearest}" if nearest else "none are near"
         raise ConfigError(
             f"There are no tuned settings for {algo} on {env}; {suggestion}. `tfpolicies tuned` "
-            "lists "
-            "all of them."
+            "lists all of them."
         )
     return entry
 

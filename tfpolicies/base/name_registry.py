@@ -85,6 +85,6 @@ def load_entry_point(kind: str, entry_point: EntryPoint, attribute: str = "") ->
     except Exception as error:
         raise ConfigError(
             f"{describe_entry_point(kind, entry_point)} cannot be imported from "
-            f"{entry_point.value!r}: "
-            f"{type(error).__name__}: {error}. Fix or uninstall that package."
+            f"{entry_point.value!r}: {type(error).__name__}: {error}. Fix or uninstall that "
+            "package."
         ) from error

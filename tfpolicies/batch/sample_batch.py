@@ -497,9 +497,8 @@ def _get_states_of_rows(batch: SampleBatch, name: str, positions: np.ndarray) ->
         if state_out not in batch:
             raise MissingColumnError(
                 f"The recurrent state of a row within a sequence is {state_out!r} of the row "
-                "before, "
-                f"but the batch has {list(batch)}. `timeslices` of each policy's batch keeps "
-                "sequences whole."
+                f"before, but the batch has {list(batch)}. `timeslices` of each policy's batch "
+                "keeps sequences whole."
             )
         states[inner_rows] = take_rows(batch._get_raw(state_out), positions[inner_rows - 1])
     return states

@@ -141,8 +141,7 @@ def _parse_pins(options: Sequence[str], models: Sequence[str]) -> dict[str, str]
         if name not in models:
             raise UsageError(
                 f"--pin {option} names no model that is "
-                f"served.{suggest_similar_names(name, models)} "
-                f"The models are {', '.join(models)}."
+                f"served.{suggest_similar_names(name, models)} The models are {', '.join(models)}."
             )
         if not version or name in pins:
             raise UsageError(
@@ -170,9 +169,8 @@ def _find_or_make_export(
         _require_no_nested_exports(folder)
         raise ExportError(
             f"{shorten_path(path)} is not an ONNX export, and exporting a run needs TensorFlow, "
-            "which is "
-            "not installed. Export it where the distribution tfpolicies is installed, `tfpolicies "
-            "export RUN --to DIR --onnx`, and serve DIR."
+            "which is not installed. Export it where the distribution tfpolicies is installed, "
+            "`tfpolicies export RUN --to DIR --onnx`, and serve DIR."
         )
     log(f"exporting {shorten_path(path)}")
     arguments = ["export", str(path), "--to", str(temp_folder), "--onnx"]
@@ -204,8 +202,7 @@ def _require_servable(path: Path, spec: Path) -> None:
     if (format_name := _get_unserved_format(spec)) is not None:
         raise ExportError(
             f"{shorten_path(path)} holds {format_name}, but serve takes ONNX. Export the run "
-            "again: "
-            "`tfpolicies export RUN --to DIR --onnx`."
+            "again: `tfpolicies export RUN --to DIR --onnx`."
         )
 
 

@@ -466,8 +466,7 @@ def import_option(name: str, path: str) -> Any:
     if not callable(imported_object):
         raise UsageError(
             f"{get_flag(name)} takes module:name of a class or function, such as my_module:Mine, "
-            "got "
-            f"{path!r}."
+            f"got {path!r}."
         )
     return imported_object
 

@@ -262,8 +262,7 @@ def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSe
     if missing := [text for name, text in import_texts.items() if name not in arguments]:
         raise UsageError(
             f"{shorten_path(run.path)} uses {' and '.join(missing)}, but your code is only "
-            "imported if "
-            f"you name it. Name it again: `{shlex.join(_make_resume_command(run))}`."
+            f"imported if you name it. Name it again: `{shlex.join(_make_resume_command(run))}`."
         )
     repeated = [name for name in ("env", "algo", *IMPORT_OPTIONS) if name in arguments]
     for name in repeated:
@@ -274,8 +273,8 @@ def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSe
     if unchangeable:
         raise UsageError(
             f"{', '.join(map(get_flag, unchangeable))} cannot be given with --resume: "
-            f"{shorten_path(run.path)} has "
-            f"fixed settings. These may be changed: {', '.join(map(get_flag, changeable))}."
+            f"{shorten_path(run.path)} has fixed settings. These may be changed: "
+            f"{', '.join(map(get_flag, changeable))}."
         )
     return dataclasses.replace(settings, **arguments)
 
@@ -300,8 +299,7 @@ def _require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
         names = ", ".join(missing_object.name for missing_object in missing.values())
         raise UsageError(
             f"{shorten_path(run.run_json)} sets {names}, but your code is only imported if you "
-            "name "
-            "it. Start a new run with the same settings, or write a script."
+            "name it. Start a new run with the same settings, or write a script."
         )
 
 

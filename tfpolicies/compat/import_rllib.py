@@ -201,8 +201,8 @@ def _convert_filter(
     if not isinstance(observation_space, spaces.Box) or observation_space.dtype.kind != "f":
         raise CheckpointError(
             "The checkpoint's observation_filter normalises the flat encoding of "
-            f"{observation_space}, and "
-            "cannot be imported: filters of this package normalise only Boxes of floats."
+            f"{observation_space}, and cannot be imported: filters of this package normalise only "
+            "Boxes of floats."
         )
     count, mean, squares = _read_statistics(filter_state, observation_space.shape)
     std = (

@@ -152,8 +152,7 @@ def _require_same_flattening(original: spaces.Space, model_space: spaces.Box) ->
     if sum(map(flat_size, space_leaves)) != model_space.shape[0]:
         raise CheckpointError(
             f"The checkpoint's observations are flattened to {model_space.shape}, which does not "
-            "match "
-            f"{original}."
+            f"match {original}."
         )
 
 

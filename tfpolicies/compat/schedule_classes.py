@@ -102,8 +102,7 @@ class PiecewiseSchedule(Schedule):
         if self.outside_value is None and (tf.is_tensor(t) or not first_step <= t < last_step):
             raise UsageError(
                 f"The endpoints define values from {first_step} to {last_step} (exclusive), but "
-                "the time "
-                f"step is {t!r:.100}. Give an `outside_value`."
+                f"the time step is {t!r:.100}. Give an `outside_value`."
             )
         where, result = (tf if tf.is_tensor(t) else np).where, self.outside_value or 0.0
         for (start, left), (stop, right) in pairwise(self.endpoints):

@@ -365,8 +365,7 @@ class AlgorithmConfig(BaseConfig):
             ):
                 raise UnknownSettingError(
                     f"multiagent has no key {name!r}.{suggest_similar_names(str(name), allowed)} "
-                    "It takes "
-                    f"{', '.join(allowed)}."
+                    f"It takes {', '.join(allowed)}."
                 )
         return dict(multiagent)
 

@@ -222,8 +222,7 @@ class BaseConfig:
         if self._frozen:
             raise FrozenConfigError(
                 f"Cannot set attribute {names} of an already frozen {type(self).__name__}: a "
-                "worker "
-                "or an algorithm uses it. Change a copy: `config.copy(copy_frozen=False)`."
+                "worker or an algorithm uses it. Change a copy: `config.copy(copy_frozen=False)`."
             )
 
     # -- as attributes and items --------------------------------------------------------------

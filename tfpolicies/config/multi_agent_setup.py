@@ -104,9 +104,8 @@ class SpaceResolver:
         if any(space != distinct_spaces[0] for space in distinct_spaces):
             raise ConfigError(
                 f"Policy {policy_id!r} acts for agents with different {name}s: {policy_spaces}. "
-                "Map them "
-                "to several policies, by multi_agent(policies=..., policy_mapping_fn=...), or give "
-                f"the policy's {name} in its PolicySpec."
+                "Map them to several policies, by multi_agent(policies=..., "
+                f"policy_mapping_fn=...), or give the policy's {name} in its PolicySpec."
             )
         return distinct_spaces[0] if distinct_spaces else None
 

@@ -39,9 +39,8 @@ def validate_policy_id(policy_id: str, error: bool = False) -> None:
             have; or, with `error`, if it breaks another rule.
     """
     rule = (
-        f"A policy id must be a non-empty str without any of {_FORBIDDEN_CHARACTERS} and without "
-        "a space or "
-        f"dot at its end, and valid UTF-8; got {show_value(policy_id)}."
+        f"A policy id must be a non-empty str without any of {_FORBIDDEN_CHARACTERS} and without a "
+        f"space or dot at its end, and valid UTF-8; got {show_value(policy_id)}."
     )
     if not isinstance(policy_id, str) or not policy_id or not is_unicode(policy_id):
         raise ConfigError(rule)

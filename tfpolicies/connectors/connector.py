@@ -211,10 +211,9 @@ def restore(name: Json, state: Json, base_class: type[Connector] = Connector) ->
     """
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ConfigError(
-            f"There is no connector {name!r}; registered are {sorted(_REGISTRY)}."
-            f"{suggest_similar_names(name, _REGISTRY)} Import the module that defines it, "
-            "decorated with "
-            "`@register_connector`."
+            f"There is no connector {name!r}; registered are "
+            f"{sorted(_REGISTRY)}.{suggest_similar_names(name, _REGISTRY)} Import the module that "
+            "defines it, decorated with `@register_connector`."
         )
     connector_class = _REGISTRY[name]
     if not issubclass(connector_class, base_class):

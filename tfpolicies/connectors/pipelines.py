@@ -208,8 +208,7 @@ class ConnectorPipeline(Connector):
             ):
                 raise UsageError(
                     f"{self.name} takes instances of subclasses of "
-                    f"{self.connector_class.__name__}, but got "
-                    f"{connector!r}."
+                    f"{self.connector_class.__name__}, but got {connector!r}."
                 )
         names = [connector.name for connector in connectors]
         if len(set(names)) < len(names):

@@ -462,9 +462,8 @@ class RayWorkers:
             raise WorkerError(
                 f"All {self.num_workers} remote workers failed in {self._num_failed_rounds} "
                 "consecutive rounds of sampling, more than "
-                f"num_consecutive_worker_failures_tolerance={max_rounds}. The log says why each "
-                "of them "
-                "failed; correct the environment, or raise the limit."
+                f"num_consecutive_worker_failures_tolerance={max_rounds}. The log says why each of "
+                "them failed; correct the environment, or raise the limit."
             )
 
     # -- failures -----------------------------------------------------------------------------

@@ -239,8 +239,7 @@ def _call_env(method: str, call: Callable[[], Any], actions: Structure | None = 
         for_action = "" if actions is None else f" for the action {actions!r}"
         raise EnvError(
             f"`{method}` raised {type(error).__name__}{for_action}: "
-            f"{error}.{get_failure_hint(error)} The cause "
-            "is shown above."
+            f"{error}.{get_failure_hint(error)} The cause is shown above."
         ) from error
 
 

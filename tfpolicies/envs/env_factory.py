@@ -239,9 +239,8 @@ def check_instance_suffices(
     if reason_text is not None:
         raise EnvError(
             f"env is one {type(env).__name__} object, but {reason_text}. Give its class instead, "
-            "or a "
-            f"function that makes a new one at each call: lambda env_config: {type(env).__name__}"
-            "(...)."
+            "or a function that makes a new one at each call: lambda env_config: "
+            f"{type(env).__name__}(...)."
         )
 
 
@@ -331,10 +330,10 @@ def get_gym_spec(name: str) -> gym.envs.registration.EnvSpec:
     except gym.error.Error as error:
         registered_names = [*gym.registry, *sorted(ENVIRONMENTS)]
         raise EnvError(
-            f"No environment {name!r} is registered with Gymnasium."
-            f"{suggest_similar_names(name, registered_names)} For a custom environment, give its "
-            "class or "
-            "'package.module:Class', or name it with `register_environment(name, creator)` first."
+            f"No environment {name!r} is registered with "
+            f"Gymnasium.{suggest_similar_names(name, registered_names)} For a custom environment, "
+            "give its class or 'package.module:Class', or name it with `register_environment(name, "
+            "creator)` first."
         ) from error
 
 

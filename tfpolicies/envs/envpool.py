@@ -42,8 +42,7 @@ def get_task(name: str) -> str:
     if task not in tasks:
         raise EnvError(
             f"EnvPool has no task {task!r}.{suggest_similar_names(task, tasks)} Its tasks are "
-            "listed by "
-            "`envpool.list_all_envs()`."
+            "listed by `envpool.list_all_envs()`."
         )
     return task
 

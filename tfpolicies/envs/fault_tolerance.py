@@ -179,8 +179,7 @@ class EnvSupervisor:
         if not isinstance(error, Exception):
             env_error = EnvError(
                 f"`{call}` of {self.describe_env(index).lower()} tried to end the process: "
-                f"{error!r}. "
-                "Let it end the episode (`terminated`, `truncated`), or raise an error."
+                f"{error!r}. Let it end the episode (`terminated`, `truncated`), or raise an error."
             )
             env_error.__cause__ = error
             error = env_error
@@ -229,8 +228,7 @@ class EnvSupervisor:
         if self._failures_in_a_row[index] >= _MAX_FAILURES_IN_A_ROW:
             raise EnvError(
                 f"{self.describe_env(index)} failed {_MAX_FAILURES_IN_A_ROW} times in a row "
-                "without completing a "
-                f"step; at last it {reason}"
+                f"without completing a step; at last it {reason}"
             ) from error
 
     def on_step(self, index: int | None = None) -> None:

@@ -123,8 +123,7 @@ def _check_result(index: int, result: MultiAgentStepResult | Sequence[Any]) -> N
         )
         raise EnvError(
             f"`step` of environment {index} must return five dicts ({', '.join(_RESULT_NAMES)}), "
-            "got "
-            f"{description}."
+            f"got {description}."
         )
     _check_dicts(index, "step", _RESULT_NAMES, result)
     obs, _, terminateds, truncateds, infos = result
@@ -156,6 +155,5 @@ def _check_info_agents(
         raise EnvError(
             f"`{call}` of environment {index} gave infos of agents without an observation: "
             f"{unknown_agents}; observations are of {list(obs)}. Put them under '__common__', or "
-            "leave "
-            "them out."
+            "leave them out."
         )

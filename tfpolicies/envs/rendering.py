@@ -50,8 +50,7 @@ def make_renderable_env(source: EnvSource, context: EnvContext, modes: Sequence[
         plain_env.close()
         raise EnvError(
             f"{describe_env_source(source)} has no render_mode {' or '.join(map(repr, modes))}: "
-            "its "
-            f"metadata['render_modes'] is {get_render_modes(plain_env)}. "
+            f"its metadata['render_modes'] is {get_render_modes(plain_env)}. "
             f"{_suggest_fix(plain_env, modes)}"
         )
     if getattr(plain_env, "render_mode", None) == mode:
@@ -91,9 +90,8 @@ def _make_single_env(source: EnvSource, context: EnvContext) -> Any:
         return render_in_subprocess(envs.envs[0])
     envs.close()  # type: ignore[union-attr]
     raise EnvError(
-        f"{describe_env_source(source)} is a vector environment, which cannot render a single "
-        "one. Name an "
-        "environment with the same spaces that is a gymnasium.Env."
+        f"{describe_env_source(source)} is a vector environment, which cannot render a single one. "
+        "Name an environment with the same spaces that is a gymnasium.Env."
     )
 
 
@@ -142,10 +140,8 @@ def _to_frame(env: gym.Env, frame: Any) -> np.ndarray:
         description = f"{array.dtype} {array.shape}" if is_array else type(frame).__name__
         raise EnvError(
             f"{describe_env_source(env)} must render pictures, uint8 [height, width, 3], but "
-            "`render` gave "
-            f"{description}. Return one where render_mode is 'rgb_array', which is among the "
-            "settings that "
-            "the environment is made with (env_config['render_mode'])."
+            f"`render` gave {description}. Return one where render_mode is 'rgb_array', which is "
+            "among the settings that the environment is made with (env_config['render_mode'])."
         )
     return array
 

@@ -105,11 +105,11 @@ def _get_strategy(strategy_type: str | type[Exploration]) -> type[Exploration]:
     if not isinstance(strategy, type) or not issubclass(strategy, Exploration):
         names = ", ".join(STRATEGIES)
         raise ConfigError(
-            f"exploration_config['type'] is {strategy_type!r}, which is not a strategy."
-            f"{suggest_similar_names(str(strategy_type), STRATEGIES)} There are {names}; for "
-            "your own strategy, "
-            "give a subclass of tfpolicies.exploration.exploration.Exploration, or its import "
-            "path: 'package.module.Class'."
+            f"exploration_config['type'] is {strategy_type!r}, which is not a "
+            f"strategy.{suggest_similar_names(str(strategy_type), STRATEGIES)} There are {names}; "
+            "for your own strategy, give a subclass of "
+            "tfpolicies.exploration.exploration.Exploration, or its import path: "
+            "'package.module.Class'."
         )
     return strategy
 

@@ -99,8 +99,7 @@ def _choose_format(
     if len(descriptions) > 1:
         raise ExportError(
             f"{' and '.join(descriptions)} are two formats. An export has one: call export_model "
-            "once for "
-            "each, with separate folders."
+            "once for each, with separate folders."
         )
     if litert:
         return _LITERT
@@ -118,15 +117,14 @@ def _check_folder(folder: Path, export_format: str) -> None:
     if other_format is not None:
         raise ExportError(
             f"{str(folder)!r} is a part of the export of the format {other_format} in "
-            f"{str(other_folder)!r}, "
-            f"and {export_format} would mix with it. Give each format a separate folder."
+            f"{str(other_folder)!r}, and {export_format} would mix with it. Give each format a "
+            "separate folder."
         )
     conflicting = _list_formats(folder) - {export_format, _COMPATIBLE_FORMATS.get(export_format)}
     if conflicting:
         raise ExportError(
-            f"{str(folder)!r} has an export of another format "
-            f"({', '.join(sorted(conflicting))}), and "
-            f"{export_format} would mix with it. Give each format a separate folder."
+            f"{str(folder)!r} has an export of another format ({', '.join(sorted(conflicting))}), "
+            f"and {export_format} would mix with it. Give each format a separate folder."
         )
 
 

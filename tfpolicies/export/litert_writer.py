@@ -90,8 +90,7 @@ def _convert(serving: ServingFunctions, weights: str) -> bytes:
         raise failed
     raise ExportError(
         f"LiteRT has no operation for {', '.join(unsupported)} of TensorFlow, which the policy "
-        "uses. "
-        "Write the model without it, or export a SavedModel or ONNX."
+        "uses. Write the model without it, or export a SavedModel or ONNX."
     ) from failed
 
 

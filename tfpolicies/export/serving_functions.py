@@ -227,6 +227,6 @@ def _refuse_python(signature: str, graph: tf.Graph) -> None:
     if python_operations:
         raise ExportError(
             f"The signature {signature!r} runs Python code "
-            f"({', '.join(sorted(python_operations))}), which "
-            "cannot be exported. Write the model without tf.py_function and tf.numpy_function."
+            f"({', '.join(sorted(python_operations))}), which cannot be exported. Write the model "
+            "without tf.py_function and tf.numpy_function."
         )

@@ -110,9 +110,8 @@ def _map_by_names(
                 else ""
             )
             raise UsageError(
-                "names maps names of this package to the model's: its keys may be "
-                f"{allowed_keys}, but "
-                f"not {name!r}.{swapped or suggest_similar_names(str(name), allowed_keys)}"
+                f"names maps names of this package to the model's: its keys may be {allowed_keys}, "
+                f"but not {name!r}.{swapped or suggest_similar_names(str(name), allowed_keys)}"
             )
     for tensor_names, keys in (
         (inputs, [*obs_keys, *state_keys]),
@@ -304,8 +303,7 @@ def _check_actions(model: ImportedModel, io_mapping: IOMapping, action_space: gy
             hint = f"If they are logits, set names={{'logits': {name!r}}}"
         raise model.make_import_error(
             f"the output {tensors[name]} has {math.prod(row_shape)} "  # type: ignore[arg-type]
-            "numbers for a row, and an action of "
-            f"{leaf.space} has {math.prod(leaf.shape)}. {hint}"
+            f"numbers for a row, and an action of {leaf.space} has {math.prod(leaf.shape)}. {hint}"
         )
 
 

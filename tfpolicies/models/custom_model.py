@@ -51,9 +51,8 @@ def require_float32() -> None:
     dtype_policy = keras.config.dtype_policy()
     if dtype_policy.compute_dtype != "float32":
         raise ModelError(
-            "Policies are float32 only, but Keras's global dtype policy is "
-            f"{dtype_policy.name!r}. Call "
-            "keras.config.set_dtype_policy('float32')."
+            f"Policies are float32 only, but Keras's global dtype policy is {dtype_policy.name!r}. "
+            "Call keras.config.set_dtype_policy('float32')."
         )
 
 
@@ -134,9 +133,8 @@ def get_input_ports(
     duplicates = [port.name for port in ports.view_ports if names.count(port.name) > 1]
     if duplicates:
         raise ModelError(
-            f"The model {model.name!r} has a view {duplicates[0]!r}, but a part of the "
-            "observation has "
-            "that name. Give the view another name."
+            f"The model {model.name!r} has a view {duplicates[0]!r}, but a part of the observation "
+            "has that name. Give the view another name."
         )
     return ports
 

@@ -85,9 +85,9 @@ def check_filter_name(name: Setting) -> None:
     if callable(name):
         raise ConfigError(
             f"`observation_filter` of a single policy must be {FILTER_RULE.description}, got "
-            f"{name!r}. A "
-            "callable is for the config of an algorithm or a worker, which apply its filter "
-            "before the policy; to export a filter with a policy, make it a layer of its model."
+            f"{name!r}. A callable is for the config of an algorithm or a worker, which apply its "
+            "filter before the policy; to export a filter with a policy, make it a layer of its "
+            "model."
         )
     if not FILTER_RULE.is_valid(name):
         raise ConfigError(

@@ -32,10 +32,9 @@ def complete_model_config(config: Settings) -> dict[str, Any]:
         if key not in MODEL_DEFAULTS:
             all_settings = f" Settings are {', '.join(MODEL_DEFAULTS)}."
             raise ModelSettingError(
-                f"model[{key!r}] is not a model setting."
-                f"{suggest_similar_names(key, MODEL_DEFAULTS) or all_settings} Pass a custom "
-                "model as "
-                "model={'custom_model': your_model}."
+                f"model[{key!r}] is not a model "
+                f"setting.{suggest_similar_names(key, MODEL_DEFAULTS) or all_settings} Pass a "
+                "custom model as model={'custom_model': your_model}."
             )
     settings = {**MODEL_DEFAULTS, **config}
     for key, (_, rule) in MODEL_SETTINGS.items():
@@ -94,9 +93,8 @@ def _check_combination(settings: Settings) -> None:
         )
     if enabled and settings["no_final_linear"]:
         raise ModelSettingError(
-            f"model['no_final_linear'] must be False with {enabled[0]}, got True: the outputs "
-            "are a "
-            "linear layer after the memory."
+            f"model['no_final_linear'] must be False with {enabled[0]}, got True: the outputs are "
+            "a linear layer after the memory."
         )
     for key, memories in _REQUIRED_MEMORY.items():
         if settings[key] and not any(settings[memory] for memory in memories):

@@ -192,10 +192,9 @@ class RunningFilter(Extensible, abc.ABC):
         other_shapes = [stat.shape for stat in getattr(other, "_frozen", ())]
         if type(other) is not type(self) or shapes != other_shapes:
             raise WeightsError(
-                f"Filters can only be merged if their classes and shapes are equal, but "
+                "Filters can only be merged if their classes and shapes are equal, but "
                 f"{type(other)} of shapes {other_shapes} was passed to {type(self)} of shapes "
-                f"{shapes}. "
-                "Build both for one observation space and one `observation_filter`."
+                f"{shapes}. Build both for one observation space and one `observation_filter`."
             )
 
     def _update_scalings(self) -> None:

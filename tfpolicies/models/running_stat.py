@@ -64,8 +64,7 @@ class RunningStat:
             expected = ", ".join(("B", *map(str, self.shape)))
             raise ObservationError(
                 f"A running mean needs batches of shape [{expected}], but got {rows.shape}. Give "
-                "one "
-                "element a batch axis: `value[None]`."
+                "one element a batch axis: `value[None]`."
             )
         if not len(rows):
             return

@@ -109,9 +109,8 @@ def _check_size(size: ModelSize, description: str) -> None:
     needed = 4 * max(_COPIES * num_weights, _ROWS * math.prod(output))
     if needed > available:
         raise ModelError(
-            f"{description} would have {num_weights:,} weights, the largest array of them of "
-            f"shape {weight}, "
-            f"and a layer with outputs of shape {output} for each row. That needs about "
+            f"{description} would have {num_weights:,} weights, the largest array of them of shape "
+            f"{weight}, and a layer with outputs of shape {output} for each row. That needs about "
             f"{format_size(needed)} with optimizer and copies, but {format_size(available)} of "
             "memory are available. Make layers smaller, or encode observations and actions in "
             "fewer numbers."

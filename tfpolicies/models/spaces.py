@@ -189,9 +189,8 @@ def _collect_leaves(
         location = f" at {'/'.join(path)!r}" if path else ""
         raise UnsupportedSpaceError(
             f"{type(space).__name__}{location} cannot be used in a policy's space; supported are "
-            "Box, "
-            "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Encode it in the environment, "
-            f"for example with a gymnasium.{wrapper}."
+            "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Encode it in the "
+            f"environment, for example with a gymnasium.{wrapper}."
         )
     return [Leaf(path, space, tuple(space.shape or ()), np.dtype(dtype(space)))]
 

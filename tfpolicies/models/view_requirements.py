@@ -138,16 +138,14 @@ def _resolve_view(model: keras.Model, name: str, requirement: Any) -> _Source:
     if source not in sources:
         raise ModelError(
             f"{subject} has the data_col {source!r}, but only {', '.join(sources)} are available "
-            "while "
-            "acting. Store outputs of the model in a memory; with used_for_compute_actions=False "
-            "the loss can read any column."
+            "while acting. Store outputs of the model in a memory; with "
+            "used_for_compute_actions=False the loss can read any column."
         )
     last_shift = 0 if source == OBS else -1
     if max(shifts) > last_shift:
         raise ModelError(
             f"{subject} has the shift {requirement.shift!r}, but {source!r} is known up to the "
-            "shift "
-            f"{last_shift} when the model acts. Reduce the shift, or set "
+            f"shift {last_shift} when the model acts. Reduce the shift, or set "
             "used_for_compute_actions=False."
         )
     if requirement.index is not None or requirement.batch_repeat_value != 1:
@@ -157,8 +155,7 @@ def _resolve_view(model: keras.Model, name: str, requirement: Any) -> _Source:
         )
     if name in PREVIOUS_STEP_SOURCES and (source, shifts) != (PREVIOUS_STEP_SOURCES[name], (-1,)):
         raise ModelError(
-            f"{subject} must be {PREVIOUS_STEP_SOURCES[name]!r} with shift=-1, got {source!r} "
-            "with the shift "
-            f"{requirement.shift!r}. Give the view another name."
+            f"{subject} must be {PREVIOUS_STEP_SOURCES[name]!r} with shift=-1, got {source!r} with "
+            f"the shift {requirement.shift!r}. Give the view another name."
         )
     return source, shifts, len(shifts) > 1

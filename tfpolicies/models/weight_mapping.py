@@ -190,8 +190,7 @@ def require_unquantized(source: KerasWeights, file: str | PurePath) -> None:
             raise ModelImportError(
                 f"`import_file`: {str(file)!r} holds a quantized model: its layer "
                 f"{_quote_name(layer.name)} has {dtype} weights, but a policy has float weights. "
-                "Save "
-                "the model before `model.quantize(...)`. Nothing was imported."
+                "Save the model before `model.quantize(...)`. Nothing was imported."
             )
 
 
@@ -414,9 +413,8 @@ class _Matcher:
         relation = "has the same name" if _has_same_name(layer, owner) else "is the next in order"
         return self._make_error(
             f"its layer {_quote_name(layer.name)} has weights of shapes "
-            f"{_format_shapes(layer.shapes)}, but the "
-            f"model's layer {_quote_name(owner.name)}, which {relation}, has weights of shapes "
-            f"{_format_shapes(owner.shapes)}",
+            f"{_format_shapes(layer.shapes)}, but the model's layer {_quote_name(owner.name)}, "
+            f"which {relation}, has weights of shapes {_format_shapes(owner.shapes)}",
             layer,
             owner,
         )
@@ -425,9 +423,8 @@ class _Matcher:
         hint = suggest_similar_names(layer.name, [owner.name for owner in self._all_targets])
         return self._make_error(
             f"its layer {_quote_name(layer.name)} with weights of shapes "
-            f"{_format_shapes(layer.shapes)} fits no "
-            "layer of the model without weights (remaining: "
-            f"{_format_layers(self._targets[: 2 * _NUM_NEIGHBOURS])}).{hint}",
+            f"{_format_shapes(layer.shapes)} fits no layer of the model without weights "
+            f"(remaining: {_format_layers(self._targets[: 2 * _NUM_NEIGHBOURS])}).{hint}",
             layer,
         )
 
@@ -441,9 +438,8 @@ class _Matcher:
     def _make_ambiguity_error(self, layer: LayerWeights) -> ModelImportError:
         return self._make_error(
             f"its layer {_quote_name(layer.name)} with weights of shapes "
-            f"{_format_shapes(layer.shapes)} fits "
-            "more than one layer of the model, and neither names nor order determine which. Name "
-            "the layers, or save a .keras file",
+            f"{_format_shapes(layer.shapes)} fits more than one layer of the model, and neither "
+            "names nor order determine which. Name the layers, or save a .keras file",
             layer,
         )
 
@@ -454,9 +450,8 @@ class _Matcher:
         return ModelImportError(
             f"`import_file`: {self._file!r} ({self._kind}) does not fit the model: {problem}. The "
             f"file has {len(sources)} layers with weights: "
-            f"{_format_layers(_get_neighbours(sources, layer))}; the "
-            f"model has {len(targets)}: {_format_layers(_get_neighbours(targets, owner))}. "
-            "Nothing was imported."
+            f"{_format_layers(_get_neighbours(sources, layer))}; the model has {len(targets)}: "
+            f"{_format_layers(_get_neighbours(targets, owner))}. Nothing was imported."
         )
 
 

@@ -111,10 +111,9 @@ def check_work_limits(work: ModelWork, description: str) -> None:
         return
     raise CheckpointError(
         f"{description} takes {getattr(work, name):,} {_DESCRIPTIONS[name]}, but a file may ask "
-        "for "
-        f"{int(factor * getattr(WORK_LIMITS, name)):,} at most. If you trust it, pass "
-        f"model_work_limit={math.ceil(shares[name])} to the call that loads it "
-        "(--model-work-limit on the command line)."
+        f"for {int(factor * getattr(WORK_LIMITS, name)):,} at most. If you trust it, pass "
+        f"model_work_limit={math.ceil(shares[name])} to the call that loads it (--model-work-limit "
+        "on the command line)."
     )
 
 

@@ -405,9 +405,8 @@ class CompiledActing(Acting):
             is_invalid = (array < 0) | (array > largest)
             if is_invalid.any():
                 raise ObservationError(
-                    f"{leaf.name('actions')} must be from 0 to {largest.tolist()} (0-based; "
-                    "those of "
-                    "the environment need actions_normalized=False), got "
+                    f"{leaf.name('actions')} must be from 0 to {largest.tolist()} (0-based; those "
+                    "of the environment need actions_normalized=False), got "
                     f"{array[is_invalid].reshape(-1)[0]}."
                 )
         return arrays

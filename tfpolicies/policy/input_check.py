@@ -77,8 +77,7 @@ class InputValidator:
                 location, value = find_first_non_finite({name: array})  # type: ignore[misc]
                 raise ObservationError(
                     f"Observations must be finite, but {location} is {value}; the first index is "
-                    "the "
-                    f"row. Fix it in the environment, or before you act. {_HINT}"
+                    f"the row. Fix it in the environment, or before you act. {_HINT}"
                 )
         for i, name, start, count in self._ranges:
             inside = (inputs[i] - start).view(np.uint64) < count  # less than start wraps around

@@ -310,9 +310,8 @@ class StoredPolicy:
         if non_finite is not None:
             raise CheckpointError(
                 f"{self.source} is not finite: {non_finite[0]} is {non_finite[1]}. It was saved "
-                "while "
-                "training continued with such numbers (on_nan='warn'). Load an older checkpoint; "
-                "or give allow_non_finite=True to inspect this one."
+                "while training continued with such numbers (on_nan='warn'). Load an older "
+                "checkpoint; or give allow_non_finite=True to inspect this one."
             )
 
     def make_policy(self, *, allow_non_finite: bool = False) -> Any:
@@ -345,9 +344,8 @@ class StoredPolicy:
         if _get_fingerprint(policy, self._get_saved_hyperparameters(policy)) != program:
             raise CheckpointError(
                 f"{self.source} does not fit {policy_class.__name__}: the variables differ from "
-                "the saved "
-                "ones, or a hyper-parameter is missing. Load it with the class and model it was "
-                "saved with."
+                "the saved ones, or a hyper-parameter is missing. Load it with the class and model "
+                "it was saved with."
             )
         return policy
 
@@ -615,6 +613,5 @@ def _require_class(policies: Mapping[Any, StoredPolicy], source: str, expected: 
     subject = "a policy of the class" if None in mismatched else "policies of other classes,"
     raise CheckpointError(
         f"{source} holds {subject} {descriptions}, but should be loaded as {expected.__name__}. "
-        "Call "
-        f"{' or '.join(calls)}; the last accepts all classes."
+        f"Call {' or '.join(calls)}; the last accepts all classes."
     )

@@ -78,8 +78,7 @@ def _apply_runtime(
     if named_framework not in (None, framework):
         raise ConfigError(
             f"framework={named_framework!r} contradicts {policy_class.__name__}, whose framework "
-            "is "
-            f"{framework!r}. Leave the framework out, or name another class."
+            f"is {framework!r}. Leave the framework out, or name another class."
         )
     complete["framework"] = framework
     if in_graph:

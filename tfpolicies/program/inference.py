@@ -100,8 +100,7 @@ class Inference:
         if difference is not None:
             raise ConfigError(
                 f"{runtime_spec.name} gives different {difference[0]} than TensorFlow for this "
-                "model "
-                f"(largest difference {difference[1]:.3g}); use inference='tf' for it."
+                f"model (largest difference {difference[1]:.3g}); use inference='tf' for it."
             )
         return runtime
 

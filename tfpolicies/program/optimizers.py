@@ -46,8 +46,7 @@ class Optimizers:
             if is_list and len(networks) > 1:
                 raise ConfigError(
                     f"`optimizer` returned a list of {len(result)}, but it is called for each of "
-                    "the "
-                    f"{len(networks)} networks. Return one optimizer."
+                    f"the {len(networks)} networks. Return one optimizer."
                 )
             self.has_several |= is_list
             for optimizer in result if is_list else [result]:

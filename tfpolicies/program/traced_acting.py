@@ -71,8 +71,7 @@ def check_dist_inputs(traced_self: Any, dist_inputs: tf.Tensor) -> None:
     if len(shape) != 2 or shape[1] != width:
         raise ConfigError(
             f"{type(traced_self).__name__} gave dist_inputs of shape {shape}; `self.dist_class` "
-            "needs "
-            f"[N, {width}]. For another width, set `model['custom_action_dist']`."
+            f"needs [N, {width}]. For another width, set `model['custom_action_dist']`."
         )
 
 
@@ -153,8 +152,7 @@ class TracedActing:
         ):
             raise ConfigError(
                 f"{policy_class.__name__} overrides `action_sampler_fn`, so the distribution of "
-                "its "
-                "actions is not known. Also override `action_distribution_fn`."
+                "its actions is not known. Also override `action_distribution_fn`."
             )
         with self._network.use_weights(self._weights):
             result = traced_self.action_distribution_fn(self._model, **self._hook_arguments())

@@ -48,11 +48,10 @@ class TracedConfig(Mapping[str, Any]):
         numbers, constants = ", ".join(self._tensors), ", ".join(self._static)
         raise ConfigError(
             f"config[{key!r}] cannot be read in traced code of {owner}: only hyper-parameters "
-            f"({numbers}) and static keys ({constants}) are shared by its policies."
-            f"{suggest_similar_names(key, keys)} Add the key to {owner}.hyperparameters if it is "
-            "a number "
-            f"that may differ between policies, or to {owner}.static_keys if it changes code or "
-            "shapes."
+            f"({numbers}) and static keys ({constants}) are shared by its "
+            f"policies.{suggest_similar_names(key, keys)} Add the key to {owner}.hyperparameters "
+            f"if it is a number that may differ between policies, or to {owner}.static_keys if it "
+            "changes code or shapes."
         )
 
     def __iter__(self) -> Iterator[str]:

@@ -30,11 +30,10 @@ class TraceCounts(Counter[str]):
         before, self._last_inputs[name] = self._last_inputs.get(name, descriptions), descriptions
         if self[name] - 1 > self._limit:
             raise RetraceError(
-                f"The function {name!r} was traced {self[name]} times; eager_max_retraces="
-                f"{self._limit} allows {self._limit + 1}. "
-                f"{_describe_change(before, descriptions)} Each trace "
-                "costs as much as thousands of calls: find the cause of the traces, or raise the "
-                "limit; None disables it."
+                f"The function {name!r} was traced {self[name]} times; "
+                f"eager_max_retraces={self._limit} allows {self._limit + 1}. "
+                f"{_describe_change(before, descriptions)} Each trace costs as much as thousands "
+                "of calls: find the cause of the traces, or raise the limit; None disables it."
             )
 
 

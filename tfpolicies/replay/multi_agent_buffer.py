@@ -90,9 +90,8 @@ class MultiAgentReplayBuffer:
         if policy_id not in self.buffers:
             raise UnknownPolicyError(
                 f"No rows of a policy {policy_id!r} were added; there are rows of "
-                f"{list(self.buffers)}.{suggest_similar_names(policy_id, self.buffers)} Call "
-                "`add` first, "
-                "or use `replay`, which returns None until there are enough rows."
+                f"{list(self.buffers)}.{suggest_similar_names(policy_id, self.buffers)} Call `add` "
+                "first, or use `replay`, which returns None until there are enough rows."
             )
         return self.buffers[policy_id].sample(num_items)
 

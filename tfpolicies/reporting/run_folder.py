@@ -142,8 +142,7 @@ class RunFolder:
         if unexpected:
             raise UsageError(
                 f"{str(path)!r} is not a run folder, but holds {unexpected[:3]}. Give a run "
-                "folder, "
-                "or one that is empty or does not exist yet."
+                "folder, or one that is empty or does not exist yet."
             )
         run._initialize(text)
         return run

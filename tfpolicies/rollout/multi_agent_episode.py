@@ -70,14 +70,12 @@ class MultiAgentEpisode(Episode):
             raise UnknownPolicyError(
                 f"There is no policy_mapping_fn that maps agent {agent_id!r} to one of the "
                 f"policies {policy_ids}: set multi_agent(policy_mapping_fn=...), a function "
-                "(agent_id, "
-                "episode, worker, **kwargs) -> policy_id."
+                "(agent_id, episode, worker, **kwargs) -> policy_id."
             )
         raise UnknownPolicyError(
             f"policy_mapping_fn returned invalid policy id {policy_id!r} for agent {agent_id!r}; "
             f"there are {policy_ids}.{suggest_similar_names(str(policy_id), policy_ids)} Add the "
-            "policy, or correct "
-            "the function."
+            "policy, or correct the function."
         )
 
     def get_agents(self) -> list[Any]:

@@ -115,11 +115,10 @@ class PolicyConnectors:
             raise ConfigError(
                 f"Policy {self._rows.policy_id!r} cannot act for agent {agent!r}: the environment "
                 f"gives the agent {env_space}, but the policy's {pipeline} takes {input_space}, "
-                "returns "
-                f"{output_space}, and the policy acts on {policy.observation_space}.{reason} Map "
-                "the "
-                "agent to another policy, or give this one other `agent_connectors` or the "
-                "agent's observation_space in its PolicySpec."
+                f"returns {output_space}, and the policy acts on "
+                f"{policy.observation_space}.{reason} Map the agent to another policy, or give "
+                "this one other `agent_connectors` or the agent's observation_space in its "
+                "PolicySpec."
             )
         if self._action_pipeline is not None and not self._action_pipeline.is_connected:
             self._action_pipeline.connect(policy.action_space)

@@ -142,8 +142,7 @@ class Sampler(abc.ABC):
         if policy.driver.acting.resets_per_episode and not self._complete_episodes:
             raise ConfigError(
                 f"exploration_config={{'type': 'ParameterNoise'}}{policy_label} perturbs the "
-                "weights for "
-                "a whole episode, so it needs batch_mode='complete_episodes', got "
+                "weights for a whole episode, so it needs batch_mode='complete_episodes', got "
                 "'truncate_episodes'."
             )
 

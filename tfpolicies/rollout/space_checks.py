@@ -69,9 +69,8 @@ def require_compatible_spaces(
         reason = "which cannot hold its actions" if is_action else "which it cannot read"
         raise SpaceError(
             f"Policy {policy_id!r} has the {name} {policy_space}, but {source} has {env_space}, "
-            f"{reason}. Omit "
-            f"{name} in the PolicySpec to use the environment's, let another policy act "
-            f"there, or correct the environment's {name} (a Dict by agent id if agents have "
+            f"{reason}. Omit {name} in the PolicySpec to use the environment's, let another policy "
+            f"act there, or correct the environment's {name} (a Dict by agent id if agents have "
             "different ones)."
         )
 
@@ -114,9 +113,8 @@ def require_trained_spaces(
             )
             raise SpaceError(
                 f"Policy {policy_id!r} was trained with the {name} {trained_space}, but the "
-                "environment has "
-                f"{env_space}, with {'other' if mismatch in _PLURALS else 'another'} {mismatch}. "
-                f"{advice}."
+                f"environment has {env_space}, with "
+                f"{'other' if mismatch in _PLURALS else 'another'} {mismatch}. {advice}."
             )
 
 

@@ -71,9 +71,8 @@ class ModelRepository:
         if model is None:
             require_short("a model", name)
             raise RequestError(
-                f"There is no model {quote(name)}.{suggest_similar_names(name, self.models)} "
-                "This server "
-                f"has {', '.join(map(repr, self.models))}.",
+                f"There is no model {quote(name)}.{suggest_similar_names(name, self.models)} This "
+                f"server has {', '.join(map(repr, self.models))}.",
                 404,
             )
         return model

@@ -62,6 +62,5 @@ def require_short(description: str, name: str) -> None:
     if len(name) > MAX_NAME_LENGTH:
         raise RequestError(
             f"The name of {description} may have at most {MAX_NAME_LENGTH} characters, got "
-            f"{len(name)}: "
-            f"{quote(name)}. Give a name of the model's metadata."
+            f"{len(name)}: {quote(name)}. Give a name of the model's metadata."
         )

@@ -290,8 +290,7 @@ async def _receive_part(
         if not part.done():
             raise RequestError(
                 f"The body is incomplete. It may take {_BODY_SECONDS:.0f} seconds, and one more "
-                "for "
-                f"each {_MIN_BYTES_PER_SECOND} bytes.",
+                f"for each {_MIN_BYTES_PER_SECOND} bytes.",
                 408,
             )
         return part.result()

@@ -119,8 +119,8 @@ def _decode_inputs(records: list[Any], binary_data: bytes) -> Iterator[tuple[str
         if type(size) is not int or not 0 <= size <= len(binary_data) - start:
             raise RequestError(
                 f"{_BINARY_DATA_SIZE} of input {quote(name)} must be from 0 to "
-                f"{len(binary_data) - start}, the bytes "
-                f"that are left after the JSON, got {quote(size)}."
+                f"{len(binary_data) - start}, the bytes that are left after the JSON, got "
+                f"{quote(size)}."
             )
         yield name, decode_bytes(name, datatype, shape, binary_data[start : start + size])
         start += size
@@ -153,8 +153,7 @@ def _parse_length(text: bytes, body_length: int) -> int:
     if not (text.isdigit() and len(text) <= MAX_LENGTH_DIGITS and int(text) <= body_length):
         raise RequestError(
             f"The header {JSON_LENGTH_HEADER} must be the length of the JSON, at most the "
-            f"{body_length} bytes of "
-            f"the body, got {text[:60].decode(errors='replace')!r}."
+            f"{body_length} bytes of the body, got {text[:60].decode(errors='replace')!r}."
         )
     return int(text)
 

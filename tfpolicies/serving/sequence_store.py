@@ -152,9 +152,8 @@ class SequenceStore:
         if other_rows + rows > self._max_rows:
             raise RequestError(
                 f"The server keeps at most {self._max_rows} rows of sequences of this model "
-                f"(--max-sequences); {other_rows} are active, and {rows} would be added. End "
-                "some with "
-                "sequence_end, or try again later.",
+                f"(--max-sequences); {other_rows} are active, and {rows} would be added. End some "
+                "with sequence_end, or try again later.",
                 429,
             )
         if previous is not None:

@@ -108,9 +108,8 @@ class ServerLog:
             text = f"{request.protocol} {request.client} {request.method} {path or '-'}"
             printable = text.encode("unicode_escape").decode()
             return (
-                f"{_format_time(request.time)} {printable} {request.status} "
-                f"{request.seconds:.6f} s "
-                f"{request.bytes} bytes"
+                f"{_format_time(request.time)} {printable} {request.status} {request.seconds:.6f} "
+                f"s {request.bytes} bytes"
             )
         model = request.model or next(iter(_MODEL_PATTERN.findall(path)), "")
         record: dict[str, Any] = {"time": _format_time(request.time), "kind": "request"}

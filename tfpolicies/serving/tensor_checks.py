@@ -210,8 +210,7 @@ def match_inputs(
             _refuse_unknown(tensors, inputs)
             raise RequestError(
                 f"Input {tensor.name!r} is missing. The model takes {_format_tensors(tensors)}; "
-                "the request "
-                f"has {quote([*inputs]) if inputs else 'none'}."
+                f"the request has {quote([*inputs]) if inputs else 'none'}."
             )
     if len(ordered) < len(inputs):
         _refuse_unknown(tensors, inputs)
@@ -226,8 +225,7 @@ def _refuse_unknown(tensors: Sequence[TensorMetadata], input_names: Iterable[str
             require_short("an input", name)
             raise RequestError(
                 f"There is no input {quote(name)}.{suggest_similar_names(name, names)} The model "
-                "takes "
-                f"{_format_tensors(tensors)}."
+                f"takes {_format_tensors(tensors)}."
             )
 
 
@@ -242,9 +240,8 @@ def require_outputs(tensors: Iterable[TensorMetadata], names: Iterable[str] | No
         if name not in output_names:
             require_short("an output", name)
             raise RequestError(
-                f"There is no output {quote(name)}.{suggest_similar_names(name, output_names)} "
-                "The model gives "
-                f"{', '.join(output_names)}."
+                f"There is no output {quote(name)}.{suggest_similar_names(name, output_names)} The "
+                f"model gives {', '.join(output_names)}."
             )
 
 
@@ -255,15 +252,13 @@ def _check_input(
     if array.dtype != tensor.dtype or not _shape_matches(tensor.shape, array.shape):
         raise RequestError(
             f"Input {tensor.name!r} must be {tensor.datatype} {tensor.sizes}, got "
-            f"{get_datatype(array)} "
-            f"{list(array.shape)}."
+            f"{get_datatype(array)} {list(array.shape)}."
         )
     for axis, size in zip(tensor.shape, array.shape, strict=True):
         if type(axis) is str and free_sizes.setdefault(axis, size) != size:
             raise RequestError(
-                f"Input {tensor.name!r} must have the size {free_sizes[axis]} of the inputs "
-                "before it "
-                f"along its axis of {axis}, got {list(array.shape)}."
+                f"Input {tensor.name!r} must have the size {free_sizes[axis]} of the inputs before "
+                f"it along its axis of {axis}, got {list(array.shape)}."
             )
     if not is_finite(array):
         index = tuple(int(i[0]) for i in np.nonzero(~np.isfinite(array)))

@@ -367,8 +367,7 @@ def _read_manifest_text(user_path: str | os.PathLike[str], root: Path, manifest_
     except FileNotFoundError:
         raise CheckpointError(
             f"Checkpoint {describe_path(user_path, root)} does not seem to be valid: it has no "
-            f"{manifest_name}."
-            f"{_suggest_checkpoint(root)}"
+            f"{manifest_name}.{_suggest_checkpoint(root)}"
         ) from None
     except OSError as error:
         raise make_invalid_error(root / manifest_name, f"it cannot be read ({error})") from error

@@ -44,8 +44,8 @@ def check_arrays(group: str, arrays: Mapping[str, np.ndarray]) -> None:
             actual = getattr(array, "dtype", type(array).__name__)
             raise CheckpointError(
                 f"{subject} must be a NumPy array of bools, integers or floats, got {actual}. "
-                "Convert "
-                "it with `np.asarray(...)`, or put it into the manifest if it is not an array."
+                "Convert it with `np.asarray(...)`, or put it into the manifest if it is not an "
+                "array."
             )
 
 

@@ -43,9 +43,8 @@ def check_picklable_by_name(values: Mapping[str, Any]) -> None:
         if isinstance(part, type | types.FunctionType) and get_import_path(part) is None:
             raise UnpicklableError(
                 f"{path} is {get_declared_path(part)}, which another process cannot find by its "
-                "name. "
-                "Define it at the top level of a module. Or save a checkpoint, and load it there "
-                "with from_checkpoint(path, config={...})."
+                "name. Define it at the top level of a module. Or save a checkpoint, and load it "
+                "there with from_checkpoint(path, config={...})."
             )
 
 

@@ -167,10 +167,9 @@ def _wait_for_flock(descriptor: int, folder: Path) -> bool:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 raise FolderInUseError(
-                    f"{str(folder)!r} has been in use by another process for "
-                    f"{_TIMEOUT_SECONDS:g} s, "
-                    "which writes there and may be stopped. Let that process continue, or end it; "
-                    "then try again.",
+                    f"{str(folder)!r} has been in use by another process for {_TIMEOUT_SECONDS:g} "
+                    "s, which writes there and may be stopped. Let that process continue, or end "
+                    "it; then try again.",
                     "another process",
                 ) from error
             time.sleep(_POLL_SECONDS)

@@ -72,8 +72,7 @@ _SHARED_GPU_WARNING = (
 _UNUSED_GPU_WARNING = (
     "Nothing learns on the GPU (num_gpus=0), but TensorFlow takes all of its memory. Call "
     "tf.config.set_visible_devices([], 'GPU') before the first policy is made, or "
-    f"{_GROWTH_ADVICE}; to "
-    "learn on it, config.resources(num_gpus=1)."
+    f"{_GROWTH_ADVICE}; to learn on it, config.resources(num_gpus=1)."
 )
 
 

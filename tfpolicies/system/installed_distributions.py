@@ -34,8 +34,8 @@ def import_or_explain(user: str, module: str) -> Any:
         raise MissingPackageError(
             f"{user} needs the package {missing!r}, which is not installed. Of the two "
             f"distributions, {SERVING_DISTRIBUTION} only serves exports; {FULL_DISTRIBUTION} "
-            "depends on TensorFlow and all "
-            f"other packages. Install it: pip install {FULL_DISTRIBUTION}=={__version__}"
+            "depends on TensorFlow and all other packages. Install it: pip install "
+            f"{FULL_DISTRIBUTION}=={__version__}"
         ) from error
 
 

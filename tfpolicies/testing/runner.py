@@ -101,9 +101,8 @@ def check_policy(
     for name in names:
         if name not in CHECKS:
             raise UsageError(
-                f"checks has {name!r}, which is not a "
-                f"check.{suggest_similar_names(name, CHECKS)} There "
-                f"are {', '.join(CHECKS)}."
+                f"checks has {name!r}, which is not a check.{suggest_similar_names(name, CHECKS)} "
+                f"There are {', '.join(CHECKS)}."
             )
     subject = PolicyUnderTest(policy, rows=rows, seed=seed, exports=exports)
     report = CheckReport(type(policy).__name__, tuple(_run_check(name, subject) for name in names))

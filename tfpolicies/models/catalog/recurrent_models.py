@@ -227,9 +227,8 @@ def build_with_memory(
         if feature_inputs[name].shape != previous[name].shape:
             raise ModelError(
                 f"The model {model.name!r} reads {name!r} of the shape "
-                f"{feature_inputs[name].shape[2:]}, but "
-                f"the memory around it {previous[name].shape[2:]}. Let both read the same number "
-                "of steps."
+                f"{feature_inputs[name].shape[2:]}, but the memory around it "
+                f"{previous[name].shape[2:]}. Let both read the same number of steps."
             )
     kernels = KernelInitializers(ortho_init=settings["ortho_init"], seed=0)
     options: dict[str, Any] = {"with_value": with_value, "kind": RememberingModel}

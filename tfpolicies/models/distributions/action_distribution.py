@@ -313,9 +313,8 @@ def _choose_class(leaf: Leaf, box_class: type[Distribution]) -> type[Distributio
         location = f" at {'/'.join(leaf.path)!r}" if leaf.path else ""
         raise UnsupportedSpaceError(
             f"The Box of integers {leaf.space}{location} has {logits} possible values, counted "
-            "over "
-            f"all cells, and each needs a logit; at most {MAX_BOX_LOGITS} are supported. Narrow "
-            "its bounds, or let the environment accept a Box of floats and round, for example with "
-            "a gymnasium.ActionWrapper."
+            f"over all cells, and each needs a logit; at most {MAX_BOX_LOGITS} are supported. "
+            "Narrow its bounds, or let the environment accept a Box of floats and round, for "
+            "example with a gymnasium.ActionWrapper."
         )
     return MultiCategorical
