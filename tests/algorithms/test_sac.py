@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from helpers.continuous_actions import mlp, shaken, transitions
+from helpers.continuous_actions import (
+    assert_updates_agree,
+    measure_weight_files,
+    mlp,
+    shaken,
+    transitions,
+)
 from helpers.factories import OBS, PLANE, assert_close, assert_equal, make, rows_of, trajectory
 from helpers.marks import telling
 from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy, TD3TF2Policy
@@ -234,18 +240,7 @@ def test_a_row_that_terminated_is_worth_its_reward_and_a_truncated_one_goes_on()
 
 @pytest.mark.parametrize("jit", telling([False, True], False))
 def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
-    together, apart = (sac(lr=0.01, tau=0.5, jit_compile=x) for x in (jit, False))
-    batch, follows = transitions(together, 20), np.array([True, False, True, True, True])
-    together.driver.learning.replay(batch, 4, follows)
-    for i, start in enumerate(range(0, 20, 4)):
-        apart.driver.learning.replay(batch[start : start + 4], 4, follows[i : i + 1])
-    assert together.num_grad_updates == apart.num_grad_updates == 5
-    assert together.program.functions.traces["learn_epochs"] == 1
-    one, other = together.get_state(), apart.get_state()
-    for part in ("weights", "target_weights"):
-        for key, a in one[part].items():
-            np.testing.assert_allclose(a, other[part][key], atol=2e-5, err_msg=key)
-    assert one["learning_rng"] == other["learning_rng"]
+    assert_updates_agree(*(sac(lr=0.01, tau=0.5, jit_compile=x) for x in (jit, False)))
 
 
 def test_targets_follow_behind_an_update_by_tau():
@@ -477,11 +472,8 @@ def test_exports_hold_the_actor_alone(onnx, tmp_path):
         sizes["all"] += array.nbytes
         sizes["actor"] += array.nbytes * (not key.startswith(("critic/", "temperature/")))
     assert sizes["all"] > 20 * sizes["actor"]  # critics of two layers of 256
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    weights = [x for x in files if x.name.startswith("variables.data") or x.suffix == ".onnx"]
-    for path in weights:  # two signatures share one set of variables; an ONNX file has one
-        assert sizes["actor"] <= path.stat().st_size < 2 * sizes["actor"], path.name
-    assert weights
+    for size in measure_weight_files(tmp_path):  # two signatures share one set of variables
+        assert sizes["actor"] <= size < 2 * sizes["actor"]
 
 
 def test_only_what_acts_is_sent_where_nobody_learns():

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from algorithms.test_dqn import MASKED, THREE, transitions
 from algorithms.test_sac import sac
-from helpers.continuous_actions import mlp, shaken
+from helpers.continuous_actions import measure_weight_files, mlp, shaken
 from helpers.environments import TwoArmsEnv
 from helpers.factories import OBS, assert_close, assert_equal, rows_of
 from helpers.marks import telling
@@ -194,10 +194,7 @@ def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes():
 def test_an_export_holds_the_actor_alone(onnx, tmp_path):
     policy = shaken(discrete(MASKED, q={"fcnet_hiddens": [200, 200]}))
     assert policy.export_model(tmp_path, onnx=onnx).parity.largest_difference < 1e-4
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    weights = [x for x in files if x.name.startswith("variables.data") or x.suffix == ".onnx"]
-    assert weights
-    assert max(path.stat().st_size for path in weights) < 4 * 200 * 200 / 2
+    assert max(measure_weight_files(tmp_path)) < 4 * 200 * 200 / 2
 
 
 @pytest.mark.soak

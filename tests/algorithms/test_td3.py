@@ -8,7 +8,13 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
-from helpers.continuous_actions import mlp, shaken, transitions
+from helpers.continuous_actions import (
+    assert_updates_agree,
+    measure_weight_files,
+    mlp,
+    shaken,
+    transitions,
+)
 from helpers.factories import OBS, PLANE, TWO, assert_close, assert_equal, make, rows_of, trajectory
 from helpers.marks import telling
 from tfpolicies import (
@@ -299,17 +305,7 @@ def test_targets_follow_by_tau_where_they_are_due_and_the_actor_moves():
 
 @pytest.mark.parametrize("jit", telling([False, True], False))
 def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
-    together, apart = (td3(tau=0.5, jit_compile=x) for x in (jit, False))
-    batch, follows = transitions(together, 20), np.array([True, False, True, True, True])
-    together.driver.learning.replay(batch, 4, follows)
-    for i, start in enumerate(range(0, 20, 4)):
-        apart.driver.learning.replay(batch[start : start + 4], 4, follows[i : i + 1])
-    assert together.num_grad_updates == apart.num_grad_updates == 5
-    assert together.program.functions.traces["learn_epochs"] == 1
-    one, other = together.get_state(), apart.get_state()
-    for part in ("weights", "target_weights"):
-        assert_close(one[part], other[part], 2e-5)
-    assert one["learning_rng"] == other["learning_rng"]
+    assert_updates_agree(*(td3(tau=0.5, jit_compile=x) for x in (jit, False)))
 
 
 def test_update_target_moves_all_targets_at_once():
@@ -502,11 +498,8 @@ def test_exports_hold_the_actor_alone(onnx, tmp_path):
     assert result.parity.largest_difference < 1e-4
     actor = sum(w.nbytes for w in actor_of(policy.get_weights()))
     assert sum(w.nbytes for w in policy.get_weights().values()) > 20 * actor
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    weights = [x for x in files if x.name.startswith("variables.data") or x.suffix == ".onnx"]
-    assert weights
-    for path in weights:
-        assert actor <= path.stat().st_size < 2 * actor, path.name
+    for size in measure_weight_files(tmp_path):
+        assert actor <= size < 2 * actor
 
 
 # -- models ---------------------------------------------------------------------------------------

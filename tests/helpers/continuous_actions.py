@@ -1,10 +1,12 @@
 """What tests of algorithms for continuous actions share: an environment, transitions, weights."""
 
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from helpers.factories import rows_of
+from helpers.factories import assert_close, rows_of
 from tfpolicies import SampleBatch
 
 
@@ -65,3 +67,31 @@ def mlp(weights, x):
         if i < len(weights) - 2:
             x = np.maximum(x, 0)
     return x
+
+
+def assert_updates_agree(together, apart):
+    """Asserts that five updates in one call give what five calls of one update give.
+
+    The two policies must be equal. Targets move after each update but the second.
+    """
+    batch, moves_targets = transitions(together, 20), np.array([True, False, True, True, True])
+    together.driver.learning.replay(batch, 4, moves_targets)
+    for i, start in enumerate(range(0, 20, 4)):
+        apart.driver.learning.replay(batch[start : start + 4], 4, moves_targets[i : i + 1])
+    assert together.num_grad_updates == apart.num_grad_updates == 5
+    assert together.program.functions.traces["learn_epochs"] == 1
+    left, right = together.get_state(), apart.get_state()
+    for part in ("weights", "target_weights"):
+        assert_close(left[part], right[part], 2e-5)
+    assert left["learning_rng"] == right["learning_rng"]
+
+
+def measure_weight_files(export_dir: Path) -> list[int]:
+    """Returns the bytes of each file of weights in an export; asserts that there is one."""
+    sizes = [
+        path.stat().st_size
+        for path in export_dir.rglob("*")
+        if path.is_file() and (path.name.startswith("variables.data") or path.suffix == ".onnx")
+    ]
+    assert sizes
+    return sizes
