@@ -116,9 +116,9 @@ def test_the_hand_written_policy_of_the_page_plays_beside_one_that_learns(names)
         policies_to_train=["main"],
     )
     algorithm = config.training(train_batch_size=1000, sgd_minibatch_size=100).build()
-    found = algorithm.train()
-    assert found["policy_reward_mean"]["rule"] > 2 * found["policy_reward_mean"]["main"]
-    assert list(found["info"]["learner"]) == ["main"]
+    result = algorithm.train()
+    assert result["policy_reward_mean"]["rule"] > 2 * result["policy_reward_mean"]["main"]
+    assert list(result["info"]["learner"]) == ["main"]
 
 
 def test_the_page_imports_from_the_doors_alone():
@@ -182,8 +182,8 @@ def test_settings_that_a_policy_lists_and_its_config_lacks_are_named():
     class Static(PPOTF2Policy):
         static_keys = (*PPOTF2Policy.static_keys, "shape")
 
-    told = r"Without.hyperparameters lists 'fine', .* Without.config_class, PPOConfig. Set `conf"
-    with pytest.raises(ConfigError, match=told):
+    message = r"Without.hyperparameters lists 'fine', .* Without.config_class, PPOConfig. Set `conf"
+    with pytest.raises(ConfigError, match=message):
         Without(OBS, TWO, {})
     with pytest.raises(ConfigError, match=r"Static.static_keys lists 'shape'"):
         Static(OBS, TWO, {})
@@ -191,8 +191,8 @@ def test_settings_that_a_policy_lists_and_its_config_lacks_are_named():
 
 def test_a_config_with_more_settings_than_its_algorithm_knows_is_refused():
     config = OwnConfig()
-    told = r"OwnConfig has the setting 'fine', but the config of PPO is PPOConfig, which has no "
-    with pytest.raises(ConfigError, match=told):
+    message = r"OwnConfig has the setting 'fine', but the config of PPO is PPOConfig, which has no "
+    with pytest.raises(ConfigError, match=message):
         config.environment("CartPole-v1").build()
 
 
@@ -226,16 +226,16 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("given", LOSSES)
-def test_a_loss_that_is_no_scalar_tensor_is_refused(given):
-    change, told = LOSSES[given]
+@pytest.mark.parametrize("values", LOSSES)
+def test_a_loss_that_is_no_scalar_tensor_is_refused(values):
+    change, message = LOSSES[values]
 
     class Wrong(PGTF2Policy):
         def loss(self, model, dist_class, train_batch):
             return change(super().loss(model, dist_class, train_batch), train_batch)
 
     policy = make(Wrong)
-    with pytest.raises(ConfigError, match=rf"Wrong\.loss must return a scalar tensor.*{told}"):
+    with pytest.raises(ConfigError, match=rf"Wrong\.loss must return a scalar tensor.*{message}"):
         policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
 
 
@@ -262,8 +262,8 @@ def test_a_loss_that_no_weight_changes_is_refused(how):
             return CUT[how](model(train_batch)[0])
 
     policy = make(Wrong)
-    told = r"A loss depends on none of the variables .*kernel' and \d+ more\), so they .* NumPy"
-    with pytest.raises(ConfigError, match=told):
+    message = r"A loss depends on none of the variables .*kernel' and \d+ more\), so they .* NumPy"
+    with pytest.raises(ConfigError, match=message):
         policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
 
 
@@ -372,8 +372,8 @@ def test_a_strategy_that_is_given_again_keeps_its_arguments(tmp_path):
     with pytest.raises(CheckpointError, match=r"\['exploration_config'\]\['type'\] .*Nudged"):
         PGTF2Policy.from_checkpoint(tmp_path)
 
-    def again(**given):
-        config = {"exploration_config": given}
+    def again(**values):
+        config = {"exploration_config": values}
         return PGTF2Policy.from_checkpoint(tmp_path, config=config).exploration.until
 
     assert again(type=Nudged) == 7
@@ -403,15 +403,15 @@ WRONG_NUMBERS = {
 
 @pytest.mark.parametrize("how", WRONG_NUMBERS)
 def test_a_strategy_that_gives_something_else_is_named(how):
-    method, given, told = WRONG_NUMBERS[how]
-    kind = type("Wrong", (Nudged,), {method: lambda self, *args, **kwargs: given})
+    method, values, message = WRONG_NUMBERS[how]
+    kind = type("Wrong", (Nudged,), {method: lambda self, *args, **kwargs: values})
     policy = make(PGTF2Policy, exploration_config={"type": kind})
-    with pytest.raises(UsageError, match=rf"Wrong\.{told}"):
+    with pytest.raises(UsageError, match=rf"Wrong\.{message}"):
         policy.compute_actions(rows_of(OBS, 4))
 
 
 def test_another_strategy_has_its_own_arguments(tmp_path):
     make(PGTF2Policy, exploration_config={"type": Nudged, "until": 7}).export_checkpoint(tmp_path)
     config = {"exploration_config": {"type": "Random"}}
-    found = PGTF2Policy.from_checkpoint(tmp_path, config=config)
-    assert found.config["exploration_config"] == {"type": "Random"}
+    result = PGTF2Policy.from_checkpoint(tmp_path, config=config)
+    assert result.config["exploration_config"] == {"type": "Random"}

@@ -39,8 +39,8 @@ def names_of(cls):
 @pytest.mark.parametrize("name", sorted({key.partition(".")[0] for key in NAMES}))
 def test_the_public_names_of_a_class_are_deliberate(name):
     base = names_of(tfpolicies.Policy) if name == "TFPolicy" else set()
-    found = names_of(getattr(tfpolicies, name)) - base
-    assert found == {key.partition(".")[2] for key in NAMES if key.partition(".")[0] == name}
+    result = names_of(getattr(tfpolicies, name)) - base
+    assert result == {key.partition(".")[2] for key in NAMES if key.partition(".")[0] == name}
     assert set(NAMES.values()) == {"page", "override", "ours"}
 
 

@@ -46,14 +46,14 @@ _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 
 def code_lines(source: str) -> set[int]:
     """Returns the numbers of the lines that hold code, docstrings excepted."""
-    found: set[int] = set()
+    results: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _SILENT and token.type != tokenize.ENDMARKER:
-            found.update(range(token.start[0], token.end[0] + 1))
+            results.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
         if _is_text(node):
-            found.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
-    return found
+            results.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return results
 
 
 def _is_text(node: Any) -> bool:
@@ -70,24 +70,24 @@ def room_of(path: Path) -> str:
 
 def lines_by_room() -> dict[str, int]:
     """Returns the code lines of each room."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         count = len(code_lines(path.read_text()))
-        found[room_of(path)] = found.get(room_of(path), 0) + count
-    return found
+        results[room_of(path)] = results.get(room_of(path), 0) + count
+    return results
 
 
 def function_lengths() -> list[int]:
     """Returns the code lines of each function's body, inner functions counted in and alone."""
-    found = []
+    results = []
     for path in PACKAGE.rglob("*.py"):
         source = path.read_text()
         lines = code_lines(source)
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
-                found.append(len(lines.intersection(body)))
-    return sorted(found)
+                results.append(len(lines.intersection(body)))
+    return sorted(results)
 
 
 def length_figures() -> dict[str, int]:
@@ -137,8 +137,8 @@ def public_names() -> dict[str, int]:
     return {name: len(_public(getattr(tfpolicies, name))) for name in CLASSES}
 
 
-def _public(found: type) -> list[str]:
-    return [name for name in dir(found) if not name.startswith("_")]
+def _public(result: type) -> list[str]:
+    return [name for name in dir(result) if not name.startswith("_")]
 
 
 # -- frames -----------------------------------------------------------------------------------
@@ -183,9 +183,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.code_metrics", description=__doc__)
     parser.add_argument("--json", type=Path, help="where the figures are written")
     options = parser.parse_args()
-    found = figures()
+    result = figures()
     console = Console()
-    for title, numbers in found.items():
+    for title, numbers in result.items():
         table = Table(title=title, show_header=False)
         table.add_column()
         table.add_column(justify="right")
@@ -193,7 +193,7 @@ def main() -> int:
             table.add_row(name, f"{number:,}")
         console.print(table)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0
 
 

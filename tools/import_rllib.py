@@ -79,12 +79,12 @@ def differences(policy: Policy, expected: dict[str, np.ndarray]) -> dict[str, fl
         before: Any = {"prev_action_batch": actions}
         before["prev_reward_batch"] = expected["prev_rewards"][step]
         actions, memory, extras = policy.compute_actions(obs, memory, **before, explore=False)
-        found = {**extras, "actions": actions}
+        actual = {**extras, "actions": actions}
         if "critic_values" in expected:
-            found["critic_values"] = _critic_values(policy, obs, actions)
+            actual["critic_values"] = _critic_values(policy, obs, actions)
         for name in OUTPUTS:
             if name in expected:
-                error = _error(found[name], expected[name][step])
+                error = _error(actual[name], expected[name][step])
                 largest[name] = max(largest.get(name, 0.0), error)
     return largest
 
@@ -101,9 +101,9 @@ def _critic_values(policy: Any, obs: Any, actions: np.ndarray) -> np.ndarray:
         return critic(obs, **inputs).numpy()
 
 
-def _error(found: np.ndarray, right: np.ndarray) -> float:
+def _error(result: np.ndarray, right: np.ndarray) -> float:
     scale = np.maximum(1.0, np.abs(right.astype(np.float64)).max(axis=0))
-    return float(np.max(np.abs(found - right) / scale))
+    return float(np.max(np.abs(result - right) / scale))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,9 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for framework in FRAMEWORKS:
                 place = made(python, case, framework, folder)
                 (imported,) = import_checkpoint(place / "checkpoint").values()
-                found = differences(imported.policy, dict(np.load(place / "expected.npz")))
-                worst = max(worst, *found.values())
-                shown = (f"{found[x]:.1e}" if x in found else "" for x in OUTPUTS)
+                result = differences(imported.policy, dict(np.load(place / "expected.npz")))
+                worst = max(worst, *result.values())
+                shown = (f"{result[x]:.1e}" if x in result else "" for x in OUTPUTS)
                 table.add_row(case, framework, *shown)
     Console().print(table)
     print(f"The largest difference is {worst:.1e}; allowed is {MOST:g}.")

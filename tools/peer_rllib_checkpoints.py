@@ -152,7 +152,7 @@ def played(policy: Any, space: Any) -> dict[str, np.ndarray]:
     state = [np.stack([part] * ROWS) for part in policy.get_initial_state()]
     action_shape = policy.action_space.shape
     actions = np.zeros((ROWS, *action_shape), policy.action_space.dtype)
-    found: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}
     for _ in range(STEPS):
         shown = [space.sample() for _ in range(ROWS)]
         rewards = rng.normal(size=ROWS).astype(np.float32)
@@ -167,8 +167,8 @@ def played(policy: Any, space: Any) -> dict[str, np.ndarray]:
             for key in named
         }
         for name, value in row.items():
-            found.setdefault(name, []).append(np.asarray(value))
-    return {name: np.stack(values) for name, values in found.items()}
+            results.setdefault(name, []).append(np.asarray(value))
+    return {name: np.stack(values) for name, values in results.items()}
 
 
 def valued(policy: Any, obs: Any, actions: Any) -> dict[str, np.ndarray]:
@@ -176,10 +176,10 @@ def valued(policy: Any, obs: Any, actions: Any) -> dict[str, np.ndarray]:
     model = policy.model
     if not hasattr(model, "get_twin_q_values") or policy.config["framework"] == "tf":
         return {}
-    given = [obs.astype(np.float32)] + ([] if model.discrete else [actions])
-    values = [model.get_q_values(*given)[0]]
+    inputs = [obs.astype(np.float32)] + ([] if model.discrete else [actions])
+    values = [model.get_q_values(*inputs)[0]]
     if model.twin_q_net:
-        values.append(model.get_twin_q_values(*given)[0])
+        values.append(model.get_twin_q_values(*inputs)[0])
     stacked = np.stack(values, axis=-1)
     return {"critic_values": stacked if model.discrete else stacked[:, 0]}
 
@@ -198,10 +198,10 @@ def acted(policy: Any, obs: Any, state: Any, actions: Any, rewards: Any) -> Any:
     if policy.config["framework"] == "tf":
         before = {"prev_action_batch": actions, "prev_reward_batch": rewards}
         return policy.compute_actions(obs, state, **before, explore=False)
-    given = SampleBatch(obs=obs, prev_actions=actions, prev_rewards=rewards)
+    inputs = SampleBatch(obs=obs, prev_actions=actions, prev_rewards=rewards)
     for i, part in enumerate(state):
-        given[f"state_in_{i}"] = part
-    return policy.compute_actions_from_input_dict(given, explore=False)
+        inputs[f"state_in_{i}"] = part
+    return policy.compute_actions_from_input_dict(inputs, explore=False)
 
 
 def filtered(policy: Any, obs: Any) -> Any:

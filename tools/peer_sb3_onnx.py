@@ -60,16 +60,16 @@ def main() -> None:
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
-    found = {}
+    results = {}
     ppo = PPO("MlpPolicy", gym.make("CartPole-v1"), policy_kwargs=SMALL, seed=0, device="cpu")
     sac = SAC("MlpPolicy", gym.make("Pendulum-v1"), policy_kwargs=SMALL, seed=0, device="cpu")
     for name, model, size in (("ppo", ppo, 4), ("sac", sac, 3)):
         obs = rng.normal(size=(ROWS, size)).astype(np.float32)
-        found[f"{name}_obs"] = obs
-        found[f"{name}_actions"] = model.predict(obs, deterministic=True)[0]
+        results[f"{name}_obs"] = obs
+        results[f"{name}_actions"] = model.predict(obs, deterministic=True)[0]
     export(Logits(ppo.policy).eval(), 4, "logits", folder / "ppo.onnx")
     export(Actions(sac.actor).eval(), 3, "action", folder / "sac.onnx")
-    np.savez_compressed(folder / "expected.npz", **found)
+    np.savez_compressed(folder / "expected.npz", **results)
 
 
 if __name__ == "__main__":

@@ -111,13 +111,13 @@ def interpreter(peer: Peer, folder: Path) -> Path:
 
 def _make(peer: Peer, home: Path) -> None:
     """Makes an empty virtual environment that has pip."""
-    found = _find_python(peer.python) if peer.python else sys.executable
+    result = _find_python(peer.python) if peer.python else sys.executable
     if uv := _uv():
         # Without a local Python of the version, uv brings one.
-        version = found or ".".join(map(str, peer.python or ()))
+        version = result or ".".join(map(str, peer.python or ()))
         _run([uv, "venv", "--quiet", "--seed", "--python", version, str(home)])
-    elif found:
-        _run([found, "-m", "venv", str(home)])
+    elif result:
+        _run([result, "-m", "venv", str(home)])
     else:
         version = ".".join(map(str, peer.python or ()))
         raise PeerError(
@@ -139,16 +139,16 @@ def _install(peer: Peer, python: Path) -> None:
 
 
 def _uv() -> str | None:
-    found = shutil.which("uv")
-    return found if found and _output([found, "--version"]) else None
+    result = shutil.which("uv")
+    return result if result and _output([result, "--version"]) else None
 
 
 def _find_python(version: Version) -> str | None:
     """Returns an interpreter of this version that runs, or None."""
     ask = "import sys; print(*sys.version_info[:2])"
-    wanted = "{} {}".format(*version)
+    expected = "{} {}".format(*version)
     return next(
-        (path for path in _candidates(version) if _output([path, "-c", ask]) == wanted), None
+        (path for path in _candidates(version) if _output([path, "-c", ask]) == expected), None
     )
 
 
@@ -158,8 +158,8 @@ def _candidates(version: Version) -> Iterator[str]:
     yield sys.executable
     if on_path := shutil.which(f"python{name}"):
         yield on_path
-    if (uv := _uv()) and (found := _output([uv, "python", "find", "--no-python-downloads", name])):
-        yield found
+    if (uv := _uv()) and (result := _output([uv, "python", "find", "--no-python-downloads", name])):
+        yield result
     if (pyenv := shutil.which("pyenv")) and (root := _output([pyenv, "root"])):
         yield from map(str, sorted(Path(root).glob(f"versions/{name}.*/bin/python"), reverse=True))
 

@@ -206,8 +206,8 @@ def _log(folder: Path, script: str) -> Path:
 
 def _raised(text: str) -> str:
     """Returns the last line that says what was raised."""
-    found = [match[1] for line in text.splitlines() if (match := _RAISED.match(line.strip()))]
-    return found[-1] if found else ""
+    results = [match[1] for line in text.splitlines() if (match := _RAISED.match(line.strip()))]
+    return results[-1] if results else ""
 
 
 # -- learning ---------------------------------------------------------------------------------
@@ -226,11 +226,11 @@ def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learn
         words = SCRIPTS[script].split()
         pairs = zip(words[::2], words[1::2], strict=True)
         arguments = [*arguments, *(x for pair in pairs if pair[0] in _KEPT for x in pair)]
-    told = dict(x.split("=", 1) for x in arguments if "=" in x)
+    results = dict(x.split("=", 1) for x in arguments if "=" in x)
     start = time.monotonic()
     _, verdict, reason = run_example(folder, script, seconds, arguments)
     taken = round(time.monotonic() - start)
-    asked = float(told.get("--stop-reward", options["--stop-reward"]))
+    asked = float(results.get("--stop-reward", options["--stop-reward"]))
     reached = reward_in(folder / script)
     if verdict == "runs":
         has_learned = "--as-test" in arguments if math.isnan(reached) else reached >= asked
@@ -241,16 +241,16 @@ def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learn
 @functools.cache
 def release_arguments(rllib: Path) -> dict[str, list[str]]:
     """Returns with which arguments the release's own tests have scripts learn, by script."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for call in ast.walk(ast.parse((rllib / "BUILD").read_text())):
         if not isinstance(call, ast.Call) or getattr(call.func, "id", None) != "py_test":
             continue
-        given = {x.arg: x.value for x in call.keywords if x.arg in ("main", "args")}
-        if len(given) == 2:
-            main, arguments = (ast.literal_eval(given[name]) for name in ("main", "args"))
+        keywords = {x.arg: x.value for x in call.keywords if x.arg in ("main", "args")}
+        if len(keywords) == 2:
+            main, arguments = (ast.literal_eval(keywords[name]) for name in ("main", "args"))
             if "--as-test" in arguments and not _names_another(arguments):
-                found.setdefault(main.removeprefix("examples/").removesuffix(".py"), arguments)
-    return found
+                results.setdefault(main.removeprefix("examples/").removesuffix(".py"), arguments)
+    return results
 
 
 def _names_another(arguments: Sequence[str]) -> bool:
@@ -287,12 +287,12 @@ def chosen(rllib: Path, only: list[str]) -> list[str]:
         UsageError: if one of them is not there.
     """
     names = [name for text in only for name in text.split(",")]
-    found = [script for script in SCRIPTS if any(_is_meant(script, name) for name in names)]
-    for script in (*found, *NOT_COUNTED):
+    results = [script for script in SCRIPTS if any(_is_meant(script, name) for name in names)]
+    for script in (*results, *NOT_COUNTED):
         path = rllib / "examples" / f"{script}.py"
         if not path.is_file():
             raise UsageError(f"--rllib: no {path}. Give the folder `rllib` of release 2.10.0.")
-    return found
+    return results
 
 
 def _is_meant(script: str, name: str) -> bool:
@@ -325,32 +325,32 @@ def main() -> int:
         scripts = [x for x in scripts if "--stop-reward" in own_options(options.rllib, x)]
     seconds = options.seconds or (1800 if options.learn else 900)
     console = Console()
-    found: list[Any] = []
+    results: list[Any] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_folder(options.rllib, folder)
         for script in scripts:
             if options.learn:
-                found.append(learn_example(options.rllib, folder, script, seconds))
+                results.append(learn_example(options.rllib, folder, script, seconds))
             else:
-                found.append(run_example(folder, script, seconds))
-            console.print(*found[-1], soft_wrap=True, markup=False, highlight=False)
+                results.append(run_example(folder, script, seconds))
+            console.print(*results[-1], soft_wrap=True, markup=False, highlight=False)
             if options.table:
-                lines = iter(found) if options.learn else rows(found)
-                options.table.write_text(markdown(type(found[0])._fields, lines))
+                lines = iter(results) if options.learn else rows(results)
+                options.table.write_text(markdown(type(results[0])._fields, lines))
             if options.logs:
                 options.logs.mkdir(parents=True, exist_ok=True)
                 log = _log(folder, script)
                 (options.logs / log.name).write_bytes(log.read_bytes())
-    console.print(_summary(found))
+    console.print(_summary(results))
     return 0
 
 
-def _summary(found: Sequence[Any]) -> str:
-    good = sum(each.verdict in ("runs", "learns") for each in found)
-    if found and isinstance(found[0], Learned):
-        return f"{good} of {len(found)} learn to their own reward."
-    return f"{good} of {len(found)} run; {len(NOT_COUNTED)} do not count."
+def _summary(result: Sequence[Any]) -> str:
+    good = sum(each.verdict in ("runs", "learns") for each in result)
+    if result and isinstance(result[0], Learned):
+        return f"{good} of {len(result)} learn to their own reward."
+    return f"{good} of {len(result)} run; {len(NOT_COUNTED)} do not count."
 
 
 if __name__ == "__main__":

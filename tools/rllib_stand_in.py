@@ -112,8 +112,8 @@ def framework_iterator(
     """Yields TensorFlow's frameworks, each set in the config, with a session if asked for."""
     import tensorflow as tf
 
-    given = [frameworks] if isinstance(frameworks, str) else frameworks
-    for framework in [name for name in ("tf2", "tf") if name in given]:
+    names = [frameworks] if isinstance(frameworks, str) else frameworks
+    for framework in [name for name in ("tf2", "tf") if name in names]:
         if isinstance(config, dict):
             config["framework"] = framework
         elif config is not None:
@@ -132,13 +132,13 @@ def check_compute_single_action(
 ) -> None:
     """Asserts that an algorithm acts within its action space."""
     policy = algorithm.get_policy()
-    given = {"state": policy.get_initial_state()} if include_state else {}
+    options = {"state": policy.get_initial_state()} if include_state else {}
     if include_prev_action_reward:
-        given |= {"prev_action": policy.action_space.sample(), "prev_reward": 1.0}
+        options |= {"prev_action": policy.action_space.sample(), "prev_reward": 1.0}
     for explore in (True, False):
         observation = policy.observation_space.sample()
-        found = algorithm.compute_single_action(observation, explore=explore, **given)
-        action = found[0] if include_state else found
+        result = algorithm.compute_single_action(observation, explore=explore, **options)
+        action = result[0] if include_state else result
         assert policy.action_space.contains(action), action  # noqa: S101
 
 
@@ -243,10 +243,10 @@ class _Files(importlib.abc.MetaPathFinder):
     """Finds modules below `rllib_rest` that are files; what these lack when they run stands in."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        found = name.startswith(f"{PACKAGE}.") and PathFinder.find_spec(name, path, target)
-        if found and found.loader:
-            found.loader.exec_module = functools.partial(_executed, found.loader.exec_module)
-        return found or None
+        result = name.startswith(f"{PACKAGE}.") and PathFinder.find_spec(name, path, target)
+        if result and result.loader:
+            result.loader.exec_module = functools.partial(_executed, result.loader.exec_module)
+        return result or None
 
 
 def _executed(execute: Any, module: ModuleType) -> None:

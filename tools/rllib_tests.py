@@ -95,12 +95,12 @@ def test_files(rllib: Path, only: list[str]) -> list[Path]:
         for folder, names in FILES.items()
         for name in names.split()
     ]
-    found = [path for text in only for path in paths if text in str(path)]
-    if absent := [path for path in found if not (rllib / path).is_file()]:
+    results = [path for text in only for path in paths if text in str(path)]
+    if absent := [path for path in results if not (rllib / path).is_file()]:
         raise UsageError(
             f"--rllib: {rllib} has no {absent[0]}. Give the folder `rllib` of release 2.10.0."
         )
-    return found
+    return results
 
 
 def translated(source: Path) -> str:
@@ -132,13 +132,13 @@ def write_folder(rllib: Path, folder: Path, *, repairs: bool = False) -> None:
 
 def tests_of(source: Path) -> list[str]:
     """Returns the names of the tests in a file, `Class::test` or `test`."""
-    found = []
+    results = []
     for node in ast.parse(source.read_text()).body:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
         prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
         functions = (one for one in inner if isinstance(one, ast.FunctionDef))
-        found += [f"{prefix}{one.name}" for one in functions if one.name.startswith("test")]
-    return found
+        results += [f"{prefix}{one.name}" for one in functions if one.name.startswith("test")]
+    return results
 
 
 def run_file(rllib: Path, folder: Path, path: Path, seconds: int) -> list[Verdict]:
@@ -173,16 +173,16 @@ def _verdict(path: Path, test: str, lines: list[dict[str, str]]) -> Verdict:
     file = str(path.with_suffix(""))
     own = [line for line in lines if line["node"].endswith(f"::{test}")]
     of_file = [line for line in lines if line["node"].endswith(path.name)]
-    found = next(
+    result = next(
         (line for line in own if line["outcome"] != "passed"), (own or of_file or [None])[0]
     )
-    if found is None:
+    if result is None:
         return Verdict(file, test, "not run", "the file took too long or its process ended")
-    if found["outcome"] == "passed":
+    if result["outcome"] == "passed":
         return Verdict(file, test, "ok*" if is_repaired(file, test) else "ok", "")
     if why := why_not_counted(file, test):
         return Verdict(file, test, "not counted", why)
-    return Verdict(file, test, *_failure(found["reason"]))
+    return Verdict(file, test, *_failure(result["reason"]))
 
 
 def _failure(reason: str) -> tuple[str, str]:

@@ -133,8 +133,8 @@ def main() -> int:
     outcomes = Outcomes()
     pytest.main(["-q", "-p", "no:cacheprovider", "--no-header", str(TESTS)], plugins=[outcomes])
     table = Table("page", "method or argument", "outcome", "shown by")
-    found, proven = rows(), 0
-    for page, item, test, is_there in found:
+    result, proven = rows(), 0
+    for page, item, test, is_there in result:
         outcome = outcomes.by_name.get(test, "no test")
         works = outcome == "passed" and is_there
         proven += works
@@ -142,8 +142,8 @@ def main() -> int:
     console = Console()
     console.width = max(console.width, 160)
     console.print(table)
-    console.print(f"{proven} of {len(found)} work.")
-    return 0 if proven == len(found) else 1
+    console.print(f"{proven} of {len(result)} work.")
+    return 0 if proven == len(result) else 1
 
 
 if __name__ == "__main__":

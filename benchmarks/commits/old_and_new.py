@@ -92,13 +92,13 @@ def in_turns(
     old: Path, new: Path, measurement: str, variant: str, turns: int
 ) -> dict[str, tuple[float, float]]:
     """Returns old time / new time of a pair of processes, and the µs of the new one, by name."""
-    found: dict[str, tuple[float, float]] = {}
+    results: dict[str, tuple[float, float]] = {}
     with Measured(old, measurement, variant) as before, Measured(new, measurement, variant) as now:
         for name in now.names:
             both = [(before(name), now(name)) for _ in range(turns)]
             ratio = statistics.median(earlier / later for earlier, later in both)
-            found[name] = ratio, statistics.median(later for _, later in both)
-    return found
+            results[name] = ratio, statistics.median(later for _, later in both)
+    return results
 
 
 def whole(tree: Path, command: str) -> dict[str, float]:
@@ -146,16 +146,16 @@ def main() -> int:
     with checked_out(options.old) as old, checked_out(options.new) as new:
         for pair in range(options.pairs):
             for measurement, variant in variants:
-                found = (
+                result = (
                     as_wholes(old, new, variant)
                     if options.whole
                     else in_turns(old, new, measurement, variant, options.turns)
                 )
-                for name, (ratio, micro) in found.items():
+                for name, (ratio, micro) in result.items():
                     ratios.setdefault((measurement, variant, name), []).append(ratio)
                     micros.setdefault((measurement, variant, name), []).append(micro)
             print(f"pair {pair + 1} of {options.pairs}", file=sys.stderr)
-    medians = {key: statistics.median(found) for key, found in ratios.items()}
+    medians = {key: statistics.median(result) for key, result in ratios.items()}
     for key, median in medians.items():
         each = ratios[key]
         print(

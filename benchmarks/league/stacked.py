@@ -94,18 +94,18 @@ def rllib(python: Path) -> Iterator[Callable[[float], float]]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as child:
-        given, said = child.stdin, child.stdout
-        if given is None or said is None:
+        stdin, said = child.stdin, child.stdout
+        if stdin is None or said is None:
             raise SystemExit("RLlib's process has no pipes.")
         if said.readline() != "ready\n":
             raise SystemExit(f"RLlib did not start; `{' '.join(command)}` says why.")
 
         def measure(seconds: float) -> float:
-            print(seconds, file=given, flush=True)
+            print(seconds, file=stdin, flush=True)
             return float(said.readline())
 
         yield measure
-        given.close()
+        stdin.close()
 
 
 def measured(
@@ -113,13 +113,13 @@ def measured(
 ) -> dict[str, float]:
     """Returns the milliseconds of everybody, by name."""
     stacked, one_by_one = ways(kind, inference)
-    found: dict[str, list[float]] = {}
+    results: dict[str, list[float]] = {}
     for _ in range(options.rounds):
-        found.setdefault("stacked", []).append(milliseconds(stacked, options.seconds))
-        found.setdefault("own", []).append(milliseconds(one_by_one, options.seconds))
+        results.setdefault("stacked", []).append(milliseconds(stacked, options.seconds))
+        results.setdefault("own", []).append(milliseconds(one_by_one, options.seconds))
         if peer is not None:
-            found.setdefault("rllib", []).append(peer(options.seconds))
-    return {name: statistics.median(values) for name, values in found.items()}
+            results.setdefault("rllib", []).append(peer(options.seconds))
+    return {name: statistics.median(values) for name, values in results.items()}
 
 
 def main() -> None:

@@ -84,11 +84,11 @@ class Table:
 
     def curve_rows(self) -> dict[Key, list[tuple[float, float]]]:
         """Returns the curve of each cell: steps, and mean returns of training."""
-        found: dict[Key, dict[float, float]] = {}
+        results: dict[Key, dict[float, float]] = {}
         for row in _read(self.curves):
-            points = found.setdefault(_key_of_row(row), {})
+            points = results.setdefault(_key_of_row(row), {})
             points[float(row["step"])] = float(row["return_mean"])
-        return {key: sorted(points.items()) for key, points in found.items()}
+        return {key: sorted(points.items()) for key, points in results.items()}
 
     def add(self, row: dict[str, Any], curve: Sequence[tuple[float, float]]) -> None:
         """Appends a cell, its curve first."""

@@ -71,28 +71,28 @@ def trained(request: dict[str, Any], library: str) -> dict[str, Any]:
 def model_of(request: dict[str, Any], library: str) -> Any:
     """Returns the peer's algorithm, with weights as ours begin."""
     algorithm, settings = request["algorithm"], request["settings"]
-    told = peer_settings.arguments(algorithm, settings, request["steps"])
+    arguments = peer_settings.arguments(algorithm, settings, request["steps"])
     env = make_vec_env(
         request["env"], n_envs=settings.get("num_envs_per_worker", 1), seed=request["seed"]
     )
     if normalised := peer_settings.normalised(settings):
         env = VecNormalize(env, gamma=settings["gamma"], **normalised)
-    if isinstance(told["learning_rate"], list):
-        told["learning_rate"] = _falling(told["learning_rate"], request["steps"])
-    if "action_noise" in told:
-        size = np.full(env.action_space.shape, told["action_noise"])
-        told["action_noise"] = NormalActionNoise(np.zeros_like(size), size)
+    if isinstance(arguments["learning_rate"], list):
+        arguments["learning_rate"] = _falling(arguments["learning_rate"], request["steps"])
+    if "action_noise" in arguments:
+        size = np.full(env.action_space.shape, arguments["action_noise"])
+        arguments["action_noise"] = NormalActionNoise(np.zeros_like(size), size)
     if library == "sbx":
         import peer_sbx_weights as weights
 
-        return weights.model_of(algorithm, env, told, request["seed"])
+        return weights.model_of(algorithm, env, arguments, request["seed"])
     kinds = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU, "RMSprop": torch.optim.RMSprop}
-    network = told["policy_kwargs"]
+    network = arguments["policy_kwargs"]
     for name in ("activation_fn", "optimizer_class"):
         if name in network:
             network[name] = kinds[network[name]]
     make = getattr(stable_baselines3, algorithm)
-    model = make("MlpPolicy", env, seed=request["seed"], device="cpu", **told)
+    model = make("MlpPolicy", env, seed=request["seed"], device="cpu", **arguments)
     if not (peer_settings.is_orthogonal(settings) or request["own_weights"]):
         draw_weights(model.policy, request["seed"])
     if algorithm == "SAC":  # which the arguments do not reach

@@ -8,12 +8,12 @@ import optax
 import sbx
 
 
-def model_of(algorithm: str, env: Any, told: dict[str, Any], seed: int) -> Any:
+def model_of(algorithm: str, env: Any, arguments: dict[str, Any], seed: int) -> Any:
     """Returns an algorithm of SBX; `told` as for Stable-Baselines3."""
-    network = told["policy_kwargs"]
+    network = arguments["policy_kwargs"]
     network["activation_fn"] = {"tanh": jax.nn.tanh, "relu": jax.nn.relu}[network["activation_fn"]]
     network["optimizer_class"] = optax.adam
-    model = getattr(sbx, algorithm)("MlpPolicy", env, seed=seed, **told)
+    model = getattr(sbx, algorithm)("MlpPolicy", env, seed=seed, **arguments)
     rng = np.random.default_rng(seed)
     policy = model.policy
     policy.actor_state = _drawn(policy.actor_state, env.action_space.shape[0], rng)

@@ -21,12 +21,12 @@ def arguments(algorithm: str, settings: Settings, steps: int) -> dict[str, Any]:
         settings: of this package's config.
         steps: of the training, which the peer gives fractions of.
     """
-    told = {
+    results = {
         "learning_rate": settings.get("lr_schedule", settings["lr"]),
         "gamma": settings["gamma"],
         **_OF[algorithm](settings, steps),
     }
-    return {**told, "policy_kwargs": _network(algorithm, settings)}
+    return {**results, "policy_kwargs": _network(algorithm, settings)}
 
 
 def normalised(settings: Settings) -> dict[str, bool]:
@@ -55,18 +55,21 @@ def _network(algorithm: str, settings: Settings) -> dict[str, Any]:
     usual = "tanh" if algorithm in ("PPO", "A2C") else "relu"
     optimizer = settings.get("optimizer", {})
     usual_epsilon = 1e-8 if algorithm == "DQN" else _KERAS_EPSILON
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "net_arch": hidden_units(algorithm, settings),
         "activation_fn": settings.get("model", {}).get("fcnet_activation", usual),
         "optimizer_kwargs": {"eps": optimizer.get("epsilon", usual_epsilon)},
     }
     if algorithm in ("PPO", "A2C"):
-        told["ortho_init"] = is_orthogonal(settings)
-        told["log_std_init"] = settings["model"].get("log_std_init", 0.0)
+        results["ortho_init"] = is_orthogonal(settings)
+        results["log_std_init"] = settings["model"].get("log_std_init", 0.0)
     if optimizer.get("type") == "rmsprop":  # Keras has epsilon under the root
-        told["optimizer_class"] = "RMSprop"
-        told["optimizer_kwargs"] = {"alpha": optimizer["rho"], "eps": optimizer["epsilon"] ** 0.5}
-    return told
+        results["optimizer_class"] = "RMSprop"
+        results["optimizer_kwargs"] = {
+            "alpha": optimizer["rho"],
+            "eps": optimizer["epsilon"] ** 0.5,
+        }
+    return results
 
 
 def _ppo(settings: Settings, steps: int) -> dict[str, Any]:

@@ -79,11 +79,11 @@ def _parse() -> argparse.Namespace:
 
 
 def _tasks(text: str) -> list[Task]:
-    found = [task for task in TASKS if any(word in task.name for word in text.split(","))]
-    if not found:
+    results = [task for task in TASKS if any(word in task.name for word in text.split(","))]
+    if not results:
         names = ", ".join(task.name for task in TASKS)
         raise argparse.ArgumentTypeError(f"no task has {text!r} in its name; there are {names}")
-    return found
+    return results
 
 
 def _libraries(text: str) -> list[str]:

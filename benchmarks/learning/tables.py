@@ -109,11 +109,11 @@ def verdicts(task: Task, scores: Scores) -> dict[str, Verdict]:
 def scores_of(task: Task, table: Table) -> Scores:
     """Returns the mean returns of the seeds that are finished, by library."""
     finished = table.finished()
-    found: Scores = {}
+    results: Scores = {}
     for library, count in task.seeds.items():
         keys = [key_of(Cell(task, library, seed)) for seed in range(1, count + 1)]
-        found[library] = [float(finished[key]["return_mean"]) for key in keys if key in finished]
-    return found
+        results[library] = [float(finished[key]["return_mean"]) for key in keys if key in finished]
+    return results
 
 
 def write(table: Table) -> None:
@@ -145,14 +145,14 @@ def _results(table: Table) -> list[str]:
     ]
     for task in TASKS:
         scores = scores_of(task, table)
-        told = verdicts(task, scores)
-        lines += [_row(task, name, scores[name], told) for name in LIBRARIES if scores.get(name)]
+        result = verdicts(task, scores)
+        lines += [_row(task, name, scores[name], result) for name in LIBRARIES if scores.get(name)]
     return lines
 
 
-def _row(task: Task, library: str, values: Sequence[float], told: dict[str, Verdict]) -> str:
+def _row(task: Task, library: str, values: Sequence[float], outcomes: dict[str, Verdict]) -> str:
     low, middle, high = quartiles(values)
-    found = told.get("" if library == "ours" else library)
+    result = outcomes.get("" if library == "ours" else library)
     cells = (
         _title(task),
         NAMES[library],
@@ -160,15 +160,15 @@ def _row(task: Task, library: str, values: Sequence[float], told: dict[str, Verd
         _number(middle),
         f"{_number(low)} to {_number(high)}",
         ", ".join(map(_number, values)),
-        "" if found is None else _said(found),
+        "" if result is None else _said(result),
     )
     return f"| {' | '.join(cells)} |"
 
 
-def _said(found: Verdict) -> str:
-    if found.passed is None:
-        return found.words
-    return f"{'passed' if found.passed else 'missed'}: {found.words}"
+def _said(result: Verdict) -> str:
+    if result.passed is None:
+        return result.words
+    return f"{'passed' if result.passed else 'missed'}: {result.words}"
 
 
 def _title(task: Task) -> str:
@@ -186,9 +186,9 @@ def _settings() -> list[str]:
         lines += [f"**{_title(task)}** ({source(task)})", "", "```text", _json(task.settings())]
         lines += ["```", ""]
         if set(task.seeds) - {"ours"}:
-            told = peer_settings.arguments(task.algorithm, task.settings(), task.steps)
-            told |= peer_settings.normalised(task.settings())
-            lines += ["Settings of the peers:", "", "```text", _json(told), "```", ""]
+            arguments = peer_settings.arguments(task.algorithm, task.settings(), task.steps)
+            arguments |= peer_settings.normalised(task.settings())
+            lines += ["Settings of the peers:", "", "```text", _json(arguments), "```", ""]
     return lines
 
 

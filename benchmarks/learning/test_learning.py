@@ -63,8 +63,8 @@ def test_a_peer_has_no_verdict_before_all_cells_are_finished():
 
 
 def test_libraries_take_turns():
-    found = [(cell.library, cell.seed) for cell in cells([TASK])]
-    assert found == [("sb3", 1), ("sbx", 1), ("ours", 1), ("ours", 2), ("sb3", 2)]
+    results = [(cell.library, cell.seed) for cell in cells([TASK])]
+    assert results == [("sb3", 1), ("sbx", 1), ("ours", 1), ("ours", 2), ("sb3", 2)]
 
 
 def test_each_task_has_a_name_of_its_own():
@@ -96,20 +96,20 @@ def test_a_failed_cell_is_not_finished_and_its_next_row_counts(tmp_path):
 
 
 def test_a_cell_that_fails_is_filed_with_its_last_words_and_does_not_end_the_others(tmp_path):
-    table, told = Table(tmp_path), []
+    table, lines = Table(tmp_path), []
     interpreters = {"ours": tmp_path / "missing", "sb3": tmp_path / "missing"}
-    runner = Runner(table, interpreters, tmp_path / "work", told.append)
+    runner = Runner(table, interpreters, tmp_path / "work", lines.append)
     two = [Cell(TASK, "ours", 1), Cell(TASK, "sb3", 1)]
     assert runner.run(two, at_once=2) == 2
     assert {row["error"].split("]")[0] for row in table.rows().values()} == {"[Errno 2"}
-    assert len(told) == 4
+    assert len(lines) == 4
 
 
 def test_a_curve_is_thinned_and_keeps_its_last_point():
     curve = [(float(i), float("nan") if i < 10 else i / 2) for i in range(110)]
-    found = thinned(curve, points=50)
-    assert len(found) == 50
-    assert found[-1] == (109.0, 54.5)
+    result = thinned(curve, points=50)
+    assert len(result) == 50
+    assert result[-1] == (109.0, 54.5)
     assert thinned(curve[:12], points=50) == [(10.0, 5.0), (11.0, 5.5)]
 
 
@@ -148,8 +148,8 @@ def _lists(value):
 def test_settings_travel_as_json(task):
     assert json.loads(json.dumps(task.settings())) == _lists(task.settings())
     if set(task.seeds) - {"ours"}:
-        told = arguments(task.algorithm, task.settings(), task.steps)
-        assert json.loads(json.dumps(told))["gamma"] == task.settings().get("gamma")
+        peer_arguments = arguments(task.algorithm, task.settings(), task.steps)
+        assert json.loads(json.dumps(peer_arguments))["gamma"] == task.settings().get("gamma")
 
 
 def test_a_peer_gets_the_settings_in_its_own_words():
@@ -173,11 +173,11 @@ def test_a_peer_gets_the_settings_in_its_own_words():
         },
         "model": {"fcnet_hiddens": [8], "fcnet_activation": "relu"},
     }
-    told = arguments("DQN", settings, 1000)
-    assert told["gradient_steps"] == 2  # 8 rows sampled, 64 trained, 32 each
-    assert told["exploration_fraction"] == 0.2
+    peer_arguments = arguments("DQN", settings, 1000)
+    assert peer_arguments["gradient_steps"] == 2  # 8 rows sampled, 64 trained, 32 each
+    assert peer_arguments["exploration_fraction"] == 0.2
     network = {"net_arch": [8], "activation_fn": "relu", "optimizer_kwargs": {"eps": 1e-8}}
-    assert told["policy_kwargs"] == network
+    assert peer_arguments["policy_kwargs"] == network
     assert normalised(settings) == {}
     assert normalised({"observation_filter": "MeanStdFilter"}) == {
         "norm_obs": True,

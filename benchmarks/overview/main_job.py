@@ -122,10 +122,10 @@ def _interpreters(options: argparse.Namespace, chosen: list[Measurement]) -> dic
     taking_part = {
         contestant.interpreter for measurement in chosen for contestant in measurement.contestants
     }
-    found = {"ours": Path(sys.executable)}
+    results = {"ours": Path(sys.executable)}
     for name in sorted(taking_part - {"ours"}):
-        found[name] = interpreter_of(PEERS[name], options)
-    return found
+        results[name] = interpreter_of(PEERS[name], options)
+    return results
 
 
 @dataclass
@@ -236,8 +236,8 @@ def interpreter_of(peer: peers.Peer, options: argparse.Namespace) -> Path:
     Raises:
         PeerError: if it cannot be made.
     """
-    given: Path | None = getattr(options, f"{peer.name}_python")
-    return given.absolute() if given else peers.interpreter(peer, options.peers)
+    python: Path | None = getattr(options, f"{peer.name}_python")
+    return python.absolute() if python else peers.interpreter(peer, options.peers)
 
 
 def compare(

@@ -114,8 +114,8 @@ def league(request: probe.Request) -> probe.Figures:
     config = config_of().to_dict()
 
     def add(policies: PolicyMap, name: str) -> None:
-        given = spaces.observation_space, spaces.action_space
-        policies.create_policy(name, PPOTF2Policy, *given, {}, config)
+        inputs = spaces.observation_space, spaces.action_space
+        policies.create_policy(name, PPOTF2Policy, *inputs, {}, config)
 
     def snapshot(policies: PolicyMap, name: str) -> None:
         policies.copy_policy("main", name)

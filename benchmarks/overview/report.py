@@ -37,9 +37,9 @@ def summary(measurements: list[Measurement], values: Values) -> list[dict[str, A
     for measurement in measurements:
         for cell in measurement.cells:
             medians = {
-                contestant: statistics.median(found)
+                contestant: statistics.median(result)
                 for contestant in measurement.contestants
-                if (found := values.get((measurement.name, contestant.label, cell.key)))
+                if (result := values.get((measurement.name, contestant.label, cell.key)))
             }
             records += [
                 _record(measurement, cell, contestant, values, medians) for contestant in medians
@@ -54,7 +54,7 @@ def _record(
     values: Values,
     medians: dict[Contestant, float],
 ) -> dict[str, Any]:
-    found = values[measurement.name, contestant.label, cell.key]
+    result = values[measurement.name, contestant.label, cell.key]
     rivals = [
         ours
         for ours in medians
@@ -68,9 +68,9 @@ def _record(
         "contestant": contestant.label,
         "is_limit": bool(contestant.limit_of),
         "median": medians[contestant],
-        "min": min(found),
-        "max": max(found),
-        "values": found,
+        "min": min(result),
+        "max": max(result),
+        "values": result,
         "times_better": {
             ours.label: times_better(cell, medians[ours], medians[contestant]) for ours in rivals
         },
@@ -151,12 +151,12 @@ def _panel(axis: Any, measurement: Measurement, cells: list[Cell], values: Value
     ]
     width, lowest = 0.84 / max(len(present), 1), float("inf")
     for index, contestant in enumerate(present):
-        found = [values[measurement.name, contestant.label, cell.key] for cell in cells]
-        heights = [statistics.median(each) for each in found]
+        results = [values[measurement.name, contestant.label, cell.key] for cell in cells]
+        heights = [statistics.median(each) for each in results]
         places = [place + (index - (len(present) - 1) / 2) * width for place in range(len(cells))]
         spread = [
-            [height - min(each) for height, each in zip(heights, found, strict=True)],
-            [max(each) - height for height, each in zip(heights, found, strict=True)],
+            [height - min(each) for height, each in zip(heights, results, strict=True)],
+            [max(each) - height for height, each in zip(heights, results, strict=True)],
         ]
         bars = axis.bar(
             places,

@@ -102,10 +102,10 @@ class OwnPriorities(PlainPriorities):
 
     def __init__(self, priorities: list[float], rllib: Path) -> None:
         super().__init__(priorities)
-        found = runpy.run_path(str(rllib / "execution" / "segment_tree.py"))
+        result = runpy.run_path(str(rllib / "execution" / "segment_tree.py"))
         plain, names = (self.sums, self.least), ("SumSegmentTree", "MinSegmentTree")
         self.sums, self.least = (
-            found[name](each.size) for name, each in zip(names, plain, strict=True)
+            result[name](each.size) for name, each in zip(names, plain, strict=True)
         )
         for own, each in zip((self.sums, self.least), plain, strict=True):
             own.set_state(each.value)
@@ -171,14 +171,14 @@ def main() -> int:
     priorities = np.random.default_rng(0).exponential(size=CAPACITY) + 1e-6
     known = priorities.tolist()
     theirs = OwnPriorities(known, options.rllib) if options.rllib else PlainPriorities(known)
-    found = measured(theirs, filled(priorities), options.rounds)
-    found["both"] = [sum(each) for each in zip(*found.values(), strict=True)]
+    result = measured(theirs, filled(priorities), options.rounds)
+    result["both"] = [sum(each) for each in zip(*result.values(), strict=True)]
     other = "RLlib's trees" if options.rllib else "plain trees"
     table = Table(f"{DRAWN} rows of {CAPACITY:,}", "ours, µs", f"{other}, µs", "times as fast")
-    for name, (ours, plain) in found.items():
+    for name, (ours, plain) in result.items():
         table.add_row(name, f"{ours:.0f}", f"{plain:.0f}", f"{plain / ours:.1f}")
     Console().print(table)
-    ours, plain = found["both"]
+    ours, plain = result["both"]
     return int(plain / ours < LEAST)
 
 

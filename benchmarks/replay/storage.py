@@ -138,14 +138,14 @@ def main() -> None:
     parser.add_argument("--vectors", type=int, default=1_000_000)
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--save", action="store_true")
-    given = parser.parse_args()
-    if given.save:
-        both = given.vectors, given.images
+    options = parser.parse_args()
+    if options.save:
+        both = options.vectors, options.images
         save("vectors", "Pendulum-v1", vectors(both[0] + 2000), both[0], 1000)
         save("images", Screens, images(both[1] + 2000), both[1], 1000)
         return
-    measure("vectors", vectors(given.vectors), given.vectors, given.rounds)
-    measure("images", images(given.images), given.images, given.rounds)
+    measure("vectors", vectors(options.vectors), options.vectors, options.rounds)
+    measure("images", images(options.images), options.images, options.rounds)
 
 
 if __name__ == "__main__":

@@ -121,8 +121,8 @@ class Process:
     def _answer(self) -> dict[str, Any]:
         for line in self._running.stdout or ():
             if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
+                result: dict[str, Any] = json.loads(line)
+                return result
         raise RuntimeError(f"{self._running.args} ended:\n{self._errors.read_text()[-2000:]}")
 
 
@@ -174,12 +174,12 @@ def measure(task: Task, interpreters: dict[str, Path], rounds: int, patience: in
             processes[each.name] = Process(command, _environment(each))
         outcome.versions = {name: process.versions for name, process in processes.items()}
         while len(outcome.others) < rounds:
-            found, others = _round(task, processes, len(outcome.others))
+            result, others = _round(task, processes, len(outcome.others))
             if others > MOST_BY_OTHERS and outcome.repeated < patience:
                 outcome.repeated += 1
                 continue
             outcome.others.append(others)
-            for name, stretch in found.items():
+            for name, stretch in result.items():
                 outcome.taken[name].append(stretch)
     finally:
         for process in processes.values():
@@ -194,10 +194,10 @@ def _round(
     names = [each.name for each in task.contestants]
     names = names[number % len(names) :] + names[: number % len(names)]
     busy, clock = _busy_seconds(), time.perf_counter()
-    found = {name: processes[name].run(task.steps) for name in names}
-    ours = sum(stretch.cpu for stretch in found.values()) * task.steps / 1e3
+    results = {name: processes[name].run(task.steps) for name in names}
+    ours = sum(stretch.cpu for stretch in results.values()) * task.steps / 1e3
     whole = (time.perf_counter() - clock) * (os.cpu_count() or 1)
-    return found, max(0.0, _busy_seconds() - busy - ours) / whole
+    return results, max(0.0, _busy_seconds() - busy - ours) / whole
 
 
 def _busy_seconds() -> float:
@@ -216,12 +216,12 @@ def _environment(contestant: Contestant) -> dict[str, str]:
     return variables | ({} if contestant.has_all_cores else ONE_THREAD) | ours
 
 
-def table(found: dict[Task, Outcome]) -> Table:
+def table(result: dict[Task, Outcome]) -> Table:
     """Returns the figures as a table."""
     made = Table(title="ms per environment step; medians of rounds, and as multiples of ours")
     for heading in ("", "who", "CPU", "clock", "CPU / ours", "clock / ours", "others", "repeated"):
         made.add_column(heading)
-    for task, outcome in found.items():
+    for task, outcome in result.items():
         for name in (each.name for each in task.contestants):
             cpu, clock = outcome.median(name)
             first = name == _OURS.name
@@ -244,18 +244,20 @@ def main() -> int:
     console = Console()
     console.width = max(console.width, 120)
     chosen = [task for task in TASKS if task.name in options.only.split(",")]
-    wanted = {each.interpreter for task in chosen for each in task.contestants}
+    expected = {each.interpreter for task in chosen for each in task.contestants}
     interpreters = {OURS: Path(sys.executable)}
     for peer in (peers.SB3, peers.SBX):
-        if peer.name in wanted:
+        if peer.name in expected:
             interpreters[peer.name] = interpreter_of(peer, options)
     load = os.getloadavg()
-    found = {task: measure(task, interpreters, options.rounds, options.patience) for task in chosen}
-    console.print(table(found))
+    actual = {
+        task: measure(task, interpreters, options.rounds, options.patience) for task in chosen
+    }
+    console.print(table(actual))
     console.print(f"Load of the machine before: {load}, after: {os.getloadavg()}")
     written = {
         "machine": machine() | {"load_before": load, "load_after": os.getloadavg()},
-        "tasks": {task.name: vars(outcome) for task, outcome in found.items()},
+        "tasks": {task.name: vars(outcome) for task, outcome in actual.items()},
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "replay_speed.json").write_text(json.dumps(written, indent=1) + "\n")

@@ -173,14 +173,14 @@ def main() -> int:
             done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
             died_as_meant = fault == "killed" and done.returncode == -signal.SIGKILL
             failed += done.returncode != 0 and not died_as_meant
-            found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+            result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
             if fault != "none":
-                errors.append((contestant, fault, found.get("error", _describe_death(done))))
-            elif found:
-                memory = found["memory"]
+                errors.append((contestant, fault, result.get("error", _describe_death(done))))
+            elif result:
+                memory = result["memory"]
                 largest = memory[-1] / _MIB if memory else 0.0
                 print(
-                    f"{contestant:20}{found['start']:12.1f}{found['steps']:10.0f}"
+                    f"{contestant:20}{result['start']:12.1f}{result['steps']:10.0f}"
                     f"{len(memory):11}{largest:14.0f}",
                     flush=True,
                 )

@@ -93,12 +93,12 @@ def main() -> None:
     options = parser.parse_args()
     algorithms = [algorithm_of(workers, options.rounds) for workers in (1, 2)]
     for name, measure in (("sampling", steps_per_second), ("the environments", loops_per_second)):
-        found = [
+        results = [
             [measure(algorithm, options.seconds) for algorithm in algorithms]
             for _ in range(options.repeats)
         ]
-        one, two = np.median(found, axis=0)
-        ratios = sorted(b / a for a, b in found)
+        one, two = np.median(results, axis=0)
+        ratios = sorted(b / a for a, b in results)
         print(
             f"{name:17s} 1 worker {one:7.0f} steps/s   2 workers {two:7.0f} steps/s   "
             f"times: median {np.median(ratios):.2f}, best {ratios[-1]:.2f}"

@@ -87,17 +87,17 @@ def figures(num_envs: int, seconds: float) -> dict[str, float]:
     works = {"bare": bare, "acting": acting, "both": both, "step": sample}
     for work in works.values():
         work(), work()
-    found: dict[str, list[float]] = {name: [] for name in NAMES}
+    results: dict[str, list[float]] = {name: [] for name in NAMES}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for name, work in works.items():
             in_loop, started = 0.0, time.process_time()
             units = work()
             spent = time.process_time() - started
-            found[name].append(spent / units)
+            results[name].append(spent / units)
             if name == "step":
-                found["back"].append((spent - in_loop) / units)
-    return {name: statistics.median(values) * 1e6 for name, values in found.items()}
+                results["back"].append((spent - in_loop) / units)
+    return {name: statistics.median(values) * 1e6 for name, values in results.items()}
 
 
 def main() -> None:
@@ -106,9 +106,9 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{'environments':>12}" + "".join(f"{name:>9}" for name in (*NAMES, "between")))
     for num_envs in probe.ENV_COUNTS:
-        found = figures(num_envs, options.seconds)
-        between = found["step"] - found["back"] - found["both"]
-        row = "".join(f"{found[name]:9.1f}" for name in NAMES)
+        result = figures(num_envs, options.seconds)
+        between = result["step"] - result["back"] - result["both"]
+        row = "".join(f"{result[name]:9.1f}" for name in NAMES)
         print(f"{num_envs:>12}{row}{between:9.1f}")
 
 

@@ -248,10 +248,10 @@ def ask(server: Server, seconds: float) -> dict[str, Any]:
     work = {"model": "mlp", "output": "actions", "clients": 8, "seconds": seconds}
     work |= tensor_of("mlp")
     running = [begin_load(server, **work, protocol=protocol) for protocol in ("http", "grpc")]
-    found = [json.loads(clients.communicate()[0]) for clients in running]
-    result = {f"p99_{name}": x["p99"] for name, x in zip(("http", "grpc"), found, strict=True)}
-    result |= {key: sum(x[key] for x in found) for key in ("answered", "failed")}
-    return result | {"fault": [x["fault"] for x in found if x["fault"]]}
+    results = [json.loads(clients.communicate()[0]) for clients in running]
+    result = {f"p99_{name}": x["p99"] for name, x in zip(("http", "grpc"), results, strict=True)}
+    result |= {key: sum(x[key] for x in results) for key in ("answered", "failed")}
+    return result | {"fault": [x["fault"] for x in results if x["fault"]]}
 
 
 def compare(server: Server, rounds: int, seconds: float, names: list[str]) -> dict[str, Any]:
@@ -302,21 +302,21 @@ def main() -> None:
         command = [sys.executable, "-m", "tfpolicies", "serve", *words, *options]
         server = Server([], command)
         try:
-            found = compare(server, options.rounds, options.seconds, options.only.split(","))
+            result = compare(server, options.rounds, options.seconds, options.only.split(","))
             endless = Attack("loops", server, run_in_circles)  # one runs when the server ends
             time.sleep(1.0)
             began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             endless.is_over.set()
-            found["status"] = server.process.wait(60)
-            found["seconds_to_end"] = round(time.monotonic() - began, 1)
+            result["status"] = server.process.wait(60)
+            result["seconds_to_end"] = round(time.monotonic() - began, 1)
         finally:
             server.process.kill()
-    for key, value in found.items():
+    for key, value in result.items():
         if key != "rounds":
             print(f"{key}: {value}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

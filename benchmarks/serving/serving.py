@@ -87,10 +87,10 @@ def policy_of(kind: str, seed: int = 1) -> Any:
 def observation(space: Any, rng: np.random.Generator) -> Any:
     """Returns one random observation, with its row axis."""
     if isinstance(space, spaces.Dict):
-        found = {key: observation(part, rng) for key, part in space.items()}
-        if "action_mask" in found:
-            found["action_mask"][:, 0] = 1
-        return found
+        results = {key: observation(part, rng) for key, part in space.items()}
+        if "action_mask" in results:
+            results["action_mask"][:, 0] = 1
+        return results
     if isinstance(space, spaces.Discrete):
         return rng.integers(space.n, size=1)
     if isinstance(space, spaces.MultiBinary):
@@ -145,8 +145,8 @@ class Server:
     def megabytes(self) -> float:
         """The memory that it holds."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+)", status)
-        return int(found[1]) / 1024 if found else 0.0
+        match = re.search(r"VmRSS:\s+(\d+)", status)
+        return int(match[1]) / 1024 if match else 0.0
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -191,11 +191,11 @@ def loaded(server: Any, **work: Any) -> dict[str, Any]:
     """Lets clients work, and returns what came of it."""
     (used, total), cpu = machine(), server.cpu
     output, _ = begin_load(server, **work).communicate()
-    found = dict(json.loads(output))
+    results = dict(json.loads(output))
     (used_now, total_now), own = machine(), server.cpu - cpu
-    found["others"] = (used_now - used - own - found["cpu"]) / (total_now - total)
-    found["cpu_us"] = own / max(1, found["answered"]) * 1e6
-    return found
+    results["others"] = (used_now - used - own - results["cpu"]) / (total_now - total)
+    results["cpu_us"] = own / max(1, results["answered"]) * 1e6
+    return results
 
 
 def tensor_of(kind: str) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def tensor_of(kind: str) -> dict[str, Any]:
 
 def beside_echo(server: Server, clients: int, rounds: int, seconds: float) -> dict[str, Any]:
     """Compares policies with their echoes, in turns."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for protocol in ("http", "grpc"):
         for kind in LOADED:
             work = {"protocol": protocol, "clients": clients, "seconds": seconds}
@@ -223,9 +223,9 @@ def beside_echo(server: Server, clients: int, rounds: int, seconds: float) -> di
             rate = statistics.median(y["per_second"] / max(x["per_second"], 0.1) for x, y in pairs)
             row = {"echo": middle[0], "policy": middle[1], "rate": rate}
             row["p99"] = statistics.median(y["p99"] / x["p99"] for x, y in pairs)
-            found[f"{protocol} {kind}"] = row
+            results[f"{protocol} {kind}"] = row
             print(f"{clients} clients, {protocol} {kind}: {told(row)}", flush=True)
-    return found
+    return results
 
 
 def told(row: dict[str, Any]) -> str:
@@ -241,7 +241,7 @@ def own_milliseconds(folder: Path) -> dict[str, float]:
     """Returns what one observation takes in this process, through the export."""
     from tfpolicies.export.player import OnnxPolicy
 
-    found = {}
+    results = {}
     for kind in LOADED:
         policy = OnnxPolicy(folder / kind)
         obs = observation(KINDS[kind][0], np.random.default_rng(0))
@@ -250,8 +250,8 @@ def own_milliseconds(folder: Path) -> dict[str, float]:
             began = time.perf_counter()
             policy.act(obs)
             times.append(time.perf_counter() - began)
-        found[kind] = statistics.median(times) * 1e3
-    return found
+        results[kind] = statistics.median(times) * 1e3
+    return results
 
 
 def load(folder: Path, options: argparse.Namespace) -> Any:
@@ -264,12 +264,12 @@ def alone(folder: Path, options: argparse.Namespace) -> Any:
     """One client beside its echo, and what the policy takes by itself."""
     own = own_milliseconds(folder)
     with served([folder / kind for kind in LOADED], options.python) as server:
-        found = beside_echo(server, 1, options.rounds, options.seconds)
-    for name, row in found.items():
+        result = beside_echo(server, 1, options.rounds, options.seconds)
+    for name, row in result.items():
         most = row["echo"]["p50"] + 2 * own[name.split()[1]] + 0.5
         row["own"], row["most"] = own[name.split()[1]], most
         print(f"{name}: p50 {row['policy']['p50']:.2f} ms, may be {most:.2f}")
-    return found
+    return result
 
 
 def parity(folder: Path, options: argparse.Namespace) -> Any:
@@ -277,16 +277,16 @@ def parity(folder: Path, options: argparse.Namespace) -> Any:
     import tritonclient.grpc
     import tritonclient.http
 
-    found = {}
+    results = {}
     with served([folder / kind for kind in KINDS], options.python) as server:
         for protocol, module in (("http", tritonclient.http), ("grpc", tritonclient.grpc)):
             client = module.InferenceServerClient(f"127.0.0.1:{server.ports[protocol]}")
             for kind in KINDS:
                 ask = asking(client, module, kind)
-                found[f"{protocol} {kind}"] = difference(kind, ask, options.requests)
-                print(f"{protocol} {kind}: {found[f'{protocol} {kind}']:.1e}", flush=True)
+                results[f"{protocol} {kind}"] = difference(kind, ask, options.requests)
+                print(f"{protocol} {kind}: {results[f'{protocol} {kind}']:.1e}", flush=True)
             client.close()
-    return found
+    return results
 
 
 Ask = Callable[[dict[str, np.ndarray], int], Any]
@@ -336,9 +336,9 @@ def swaps(folder: Path, options: argparse.Namespace) -> Any:
                     pass
                 versions += 1
             output, _ = clients.communicate()
-            found = dict(json.loads(output))
+            results = dict(json.loads(output))
     keys = ("answered", "failed", "versions", "mixed", "fault")
-    result = {"swaps": versions, **{key: found[key] for key in keys}}
+    result = {"swaps": versions, **{key: results[key] for key in keys}}
     print("swaps:", result)
     return result
 
@@ -380,10 +380,10 @@ def malformed(folder: Path, options: argparse.Namespace) -> Any:
         connection.close()
         output, _ = clients.communicate()
         beside = dict(json.loads(output))
-    found = {"statuses": statuses, "unnamed": unnamed, "failed": beside["failed"]}
-    found |= {"p99_quiet": quiet["p99"], "p99_beside": beside["p99"]}
-    print("malformed:", found)
-    return found
+    results = {"statuses": statuses, "unnamed": unnamed, "failed": beside["failed"]}
+    results |= {"p99_quiet": quiet["p99"], "p99_beside": beside["p99"]}
+    print("malformed:", results)
+    return results
 
 
 def soak(folder: Path, options: argparse.Namespace) -> Any:
@@ -395,8 +395,8 @@ def soak(folder: Path, options: argparse.Namespace) -> Any:
             for kind in LOADED:
                 work = {"model": kind, "output": "actions", "clients": 8, **tensor_of(kind)}
                 for protocol in ("http", "grpc"):
-                    found = loaded(server, **work, protocol=protocol, seconds=3.0)
-                    answered, failed = answered + found["answered"], failed + found["failed"]
+                    actual = loaded(server, **work, protocol=protocol, seconds=3.0)
+                    answered, failed = answered + actual["answered"], failed + actual["failed"]
             memory.append(round(server.megabytes, 1))
     result = {"answered": answered, "failed": failed, "megabytes": memory}
     result["growth"] = round(memory[-1] - memory[0], 1)
@@ -411,12 +411,12 @@ class OnRay:
         import ray
         from ray import serve
 
-        from tfpolicies.serving import ray_serve
+        from tfpolicies.serving import deployment
 
         self.ports, self.cpu = {"http": _free_port()}, 0.0
         ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
         serve.start(http_options={"host": "127.0.0.1", "port": self.ports["http"]})
-        serve.run(ray_serve(folder, name="mlp", ray_actor_options={"num_cpus": 0.1}))
+        serve.run(deployment(folder, name="mlp", ray_actor_options={"num_cpus": 0.1}))
 
     def end(self) -> int:
         import ray
@@ -428,8 +428,8 @@ class OnRay:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as result:
+        return int(result.getsockname()[1])
 
 
 def on_ray(folder: Path, options: argparse.Namespace) -> Any:
@@ -441,14 +441,14 @@ def on_ray(folder: Path, options: argparse.Namespace) -> Any:
             pairs = [(loaded(rays, **work), loaded(server, **work)) for _ in range(options.rounds)]
     finally:
         rays.end()
-    found = {
+    results = {
         name: {
             key: statistics.median(pair[i][key] for pair in pairs) for key in ("per_second", "p99")
         }
         for i, name in enumerate(("ray", "ours"))
     }
-    print("ray:", found)
-    return found
+    print("ray:", results)
+    return results
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], Any]] = {
@@ -482,10 +482,10 @@ def main() -> None:
             if not (folder / kind).exists():
                 policy = policy_of(kind.removesuffix("-other"), 1 + kind.endswith("-other"))
                 policy.export_model(folder / kind, onnx=True)
-        found = {part: PARTS[part](folder, options) for part in parts}
+        results = {part: PARTS[part](folder, options) for part in parts}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     before = json.loads(options.out.read_text()) if options.out.exists() else {}
-    options.out.write_text(json.dumps({**before, **found}, indent=1) + "\n")
+    options.out.write_text(json.dumps({**before, **results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

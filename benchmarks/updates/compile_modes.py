@@ -54,8 +54,8 @@ class Case:
         space = spaces.Box(-1.0, 1.0, self.shape, np.float32)
         if len(self.shape) == 3:
             space = spaces.Box(0, 255, self.shape, np.uint8)
-        given = PPOConfig().to_dict() | {"model": self.model, "seed": 0} | config
-        return PPOTF2Policy(space, spaces.Discrete(4), given)
+        settings = PPOConfig().to_dict() | {"model": self.model, "seed": 0} | config
+        return PPOTF2Policy(space, spaces.Discrete(4), settings)
 
 
 def _images(side: int, channels: int = 4) -> Case:
@@ -109,12 +109,12 @@ def updates(
 
         calls[form], first[form] = call, call()
     times: dict[CompileMode, list[float]] = {form: [calls[form]()] for form in forms}
-    least = min(found[0] for found in times.values())
+    least = min(result[0] for result in times.values())
     for _ in range(ROUNDS - 1):
-        for form, found in times.items():
-            if found[0] < HOPELESS * least:
-                found.append(calls[form]())
-    medians = {form: statistics.median(found) for form, found in times.items()}
+        for form, result in times.items():
+            if result[0] < HOPELESS * least:
+                result.append(calls[form]())
+    medians = {form: statistics.median(result) for form, result in times.items()}
     measured = {form: Measured(first[form] - t, 1e3 * t) for form, t in medians.items()}
     return measured, automatic
 
@@ -125,13 +125,13 @@ def update_table(cases: list[Case]) -> Table:
     for heading in ("network", *(form.value for form in CompileMode), "auto / best"):
         table.add_column(heading, justify="left" if heading == "network" else "right")
     for case in cases:
-        found, automatic = updates(case, tuple(CompileMode))
+        result, automatic = updates(case, tuple(CompileMode))
         cells = [
-            f"{'* ' * (form is automatic)}{found[form].update_ms:.1f} ({found[form].compile_s:.1f})"
-            for form in CompileMode
+            f"{'* ' * (form is automatic)}{cost.update_ms:.1f} ({cost.compile_s:.1f})"
+            for form, cost in ((form, result[form]) for form in CompileMode)
         ]
-        quick = [x.update_ms for x in found.values() if x.compile_s < COMPILES_QUICKLY]
-        ratio = found[automatic].update_ms / min(quick)
+        quick = [x.update_ms for x in result.values() if x.compile_s < COMPILES_QUICKLY]
+        ratio = result[automatic].update_ms / min(quick)
         table.add_row(case.name, *cells, f"{ratio:.2f}")
         print(case.name, *cells, f"{ratio:.2f}", file=sys.stderr, flush=True)
     return table
@@ -209,9 +209,9 @@ def main() -> int:
     console.width = max(console.width, 110)
     console.print(update_table(chosen))
     console.print(acting_table(chosen, options.seconds))
-    given = options.sb3_python
-    if options.sb3 or given:
-        console.print(sb3_table(given or peers.interpreter(peers.SB3, options.peers)))
+    peer_python = options.sb3_python
+    if options.sb3 or peer_python:
+        console.print(sb3_table(peer_python or peers.interpreter(peers.SB3, options.peers)))
     return 0
 
 

@@ -58,10 +58,10 @@ def in_turns(*calls: Callable[[], Any], count: int) -> list[list[float]]:
     """Returns the ms of each call, made in turns."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(count):
-        for call, found in zip(calls, times, strict=True):
+        for call, result in zip(calls, times, strict=True):
             began = time.perf_counter()
             call()
-            found.append(1e3 * (time.perf_counter() - began))
+            result.append(1e3 * (time.perf_counter() - began))
     return times
 
 

@@ -30,42 +30,42 @@ torch.distributions.Normal.rsample = lambda self, sample_shape=(): self.loc  # t
 LOSSES = {"actor_loss": 1.0, "critic_loss": 0.5, "ent_coef_loss": 1.0}  # ours: critics' mean
 
 
-def model_of(given: Any) -> SAC:
+def model_of(values: Any) -> SAC:
     """Returns the algorithm with given weights, and buffers that draw given rows."""
-    told = json.loads(str(given["arguments"]))
-    told["policy_kwargs"]["activation_fn"] = torch.nn.ReLU
-    model = SAC("MlpPolicy", gym.make(str(given["env"])), device="cpu", seed=0, **told)
-    epsilon = told["policy_kwargs"]["optimizer_kwargs"]["eps"]
+    result = json.loads(str(values["arguments"]))
+    result["policy_kwargs"]["activation_fn"] = torch.nn.ReLU
+    model = SAC("MlpPolicy", gym.make(str(values["env"])), device="cpu", seed=0, **result)
+    epsilon = result["policy_kwargs"]["optimizer_kwargs"]["eps"]
     model.ent_coef_optimizer.param_groups[0]["eps"] = epsilon
     model.set_logger(configure(None, []))
     actor, size = model.actor, model.action_space.shape[0]
     linears = [x for x in actor.latent_pi if isinstance(x, torch.nn.Linear)]
     for i, linear in enumerate(linears):
-        put(given, f"layer_{i}", linear)
-    put(given, f"layer_{len(linears)}", actor.mu, slice(size))
-    put(given, f"layer_{len(linears)}", actor.log_std, slice(size, None))
+        put(values, f"layer_{i}", linear)
+    put(values, f"layer_{len(linears)}", actor.mu, slice(size))
+    put(values, f"layer_{len(linears)}", actor.log_std, slice(size, None))
     for critic, suffix in zip(model.critic.q_networks, ("", "#1"), strict=True):
         for i, linear in enumerate(x for x in critic if isinstance(x, torch.nn.Linear)):
-            put(given, f"critic/layer_{i}", linear, suffix=suffix)
+            put(values, f"critic/layer_{i}", linear, suffix=suffix)
     model.critic_target.load_state_dict(model.critic.state_dict())
-    rows = iter(given["drawn"])
-    model.replay_buffer = SimpleNamespace(sample=lambda n, env=None: samples(given, next(rows)))
+    rows = iter(values["drawn"])
+    model.replay_buffer = SimpleNamespace(sample=lambda n, env=None: samples(values, next(rows)))
     return model
 
 
 def put(
-    given: Any, layer: str, linear: Any, columns: slice = slice(None), suffix: str = ""
+    values: Any, layer: str, linear: Any, columns: slice = slice(None), suffix: str = ""
 ) -> None:
     """Puts the weights of a layer of ours into a linear one."""
-    kernel, bias = (given[f"weights/{layer}/{role}{suffix}"] for role in ("kernel", "bias"))
+    kernel, bias = (values[f"weights/{layer}/{role}{suffix}"] for role in ("kernel", "bias"))
     with torch.no_grad():
         linear.weight.copy_(torch.as_tensor(kernel[:, columns].T))
         linear.bias.copy_(torch.as_tensor(bias[columns]))
 
 
-def samples(given: Any, drawn: np.ndarray) -> ReplayBufferSamples:
+def samples(values: Any, drawn: np.ndarray) -> ReplayBufferSamples:
     """Returns rows as a replay buffer gives them."""
-    columns = [np.float32(given[f"rows/{name}"][drawn]) for name in
+    columns = [np.float32(values[f"rows/{name}"][drawn]) for name in
                ("obs", "actions", "new_obs", "terminateds", "rewards")]  # fmt: skip
     columns[3:] = [x[:, None] for x in columns[3:]]
     return ReplayBufferSamples(*map(torch.as_tensor, columns))
@@ -92,17 +92,17 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--together", action="store_true")
     options = parser.parse_args()
-    given = np.load(options.file)
-    model = model_of(given)
+    data = np.load(options.file)
+    model = model_of(data)
     losses = []
-    for drawn in given["drawn"]:
+    for drawn in data["drawn"]:
         if options.together:
             updated_together(model, len(drawn))
         else:
             model.train(1, len(drawn))
-        found = model.logger.name_to_value
-        losses.append([float(found[f"train/{name}"]) * scale for name, scale in LOSSES.items()])
-        found.clear()
+        result = model.logger.name_to_value
+        losses.append([float(result[f"train/{name}"]) * scale for name, scale in LOSSES.items()])
+        result.clear()
     print(json.dumps(losses))
 
 

@@ -58,15 +58,15 @@ def main() -> None:
             UPDATES,
         ),
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(ROUNDS + 1):
         for name, (run, calls, updates) in ways.items():
             clock, processor = time.perf_counter(), time.process_time()
             for _ in range(calls):
                 run()
             took = time.perf_counter() - clock, time.process_time() - processor
-            found[name].append((1e3 * took[0] / calls / updates, 1e3 * took[1] / calls / updates))
-    for name, times in found.items():  # the first round compiles
+            results[name].append((1e3 * took[0] / calls / updates, 1e3 * took[1] / calls / updates))
+    for name, times in results.items():  # the first round compiles
         clock, processor = np.median(times[1:], axis=0)
         print(f"{name:20} {clock:6.2f} ms of the clock, {processor:6.2f} ms of the processor")
 

@@ -2,7 +2,8 @@
 
 `python -m benchmarks.updates.sac_updates --help` lists the options. Both do 60 updates of 256 rows
 of LunarLanderContinuous, drawn from random play. Both do them twice: with the gradients of actor
-and critics from the same weights, `update_order="together"`, and with the actor behind the critics.
+and critics from the same weights, `update_order="together"`, and with the actor updated after the
+critics, `update_order="critics_first"`.
 """
 
 from __future__ import annotations
@@ -111,12 +112,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     policies = {order: policy_of({**settings, "update_order": order}) for order in ORDERS}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "given.npz")
-        told = peer_settings.arguments("SAC", settings, STEPS)
-        told["policy_kwargs"].pop("activation_fn")
+        arguments = peer_settings.arguments("SAC", settings, STEPS)
+        arguments["policy_kwargs"].pop("activation_fn")
         weights = policies["together"].get_weights()  # those of the other are the same
-        given = {f"weights/{key}": w for key, w in weights.items()}
-        given |= {f"rows/{name}": x for name, x in rows.items()}
-        np.savez(file, env=ENV, arguments=json.dumps(told), drawn=drawn, **given)
+        inputs = {f"weights/{key}": w for key, w in weights.items()}
+        inputs |= {f"rows/{name}": x for name, x in rows.items()}
+        np.savez(file, env=ENV, arguments=json.dumps(arguments), drawn=drawn, **inputs)
         command = [str(python), str(Path(__file__).with_name("peer_sb3_updates.py")), str(file)]
         theirs = {
             order: np.array(json.loads(subprocess.check_output([*command, *flags])))

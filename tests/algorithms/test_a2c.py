@@ -76,8 +76,14 @@ def test_both_modes_learn_alike():
 
 def test_defaults_and_contradictions():
     config = A2CConfig()
-    found = config.lr, config.grad_clip, config.vf_loss_coeff, config.entropy_coeff, config.lambda_
-    assert found == (1e-4, 40.0, 0.5, 0.01, 1.0)
+    results = (
+        config.lr,
+        config.grad_clip,
+        config.vf_loss_coeff,
+        config.entropy_coeff,
+        config.lambda_,
+    )
+    assert results == (1e-4, 40.0, 0.5, 0.01, 1.0)
     with pytest.raises(ConfigError, match="use_gae=False needs complete episodes"):
         A2CConfig().environment("CartPole-v1").training(use_gae=False).build()
 

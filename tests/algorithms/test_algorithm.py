@@ -310,8 +310,8 @@ def test_a_train_batch_is_joined_from_as_many_samples_as_it_takes():
 def test_compressed_observations_train_alike(how):
     plain = tiny().rollouts(rollout_fragment_length=8).build()
     packed = tiny().rollouts(rollout_fragment_length=8, compress_observations=how).build()
-    expected, found = plain.train(), packed.train()
-    assert found["info"]["learner"] == expected["info"]["learner"]
+    expected, actual = plain.train(), packed.train()
+    assert actual["info"]["learner"] == expected["info"]["learner"]
 
 
 @pytest.mark.core
@@ -398,13 +398,13 @@ NOTES = {
 
 @pytest.mark.parametrize("what", NOTES)
 def test_notes_of_callbacks_that_are_no_numbers_are_named(what):
-    kind, value, told = NOTES[what]
+    kind, value, message = NOTES[what]
 
     class Noting(DefaultCallbacks):
         def on_episode_end(self, *, episode, **kwargs):
             getattr(episode, kind)["x"] = value
 
-    with pytest.raises(UsageError, match=rf"episode\.{told}"):
+    with pytest.raises(UsageError, match=rf"episode\.{message}"):
         tiny().callbacks(Noting).build().train()
 
 
@@ -430,8 +430,8 @@ def test_stop_closes_once_and_training_is_refused_afterwards():
 
 
 def test_an_algorithm_is_built_from_a_config_or_a_dict():
-    given = {"env": "CartPole-v1", **tiny("CartPole-v1").to_dict()}
-    algorithm = PPO(given)
+    settings = {"env": "CartPole-v1", **tiny("CartPole-v1").to_dict()}
+    algorithm = PPO(settings)
     assert isinstance(algorithm.config, PPOConfig)
     assert algorithm.train()["timesteps_total"] == 32
     config = tiny("CartPole-v1")
@@ -489,11 +489,11 @@ def test_an_algorithm_of_a_hand_written_policy_runs_without_learning():
     assert algorithm.compute_single_action([0.0, 0.0]) == 0
 
 
-@pytest.mark.parametrize("given", [None, {"my_number": 3}])
-def test_a_training_step_that_gives_no_results_of_policies_is_told_what_to_give(given):
+@pytest.mark.parametrize("values", [None, {"my_number": 3}])
+def test_a_training_step_that_gives_no_results_of_policies_is_told_what_to_give(values):
     class Own(PPO):
         def training_step(self):
-            return given
+            return values
 
     algorithm = Own(tiny())
     with pytest.raises(UsageError, match=r"Own.training_step must return .* on_train_result"):

@@ -42,8 +42,8 @@ def saved(tmp_path):
 
 
 def test_hyperparameters_named_at_load_are_those_that_learn(saved):
-    given = {"lr": 0.0625, "entropy_coeff": 0.375}
-    algorithm = Algorithm.from_checkpoint(saved, config=given)
+    settings = {"lr": 0.0625, "entropy_coeff": 0.375}
+    algorithm = Algorithm.from_checkpoint(saved, config=settings)
     policy = algorithm.get_policy()
     assert numbers(algorithm, "lr", "entropy_coeff", "gamma") == (0.0625, 0.375, 0.25)
     assert (policy.config["lr"], policy.config["entropy_coeff"]) == (0.0625, 0.375)
@@ -153,15 +153,15 @@ def test_policies_that_are_given_again_are_trained_as_before(tmp_path):
     algorithm = made.build()
     algorithm.save(tmp_path)
     algorithm.stop()
-    given = {"env": env, "policies": POLICIES}
+    settings = {"env": env, "policies": POLICIES}
     restored = Algorithm.from_checkpoint(
-        str(tmp_path), policy_mapping_fn=own_policy_of, config=given
+        str(tmp_path), policy_mapping_fn=own_policy_of, config=settings
     )
     assert list(restored.config.policies_to_train) == ["a"]
     assert restored.worker.get_policies_to_train() == {"a"}
     restored.stop()
-    given |= {"policy_mapping_fn": own_policy_of, "policies_to_train": ["b"]}
-    restored = Algorithm.from_checkpoint(str(tmp_path), config=given)
+    settings |= {"policy_mapping_fn": own_policy_of, "policies_to_train": ["b"]}
+    restored = Algorithm.from_checkpoint(str(tmp_path), config=settings)
     assert restored.worker.get_policies_to_train() == {"b"}
     restored.stop()
 
@@ -173,9 +173,9 @@ def test_each_policy_of_several_has_its_own_numbers_or_those_that_are_named(tmp_
     algorithm.add_policy("d", OwnPolicy, config={"lr": 0.75})
     algorithm.save(tmp_path)
     algorithm.stop()
-    given = {"env": env, "policies": POLICIES, "lr": 0.0625}
+    settings = {"env": env, "policies": POLICIES, "lr": 0.0625}
     restored = Algorithm.from_checkpoint(
-        str(tmp_path), policy_mapping_fn=own_policy_of, config=given
+        str(tmp_path), policy_mapping_fn=own_policy_of, config=settings
     )
     rates = {pid: numbers(restored, "lr", policy_id=pid)[0] for pid in "abcd"}
     assert rates == {"a": 0.0625, "b": 0.25, "c": 0.0625, "d": 0.75}

@@ -155,19 +155,19 @@ def test_what_a_file_cannot_hold_is_named_when_saved_and_asked_for_all_at_once(t
     algorithm = made.debugging(log_level="WARN").build()
     for _ in range(2):
         algorithm.save(tmp_path)
-    (told,) = [record.getMessage() for record in caplog.records]
+    (text,) = [record.getMessage() for record in caplog.records]
     call = "from_checkpoint(path, config={'env': ..., 'callbacks': ...}, policy_mapping_fn=...)."
-    assert told.endswith(f" PPO.{call}")
+    assert text.endswith(f" PPO.{call}")
     with pytest.raises(CheckpointError) as error:
         Algorithm.from_checkpoint(tmp_path)
     assert str(error.value).endswith(f" {call}")
-    for message in (told, str(error.value)):
+    for message in (text, str(error.value)):
         for name in ("['env'] (helpers.environments:SeededEnv)", "Local)", ":the_only_policy)"):
             assert name in message
-    given = {"env": SeededEnv, "callbacks": Local}
+    settings = {"env": SeededEnv, "callbacks": Local}
     with pytest.raises(CheckpointError, match=r"\(path, policy_mapping_fn=\.\.\.\)\.$"):
-        Algorithm.from_checkpoint(tmp_path, config=given)
-    again = Algorithm.from_checkpoint(tmp_path, None, the_only_policy, config=given)
+        Algorithm.from_checkpoint(tmp_path, config=settings)
+    again = Algorithm.from_checkpoint(tmp_path, None, the_only_policy, config=settings)
     assert again.was_loaded
 
 
@@ -214,11 +214,11 @@ def test_a_policy_acts_without_the_callbacks_and_functions_of_its_training(tmp_p
     alone = Policy.from_checkpoint(tmp_path / "policy")
     observations = np.stack([alone.observation_space.sample() for _ in range(3)])
     for policy in (of_run, alone, alone.copy(), pickle.loads(pickle.dumps(alone))):
-        found, wanted = (
+        actual, expected = (
             x.compute_actions(observations, explore=False)[0]
             for x in (policy, algorithm.get_policy())
         )
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(actual, expected)
         with pytest.raises(CheckpointError, match=r":Watching is needed now.*config=\{\.\.\.\}"):
             policy.learn_on_batch(batch["default_policy"])
     alone.export_checkpoint(tmp_path / "again")  # the names are kept
@@ -242,18 +242,18 @@ def test_a_policy_with_a_factory_of_keras_layers_comes_back_without_the_factory(
     assert_equal(policy.get_weights(), own.get_weights())
     observations = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
     for name in ("action_dist_inputs", "vf_preds"):
-        found, wanted = (
+        actual, expected = (
             x.compute_actions(observations, explore=False)[2][name] for x in (policy, own)
         )
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(actual, expected)
     policy.export_model(tmp_path / "exported", onnx=True)
     policy.learn_on_batch(algorithm.worker.sample())
-    given = {"model": {"custom_model": two_layers}}
-    (by_factory,) = Policy.from_checkpoint(tmp_path, config=given).values()
+    settings = {"model": {"custom_model": two_layers}}
+    (by_factory,) = Policy.from_checkpoint(tmp_path, config=settings).values()
     assert by_factory.config["model"]["custom_model"] is two_layers
     with pytest.raises(CheckpointError, match=r"\['custom_model'\] \(.*:two_layers\)"):
         Algorithm.from_checkpoint(tmp_path)
-    assert type(Algorithm.from_checkpoint(tmp_path, config=given)) is type(algorithm)
+    assert type(Algorithm.from_checkpoint(tmp_path, config=settings)) is type(algorithm)
 
 
 @pytest.mark.core
@@ -262,8 +262,8 @@ def test_a_factory_of_layers_that_nothing_could_look_up_is_asked_for(tmp_path):
     algorithm.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"\['custom_model'\] \(.*:own_layers\)"):
         Policy.from_checkpoint(tmp_path)
-    given = {"model": {"custom_model": own_layers}}
-    (policy,) = Policy.from_checkpoint(tmp_path, config=given).values()
+    settings = {"model": {"custom_model": own_layers}}
+    (policy,) = Policy.from_checkpoint(tmp_path, config=settings).values()
     assert_equal(policy.get_weights(), algorithm.get_policy().get_weights())
 
 
@@ -394,8 +394,8 @@ def test_a_given_state_is_written_instead_of_the_present_one(tmp_path):
 def test_policies_of_an_algorithm_are_loaded_by_id(tmp_path):
     algorithm = config().build()
     algorithm.save(tmp_path)
-    found = TFPolicy.from_checkpoint(tmp_path)
-    assert set(found) == {"default_policy"}
+    result = TFPolicy.from_checkpoint(tmp_path)
+    assert set(result) == {"default_policy"}
     assert set(TFPolicy.from_checkpoint(tmp_path, ["default_policy"])) == {"default_policy"}
     with pytest.raises(UnknownPolicyError, match="nobody"):
         TFPolicy.from_checkpoint(tmp_path, ["nobody"])
@@ -482,8 +482,8 @@ def test_an_environment_that_a_file_names_is_not_imported(name, foreign, tmp_pat
     algorithm.save(tmp_path / "run")
     names = ("env", "exploration_config", "evaluation_config")
     call = f"(path, config={{{', '.join(f'{each!r}: ...' for each in names)}}})."
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.endswith(call)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.endswith(call)
     assert foreign() is not None
     with pytest.raises(CheckpointError) as error:
         Algorithm.from_checkpoint(tmp_path / "run")
@@ -498,8 +498,8 @@ def test_an_environment_that_a_file_names_is_not_imported(name, foreign, tmp_pat
     with pytest.raises(CheckpointError, match=r"\['exploration_config'\]\['type'\]"):
         Policy.from_checkpoint(tmp_path / "run")
     assert foreign() is None
-    given = {"env": name, **settings, "evaluation_config": {"env": name}}
-    assert Algorithm.from_checkpoint(tmp_path / "run", config=given).config.env == name
+    config_values = {"env": name, **settings, "evaluation_config": {"env": name}}
+    assert Algorithm.from_checkpoint(tmp_path / "run", config=config_values).config.env == name
     assert foreign() is not None
 
 
@@ -537,8 +537,8 @@ def test_an_environment_that_the_caller_names_may_be_named_by_the_file_too(forei
 )
 def test_a_file_may_choose_among_environments_that_are_there(name, is_taken):
     register_environment("registered_here:Env", SeededEnv)
-    found = check_environment_name(name)
-    assert found == (name if is_taken else UnresolvedObject(name, importable=True))
+    result = check_environment_name(name)
+    assert result == (name if is_taken else UnresolvedObject(name, importable=True))
 
 
 @pytest.mark.core
@@ -550,8 +550,8 @@ def test_an_environment_that_makes_what_its_settings_name_is_asked_for(name):
 def test_objects_that_an_optimizer_would_make_are_held_back():
     inner = {"module": "foreign_module", "class_name": "Inner", "config": {}}
     settings = {"optimizer": {"type": "lossscaleoptimizer", "inner_optimizer": inner}}
-    found = decode_settings(encode_value({"policies": {"a": (None, None, None, settings)}}))
-    names = [missing.name for missing in find_unresolved(found).values()]
+    result = decode_settings(encode_value({"policies": {"a": (None, None, None, settings)}}))
+    names = [missing.name for missing in find_unresolved(result).values()]
     assert names == ["Inner"]
 
 
@@ -564,12 +564,12 @@ def test_another_strategy_begins_as_it_is_made(tmp_path):
     algorithm.save(tmp_path / "greedy")
 
     def explored(folder, **changed):
-        path, given = str(tmp_path / folder), {"exploration_config": changed} if changed else {}
-        found = Algorithm.from_checkpoint(path, config=given)
-        (single,) = Policy.from_checkpoint(path, config=given).values()
-        state = found.get_policy().get_exploration_state()
+        path, values = str(tmp_path / folder), {"exploration_config": changed} if changed else {}
+        result = Algorithm.from_checkpoint(path, config=values)
+        (single,) = Policy.from_checkpoint(path, config=values).values()
+        state = result.get_policy().get_exploration_state()
         assert state == single.get_exploration_state()
-        found.save(tmp_path / "last")
+        result.save(tmp_path / "last")
         return state
 
     assert explored("greedy")["last_timestep"] == 30
@@ -649,16 +649,16 @@ def test_a_run_whose_state_is_garbled_is_refused_before_anything_is_restored(
     config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
     algorithm = config.framework(inference="tf", jit_compile=False).debugging(seed=0).build()
     algorithm.save(tmp_path)
-    found = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
-    manifest = {name: each for name, each in found.manifest.items() if name not in _ADDED}
+    result = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
+    manifest = {name: each for name, each in result.manifest.items() if name not in _ADDED}
     manifest[part] = {**(manifest[part] or {}), entry: value}
     policies = {
         pid: CheckpointData(
             "policy.json", {k: x for k, x in each.manifest.items() if k not in _ADDED}, each.arrays
         )
-        for pid, each in found.policies.items()
+        for pid, each in result.policies.items()
     }
-    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, found.arrays, policies=policies)
+    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, result.arrays, policies=policies)
     weights = algorithm.get_weights()
     other = {name: x + 1 for name, x in weights["default_policy"].items()}
     algorithm.set_weights({"default_policy": other})
@@ -673,10 +673,10 @@ def test_a_run_whose_state_is_garbled_is_refused_before_anything_is_restored(
 def test_a_run_without_a_part_of_its_manifest_is_refused(tmp_path, lost):
     config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
     config.framework(inference="tf", jit_compile=False).build().save(tmp_path)
-    found = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
-    manifest = {name: each for name, each in found.manifest.items() if name not in _ADDED}
+    result = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
+    manifest = {name: each for name, each in result.manifest.items() if name not in _ADDED}
     del manifest[lost]
-    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, found.arrays, policies={})
+    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, result.arrays, policies={})
     with pytest.raises(CheckpointError, match=f"lacks or garbles '{lost}'"):
         Algorithm.from_checkpoint(tmp_path / "bad")
 

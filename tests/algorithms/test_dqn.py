@@ -89,20 +89,20 @@ def test_the_td_error_is_that_of_the_papers(double_q, dueling):
     online, target = q_of(policy, batch["new_obs"]), q_of(twin, batch["new_obs"])
     assert (online.argmax(-1) != target.argmax(-1)).any()  # double Q-learning makes a difference
     chosen = q_of(policy, batch["obs"])[np.arange(30), batch["actions"]]
-    wanted = chosen - wanted_targets(policy, twin, batch, 0.9)
+    expected = chosen - wanted_targets(policy, twin, batch, 0.9)
     columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
-    found = policy.compute_td_error(*(batch[name] for name in columns))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    assert (found.dtype, policy.num_grad_updates) == (np.float32, 0)
+    actual = policy.compute_td_error(*(batch[name] for name in columns))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+    assert (actual.dtype, policy.num_grad_updates) == (np.float32, 0)
     result = policy.learn_on_batch(batch)
-    np.testing.assert_allclose(result["td_error"], wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result["td_error"], expected, rtol=1e-4, atol=1e-4)
     stats = result["learner_stats"]
     assert set(stats) == {"cur_lr", "mean_q", "min_q", "max_q", "mean_td_error"}
     for name, value in (
         ("mean_q", chosen.mean()),
         ("min_q", chosen.min()),
         ("max_q", chosen.max()),
-        ("mean_td_error", wanted.mean()),
+        ("mean_td_error", expected.mean()),
     ):
         assert stats[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
 
@@ -147,9 +147,9 @@ def test_a_duelling_network_adds_the_value_to_centred_advantages():
     policy.set_weights(weights)
     obs = rows_of(OBS, 5)
     advantage, value = obs @ weights[0] + weights[1], obs @ weights[2] + weights[3]
-    wanted = value + advantage - advantage.mean(-1, keepdims=True)
+    expected = value + advantage - advantage.mean(-1, keepdims=True)
     extras = policy.compute_actions(obs, explore=False).extras
-    np.testing.assert_allclose(extras["q_values"], wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(extras["q_values"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(extras["q_values"], extras["action_dist_inputs"])
 
 
@@ -173,16 +173,16 @@ def test_masked_actions_count_neither_in_the_mean_nor_in_the_maximum():
     obs = rows_of(OBS, 4)
     advantage, value = obs @ weights[0] + weights[1], obs @ weights[2] + weights[3]
     mean = (advantage * mask).sum(-1, keepdims=True) / mask.sum(-1, keepdims=True)
-    wanted = np.where(mask, value + advantage - mean, LOWEST)
+    expected = np.where(mask, value + advantage - mean, LOWEST)
     seen = {"observations": obs, "action_mask": mask}
     out = policy.compute_actions(seen, explore=False)
-    np.testing.assert_allclose(out.extras["q_values"], wanted, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(out.actions, wanted.argmax(-1))
+    np.testing.assert_allclose(out.extras["q_values"], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(out.actions, expected.argmax(-1))
     random = policy.compute_actions(seen, explore=True, timestep=0).actions  # epsilon is 1
     assert mask[np.arange(4), random].all()
     rewards, ends = np.zeros(4, np.float32), np.zeros(4)
-    found = policy.compute_td_error(seen, out.actions, rewards, seen, ends, np.ones(4))
-    np.testing.assert_allclose(found, 0.5 * wanted.max(-1), rtol=1e-4, atol=1e-4)
+    actual = policy.compute_td_error(seen, out.actions, rewards, seen, ends, np.ones(4))
+    np.testing.assert_allclose(actual, 0.5 * expected.max(-1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["huber", "mse"])
@@ -226,8 +226,8 @@ def test_gamma_is_raised_to_the_number_of_summed_rewards():
     batch["n_steps"] = np.array([1, 2, 3, 1, 2, 3], np.int32)
     discount = np.array([0.5, 0.25, 0.125] * 2)
     chosen = q_of(policy, batch["obs"])[np.arange(6), batch["actions"]]
-    wanted = chosen - wanted_targets(policy, twin, batch, discount)
-    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-5)
+    expected = chosen - wanted_targets(policy, twin, batch, discount)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], expected, atol=1e-5)
     del batch["n_steps"]
     with pytest.raises(MissingColumnError, match="n_steps"):
         policy.learn_on_batch(batch)
@@ -256,8 +256,8 @@ def test_the_target_follows_by_tau_and_zero_is_respected():
     policy.update_target(tau=0)
     assert all((a == b).all() for a, b in zip(now(), target, strict=True))
     policy.update_target()
-    for found, q, t in zip(now(), online.values(), target, strict=True):
-        np.testing.assert_allclose(found, 0.25 * q + 0.75 * t, rtol=1e-5, atol=1e-6)
+    for result, q, t in zip(now(), online.values(), target, strict=True):
+        np.testing.assert_allclose(result, 0.25 * q + 0.75 * t, rtol=1e-5, atol=1e-6)
     policy.update_target(1.0)
     assert all((a == b).all() for a, b in zip(now(), online.values(), strict=True))
     with pytest.raises(ConfigError, match="tau must be a number in"):
@@ -306,11 +306,11 @@ def test_online_and_target_network_see_observations_through_one_filter():
     batch = transitions(policy, 9)
     batch["obs"], batch["new_obs"] = rows[:9], rows[1:10]
     chosen = q_of(policy, batch["obs"])[np.arange(9), batch["actions"]]
-    wanted = chosen - wanted_targets(policy, twin, batch, policy.get_hyperparameter("gamma"))
+    expected = chosen - wanted_targets(policy, twin, batch, policy.get_hyperparameter("gamma"))
     columns = ("obs", "actions", "rewards", "new_obs", "terminateds")
-    found = policy.compute_td_error(*(batch[name] for name in columns))
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
-    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-4)
+    actual = policy.compute_td_error(*(batch[name] for name in columns))
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], expected, atol=1e-4)
 
 
 # -- learning -------------------------------------------------------------------------------------

@@ -92,14 +92,14 @@ def test_evaluations_change_nothing_about_training():
 def test_learn_evaluates_greedily_unless_the_config_says_otherwise(capsys, asked, explores):
     own = None if asked is None else {"explore": asked}
     algorithm = build(evaluation_interval=1, evaluation_config=own, evaluation_duration=20)
-    found = []
+    results = []
 
     def look(algorithm, result):
-        found.extend(result["evaluation"]["hist_stats"]["episode_reward"])
+        results.extend(result["evaluation"]["hist_stats"]["episode_reward"])
 
     algorithm.learn(40, callbacks=[look])
-    assert len(found) == 40
-    assert (set(found) != {5.0}) == explores
+    assert len(results) == 40
+    assert (set(results) != {5.0}) == explores
     assert ("Evaluations are greedy" in capsys.readouterr().out) == (asked is None)
     if asked is None:  # without `learn`, as the config says
         assert set(returns(algorithm, episodes=20)) != {5.0}

@@ -41,10 +41,10 @@ def weights_of(checkpoint: Path) -> dict[str, np.ndarray]:
     return policy.get_weights()
 
 
-def assert_equal(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert found.keys() == wanted.keys()
-    for key, array in wanted.items():
-        np.testing.assert_array_equal(found[key], array)
+def assert_equal(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert actual.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(actual[key], array)
 
 
 # -- what it leaves behind --------------------------------------------------------------------
@@ -75,8 +75,10 @@ def test_learning_in_python_leaves_what_the_command_leaves(
             {name: x for name, x in other.items() if name not in clocks},
         )
     for name in ("latest", "best"):
-        found, wanted = (weights_of(x / "checkpoints" / name) for x in (Path("mine"), by_command))
-        assert_equal(found, wanted)
+        actual, expected = (
+            weights_of(x / "checkpoints" / name) for x in (Path("mine"), by_command)
+        )
+        assert_equal(actual, expected)
     assert (tmp_path / "mine" / "learning_curve.png").stat().st_size > 10_000
     assert main(["evaluate", "mine", "--episodes", "2"]) == 0
     assert main(["train", "--resume", "mine"]) == 2
@@ -225,8 +227,8 @@ def test_a_checkpoint_that_training_goes_on_from_stays(tmp_path: Path) -> None:
     again = Algorithm.from_checkpoint(first)
     again.run_dir = run
     again.learn(5 * BATCH, run_dir=run, progress=False, checkpoint_every=1, keep_checkpoints=2)
-    found = sorted(path.name for path in first.parent.glob("iteration-*"))
-    assert found == [f"iteration-{i:06}" for i in (1, 4, 5)]
+    results = sorted(path.name for path in first.parent.glob("iteration-*"))
+    assert results == [f"iteration-{i:06}" for i in (1, 4, 5)]
 
 
 # -- going on ---------------------------------------------------------------------------------
@@ -284,7 +286,7 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("values", "words"),
     [
         ({"total_timesteps": 0}, "total_timesteps must be a whole number, 1 or more, got 0"),
         ({"total_timesteps": "1e5"}, "total_timesteps must be a whole number"),
@@ -303,10 +305,10 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
         ),
     ],
 )
-def test_wrong_arguments_change_nothing(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_change_nothing(tmp_path: Path, values: dict[str, Any], words: str) -> None:
     algorithm = build()
     with pytest.raises(UsageError, match=words):
-        algorithm.learn(**given, run_dir=tmp_path / "run", progress=False)
+        algorithm.learn(**values, run_dir=tmp_path / "run", progress=False)
     assert algorithm.iteration == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -324,10 +326,10 @@ class Counting(DefaultCallbacks):
 
 
 def test_callbacks_are_told_of_each_iteration_and_a_function_can_end_training() -> None:
-    counting, told = Counting(), []
+    counting, lines = Counting(), []
 
     def three_are_enough(algorithm: Algorithm, result: dict[str, Any]) -> bool:
-        told.append(result["custom_metrics"]["seen"])
+        lines.append(result["custom_metrics"]["seen"])
         return algorithm.iteration < 3
 
     algorithm = build()
@@ -337,7 +339,7 @@ def test_callbacks_are_told_of_each_iteration_and_a_function_can_end_training() 
         progress=False,
         callbacks=[Counting, counting, three_are_enough, lambda algorithm, result: None],
     )
-    assert (learned.ended_by, counting.seen, told) == ("callback", [1, 2, 3], [1, 2, 3])
+    assert (learned.ended_by, counting.seen, lines) == ("callback", [1, 2, 3], [1, 2, 3])
     assert algorithm.callbacks is own
     algorithm.train()
     assert counting.seen == [1, 2, 3]
@@ -384,9 +386,9 @@ def test_callbacks_that_workers_would_call_are_refused() -> None:
         def on_episode_end(self, **about: Any) -> None:
             raise AssertionError("nobody calls this")
 
-    for given in (OfEpisodes, OfEpisodes()):
+    for values in (OfEpisodes, OfEpisodes()):
         with pytest.raises(UsageError, match=r"on_episode_end.*config\.callbacks\(OfEpisodes\)"):
-            build().learn(BATCH, progress=False, callbacks=[given])
+            build().learn(BATCH, progress=False, callbacks=[values])
 
 
 @pytest.mark.parametrize("change", [{}, {"recent_returns": None}])
@@ -424,7 +426,7 @@ def test_an_error_in_a_callback_saves_the_last_whole_iteration(tmp_path: Path) -
 def test_ctrl_c_ends_after_the_iteration_saves_and_leaves_the_handlers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    results = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     def press(algorithm: Algorithm, result: dict[str, Any]) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -433,7 +435,7 @@ def test_ctrl_c_ends_after_the_iteration_saves_and_leaves_the_handlers(
     with pytest.raises(KeyboardInterrupt):
         algorithm.learn(9 * BATCH, run_dir=run_dir, progress=False, callbacks=[press])
     assert "training ends after this iteration" in capsys.readouterr().err
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == found
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == results
     assert iterations(run_dir) == [1]
     assert RunFolder.open(run_dir).has_checkpoint
     assert algorithm.learn(2 * BATCH, run_dir=run_dir, progress=False).ended_by == "steps"

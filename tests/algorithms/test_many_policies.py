@@ -70,8 +70,8 @@ def config_of(kind=PPOConfig, **multi_agent):
     config.training(model={"fcnet_hiddens": [4]}, train_batch_size=14, lr=0.01)
     if kind is PPOConfig:
         config.training(sgd_minibatch_size=8, num_sgd_iter=2)
-    given = {"policies": {"left", "right"}, "policy_mapping_fn": a_and_b, **multi_agent}
-    return config.multi_agent(**given)
+    settings = {"policies": {"left", "right"}, "policy_mapping_fn": a_and_b, **multi_agent}
+    return config.multi_agent(**settings)
 
 
 def worker_of(kind=PPOConfig, policy_class=PPOTF2Policy, **multi_agent):
@@ -323,9 +323,9 @@ def test_a_policy_for_which_nobody_has_spaces_is_named():
     forgotten = AlgorithmConfig().environment(Unlike).multi_agent(policies={"left", "right"})
     with pytest.raises(ConfigError, match=r"policy_mapping_fn \(not set\).*--policy-mapping"):
         RolloutWorker(config=forgotten, default_policy_class=PPOTF2Policy)
-    given = {"spare": PolicySpec(None, THREE, None), "left": PolicySpec(), "right": PolicySpec()}
+    values = {"spare": PolicySpec(None, THREE, None), "left": PolicySpec(), "right": PolicySpec()}
     worker = RolloutWorker(
-        config=config.copy(copy_frozen=False).multi_agent(policies=given),
+        config=config.copy(copy_frozen=False).multi_agent(policies=values),
         default_policy_class=PPOTF2Policy,
     )
     assert worker.get_policy("spare").observation_space == THREE
@@ -376,7 +376,7 @@ def test_a_function_sees_the_batch():
     worker = worker_of(policies_to_train=if_many)
     batch = worker.sample()
     assert set(worker.learn_on_batch(batch)) == {"left"}
-    assert all(given is None or given["left"].count == 7 for _, given in seen)
+    assert all(values is None or values["left"].count == 7 for _, values in seen)
 
 
 def test_nobody_is_trained_with_an_empty_list(caplog):
@@ -398,11 +398,11 @@ class Told(Zero):
 
 def test_policies_are_told_everything_about_the_run_but_other_policies():
     worker = RolloutWorker(config=config_of(), default_policy_class=Told)
-    given = {"timestep": 9, "phase": "late", "num_grad_updates_per_policy": {"left": 2}}
-    worker.set_global_vars(given)
-    told = {pid: worker.get_policy(pid).told for pid in ("left", "right")}
-    assert told["left"] == {"timestep": 9, "phase": "late", "num_grad_updates": 2}
-    assert told["right"] == {"timestep": 9, "phase": "late", "num_grad_updates": None}
+    values = {"timestep": 9, "phase": "late", "num_grad_updates_per_policy": {"left": 2}}
+    worker.set_global_vars(values)
+    actual = {pid: worker.get_policy(pid).told for pid in ("left", "right")}
+    assert actual["left"] == {"timestep": 9, "phase": "late", "num_grad_updates": 2}
+    assert actual["right"] == {"timestep": 9, "phase": "late", "num_grad_updates": None}
     assert worker.get_global_vars() == {
         "timestep": 9,
         "num_grad_updates_per_policy": {"left": 2},
@@ -426,10 +426,11 @@ def test_counters_go_to_trained_policies_only():
 def test_weights_of_one_number_are_set_once():
     worker = worker_of()
     zeros = {
-        pid: {key: 0 * x for key, x in found.items()} for pid, found in worker.get_weights().items()
+        pid: {key: 0 * x for key, x in result.items()}
+        for pid, result in worker.get_weights().items()
     }
     worker.set_weights(zeros, weights_seq_no=1)
-    ones = {pid: {key: x + 1 for key, x in found.items()} for pid, found in zeros.items()}
+    ones = {pid: {key: x + 1 for key, x in result.items()} for pid, result in zeros.items()}
     worker.set_weights(ones, weights_seq_no=1)
     assert all(not x.any() for x in worker.get_weights("left")["left"].values())
     worker.set_weights(ones, weights_seq_no=2)
@@ -474,9 +475,9 @@ def test_a_state_that_does_not_fit_a_worker_changes_nothing(wrong):
     elif wrong == "text":
         state = "no state"
     before = worker.get_weights()
-    with pytest.raises((WeightsError, ConfigError)) as found:
+    with pytest.raises((WeightsError, ConfigError)) as result:
         worker.set_state(state)
-    assert {"id": "a/b", "spec": "'policy_spec'"}.get(wrong, "") in str(found.value)
+    assert {"id": "a/b", "spec": "'policy_spec'"}.get(wrong, "") in str(result.value)
     assert set(worker.policy_map) == {"left", "right"}
     assert same(worker.get_weights()["left"], before["left"])
 
@@ -488,9 +489,9 @@ def test_filters_are_taken_over():
 
     worker, other = filtered(), filtered()
     worker.sample()
-    found = worker.get_filters(flush_after=True)
-    assert set(found) == {"left", "right"}
-    assert found["left"].pending_count == 7
+    result = worker.get_filters(flush_after=True)
+    assert set(result) == {"left", "right"}
+    assert result["left"].pending_count == 7
     assert worker.get_filters()["left"].pending_count == 0
     other.sync_filters(worker.get_filters())
     for mine, theirs in zip(
@@ -498,7 +499,7 @@ def test_filters_are_taken_over():
     ):
         assert (mine.mean == theirs.mean).all()
     with pytest.raises(AssertionError, match=r"missing: \['right'\], unknown: \['x'\]"):
-        other.sync_filters({"left": found["left"], "x": found["left"]})
+        other.sync_filters({"left": result["left"], "x": result["left"]})
     with pytest.raises(WeightsError, match="classes and shapes are equal"):
         other.sync_filters({"left": worker.filters["left"], "right": 1})
     assert other.filters["left"].statistics[0].count == 7
@@ -560,10 +561,10 @@ def test_policies_come_and_go_while_training(kind):
 
 def test_evaluation_plays_whole_episodes_and_disturbs_nothing():
     quiet, busy = (config_of().evaluation(evaluation_duration=3).build() for _ in range(2))
-    found = busy.evaluate()["evaluation"]
-    assert found["hist_stats"]["episode_lengths"] == [7, 7, 7]
-    assert found["num_env_steps_sampled_this_iter"] == 21
-    assert found["num_agent_steps_sampled_this_iter"] == 33
+    result = busy.evaluate()["evaluation"]
+    assert result["hist_stats"]["episode_lengths"] == [7, 7, 7]
+    assert result["num_env_steps_sampled_this_iter"] == 21
+    assert result["num_agent_steps_sampled_this_iter"] == 33
     quiet.train(), busy.train()
     assert same(quiet.get_weights()["left"], busy.get_weights()["left"])
 
@@ -601,8 +602,8 @@ def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(tmp_path
     policy, obs = evaluated["new"], np.full((64, 3), 2.0, np.float32)
     assert len(set(policy.driver.acting.act([obs])[1]["actions"].tolist())) == 1
     algorithm.save(tmp_path)
-    given = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
-    restored = Algorithm.from_checkpoint(tmp_path, **given)
+    settings = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
+    restored = Algorithm.from_checkpoint(tmp_path, **settings)
     restored.evaluate()
     evaluated = restored.evaluation_worker.policy_map
     assert [evaluated[pid].config["explore"] for pid in ("left", "new")] == [False, False]
@@ -655,8 +656,8 @@ def test_policies_that_are_added_are_in_evaluation_what_those_of_the_config_are(
     require_alike(algorithm)
     assert algorithm.evaluation_worker.get_policy("snapshot").note == "kept"
     algorithm.save(tmp_path)
-    given = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
-    require_alike(Algorithm.from_checkpoint(tmp_path, **given))
+    settings = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
+    require_alike(Algorithm.from_checkpoint(tmp_path, **settings))
 
 
 def test_a_hand_written_policy_that_is_added_reads_the_settings_of_evaluation():
@@ -668,8 +669,8 @@ def test_a_hand_written_policy_that_is_added_reads_the_settings_of_evaluation():
     algorithm = config.build()
     algorithm.add_policy("fixed", policy=Fixed(3), policy_mapping_fn=all_left)
     algorithm.evaluate()
-    found = algorithm.evaluation_worker.get_policy("fixed")
-    assert found.config == {"gamma": 0.5, "lr": 5e-5, "more": 3}
+    result = algorithm.evaluation_worker.get_policy("fixed")
+    assert result.config == {"gamma": 0.5, "lr": 5e-5, "more": 3}
     assert algorithm.get_policy("fixed").config["gamma"] == 0.99
 
 
@@ -677,8 +678,8 @@ def test_a_policy_may_be_kept_from_those_who_evaluate():
     algorithm = config_of().evaluation(evaluation_duration=1).build()
     algorithm.evaluate()
     algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new, evaluation_workers=False)
-    found = algorithm.evaluate()["evaluation"]
-    assert set(found["policy_reward_mean"]) == {"left", "right"}
+    result = algorithm.evaluate()["evaluation"]
+    assert set(result["policy_reward_mean"]) == {"left", "right"}
     algorithm.remove_policy("new", policy_mapping_fn=a_and_b)
     assert "new" not in algorithm.worker.policy_map
 
@@ -747,8 +748,8 @@ def test_what_a_file_cannot_hold_is_given_once_for_policies_that_were_added_too(
     algorithm.add_policy("new", PPOTF2Policy, config={"lr": 0.5, "model": {"max_seq_len": 7}})
     algorithm.train()
     algorithm.save(tmp_path)
-    given = {"env": Staged, "callbacks": Quiet, "model": {"custom_model": linear}}
-    restored = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=given)
+    settings = {"env": Staged, "callbacks": Quiet, "model": {"custom_model": linear}}
+    restored = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=settings)
     policy = restored.get_policy("new")
     assert policy.config["callbacks"] is Quiet
     assert policy.config["model"]["custom_model"] is linear
@@ -761,7 +762,7 @@ def test_what_a_file_cannot_hold_is_given_once_for_policies_that_were_added_too(
     algorithm.add_policy("own", PPOTF2Policy, config={"model": {"custom_model": another}})
     algorithm.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"policy 'own' of .*custom_model.*another"):
-        Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=given)
+        Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=settings)
 
 
 def test_a_mapping_that_a_file_cannot_hold_is_asked_for(tmp_path, caplog):

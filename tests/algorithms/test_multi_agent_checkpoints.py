@@ -112,8 +112,8 @@ def test_what_was_reported_of_episodes_is_part_of_a_checkpoint(
     assert (result["num_faulty_episodes"], result["episode_len_mean"]) == (1, 7.0)
     assert result["policy_reward_mean"] == {"p": 7.0, "q": 7.0}
     algorithm.save(tmp_path)
-    given = {"env": Relay, "callbacks": callbacks}
-    other = PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_type, config=given)
+    settings = {"env": Relay, "callbacks": callbacks}
+    other = PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_type, config=settings)
     assert get_progress(other) == get_progress(algorithm)
     left, right = (x.train() for x in (algorithm, other))
     names = ["num_faulty_episodes", "episode_len_mean", "episode_reward_min", "policy_reward_min"]

@@ -106,10 +106,10 @@ def test_an_update_that_is_not_finite_names_the_term_and_leaves_the_policy_as_it
         policy.learn_epochs(bad, 1, 2, shuffle=False)
     with pytest.raises(FloatingPointError, match=r"log \(nan\)\. The policy is unchanged"):
         policy.learn_on_batch(bad)
-    with pytest.raises(NonFiniteError) as found:
+    with pytest.raises(NonFiniteError) as result:
         policy.learn_epochs(bad, 3, 4)
 
-    assert (found.value.term, found.value.iteration) == ("log (nan)", None)
+    assert (result.value.term, result.value.iteration) == ("log (nan)", None)
     assert_unchanged(policy, before)
     assert policy.num_grad_updates == updates
     twin = policy.copy()
@@ -229,12 +229,12 @@ def test_a_nan_loss_stops_training_and_keeps_the_last_good_checkpoint(tmp_path):
         algorithm.save(tmp_path / "good")
         algorithm.train()
         weights = algorithm.get_weights()["default_policy"]
-        with pytest.raises(NonFiniteError) as found:
+        with pytest.raises(NonFiniteError) as result:
             algorithm.train()
         factories.assert_equal(algorithm.get_weights()["default_policy"], weights)
     finally:
         algorithm.stop()
-    error = found.value
+    error = result.value
     assert (error.iteration, error.checkpoint) == (4, str(tmp_path / "good"))
     assert error.policy_id == "default_policy"
     assert "vf_loss" in error.term
@@ -266,10 +266,10 @@ def test_the_policy_that_fails_is_named_among_several():
     algorithm.get_policy("bad").set_weights(
         {k: x + 1e9 for k, x in algorithm.get_policy("bad").get_weights().items()}
     )
-    with pytest.raises(NonFiniteError) as found:
+    with pytest.raises(NonFiniteError) as result:
         algorithm.train()
     algorithm.stop()
-    assert found.value.policy_id == "bad"
+    assert result.value.policy_id == "bad"
 
 
 class ByHand(Policy):
@@ -310,9 +310,9 @@ def test_weights_and_slots_must_be_finite_and_real(bad):
     array = array.astype(type(bad) if isinstance(bad, complex) else array.dtype)
     array[1, 2] = bad
     words = "complex" if isinstance(bad, complex) else rf"\[1, 2\] must be finite, got {bad}"
-    with pytest.raises(WeightsError, match=words) as found:
+    with pytest.raises(WeightsError, match=words) as result:
         policy.set_weights({**policy.get_weights(), key: array})
-    assert key in str(found.value)
+    assert key in str(result.value)
     state = policy.get_state()
     for part in ("weights", "_optimizer_variables"):
         wrong = dict(state[part])

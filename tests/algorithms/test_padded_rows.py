@@ -92,10 +92,10 @@ def batch_of(policy, lengths):
 
 def assert_same_update(padded, whole, lengths):
     """Asserts equal updates of a policy that pads the sequences, and of one that does not."""
-    (ours, told), (wanted, expected) = (
+    (ours, message), (wanted, expected) = (
         policy.compute_gradients(batch_of(policy, lengths)) for policy in (padded, whole)
     )
-    factories.assert_close(told["learner_stats"], expected["learner_stats"], atol=2e-4)
+    factories.assert_close(message["learner_stats"], expected["learner_stats"], atol=2e-4)
     for one, other in zip(ours, wanted, strict=True):
         scale = max(1.0, float(np.abs(other).max()))
         np.testing.assert_allclose(one / scale, other / scale, rtol=0, atol=1e-5)
@@ -164,8 +164,8 @@ def test_sequences_without_rows_are_left_out():
     batch = batch_of(policy, [4, 0, 2, 0])
     for name in ("state_in_0", "state_in_1"):
         batch[name] = np.stack([whole[name][0], np.full(3, np.nan), whole[name][1], np.zeros(3)])
-    ours, wanted = (policy.compute_gradients(each)[0] for each in (batch, whole))
-    for one, other in zip(ours, wanted, strict=True):
+    ours, expected = (policy.compute_gradients(each)[0] for each in (batch, whole))
+    for one, other in zip(ours, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(BatchError, match="empty"):
         policy.learn_on_batch(batch_of(policy, [0, 0]))

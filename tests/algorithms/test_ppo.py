@@ -33,9 +33,9 @@ def test_termination_cuts_the_bootstrap_but_truncation_and_the_fragments_end_kee
     last = 0.0 if ending == "terminated" else value_of(policy, batch["new_obs"][-1])
     assert policy.postprocess_trajectory(batch) is batch
     values = batch["vf_preds"]
-    wanted = by_hand(batch["rewards"], values, last, 0.9, 0.8)
-    np.testing.assert_allclose(batch["advantages"], wanted, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(batch["value_targets"], values + wanted, rtol=1e-4, atol=1e-6)
+    expected = by_hand(batch["rewards"], values, last, 0.9, 0.8)
+    np.testing.assert_allclose(batch["advantages"], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(batch["value_targets"], values + expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(batch["values_bootstrapped"], [*values[1:], last], atol=1e-7)
     assert {batch[name].dtype.name for name in ("advantages", "value_targets")} == {"float32"}
 
@@ -148,15 +148,15 @@ def test_a_schedule_holds_from_the_first_update_on_and_after_a_restore(tmp_path)
     other = make(**{**falling, "lr_schedule": [[0, 0.08], [400, 0.04]]})
     other.set_state(policy.get_state())
     loaded = type(policy).from_checkpoint(tmp_path)
-    for each, wanted in ((loaded, 0.0075), (other, 0.07), (loaded.copy(), 0.0075)):
-        assert each.get_hyperparameter("lr") == pytest.approx(wanted)
+    for each, expected in ((loaded, 0.0075), (other, 0.07), (loaded.copy(), 0.0075)):
+        assert each.get_hyperparameter("lr") == pytest.approx(expected)
 
 
 def test_an_integer_entropy_schedule_goes_to_zero_at_that_time_step():
     policy = make(entropy_coeff=0.4, entropy_coeff_schedule=1000)
-    for timestep, wanted in ((0, 0.4), (250, 0.3), (1000, 0.0), (5000, 0.0)):
+    for timestep, expected in ((0, 0.4), (250, 0.3), (1000, 0.0), (5000, 0.0)):
         policy.on_global_var_update({"timestep": timestep})
-        assert policy.get_hyperparameter("entropy_coeff") == pytest.approx(wanted)
+        assert policy.get_hyperparameter("entropy_coeff") == pytest.approx(expected)
 
 
 def test_learner_stats_have_the_documented_names():

@@ -180,13 +180,13 @@ VARIANTS = [
 def test_loss_and_gradients_are_those_of_the_paper(settings):
     policy = scaled_up(make(**settings._asdict()))
     batch = random_batch(32)
-    terms, wanted = Reference(policy, settings).loss(batch)
+    terms, expected = Reference(policy, settings).loss(batch)
     gradients, info = policy.compute_gradients(batch)
     for name, value in terms.items():
         np.testing.assert_allclose(info["learner_stats"][name], value, rtol=1e-5, err_msg=name)
     for variable, got in zip(policy.model.trainable_variables, gradients, strict=True):
         np.testing.assert_allclose(
-            got, wanted[variable.path], rtol=1e-4, atol=1e-6, err_msg=variable.path
+            got, expected[variable.path], rtol=1e-4, atol=1e-6, err_msg=variable.path
         )
 
 

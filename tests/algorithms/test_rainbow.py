@@ -39,7 +39,7 @@ def greedy_epsilon(value):
 
 
 @pytest.mark.parametrize(
-    ("reward", "discount", "wanted"),
+    ("reward", "discount", "expected"),
     [
         (0.0, 1.0, [0.1, 0.2, 0.3, 0.4, 0.0]),  # where it was
         (1.0, 1.0, [0.0, 0.1, 0.2, 0.3, 0.4]),  # from atom to atom
@@ -50,11 +50,11 @@ def greedy_epsilon(value):
         (0.0, 0.5, [0.0, 0.2, 0.6, 0.2, 0.0]),  # -1, -1/2, 0, 1/2
     ],
 )
-def test_a_moved_distribution_is_shared_by_the_nearest_atoms(reward, discount, wanted):
+def test_a_moved_distribution_is_shared_by_the_nearest_atoms(reward, discount, expected):
     before = np.array([[0.1, 0.2, 0.3, 0.4, 0.0]], np.float32)
     rows = np.array([reward], np.float32), np.array([discount], np.float32)
-    found = project_distribution(before, *rows, FIVE).numpy()
-    np.testing.assert_allclose(found, [wanted], atol=1e-6)
+    actual = project_distribution(before, *rows, FIVE).numpy()
+    np.testing.assert_allclose(actual, [expected], atol=1e-6)
 
 
 def test_the_projection_is_that_of_the_papers_loop():
@@ -62,20 +62,20 @@ def test_the_projection_is_that_of_the_papers_loop():
     atoms, step = np.linspace(-10, 10, 51), 0.4
     before = rng.dirichlet(np.ones(51), 40)
     rewards, discounts = rng.normal(scale=6, size=40), rng.uniform(0, 1, 40)
-    wanted = np.zeros_like(before)
+    expected = np.zeros_like(before)
     for row, j in itertools.product(range(40), range(51)):  # Bellemare et al. 2017, algorithm 1
         moved = np.clip(rewards[row] + discounts[row] * atoms[j], -10, 10)
         at = (moved + 10) / step
         low, high = int(np.floor(at)), int(np.ceil(at))
         if low == high:
-            wanted[row, low] += before[row, j]
+            expected[row, low] += before[row, j]
         else:
-            wanted[row, low] += before[row, j] * (high - at)
-            wanted[row, high] += before[row, j] * (at - low)
-    given = [np.asarray(x, np.float32) for x in (before, rewards, discounts, atoms)]
-    found = project_distribution(*given).numpy()
-    np.testing.assert_allclose(found, wanted, atol=2e-5)
-    np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
+            expected[row, low] += before[row, j] * (high - at)
+            expected[row, high] += before[row, j] * (at - low)
+    inputs = [np.asarray(x, np.float32) for x in (before, rewards, discounts, atoms)]
+    actual = project_distribution(*inputs).numpy()
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+    np.testing.assert_allclose(actual.sum(-1), 1.0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_projected_distributions_sum_to_one_wherever_the_atoms_are(v_min, v_max,
     before = rng.dirichlet(np.ones(count), 40).astype(np.float32)
     rewards = (rng.uniform(-1.0, 1.0, 40) * width).astype(np.float32)
     discounts = rng.choice([0.0, 0.9, 1.0], 40).astype(np.float32)
-    found = project_distribution(before, rewards, discounts, atoms).numpy()
-    np.testing.assert_allclose(found.sum(axis=-1), 1.0, atol=1e-5)
-    assert (found >= 0.0).all()
+    result = project_distribution(before, rewards, discounts, atoms).numpy()
+    np.testing.assert_allclose(result.sum(axis=-1), 1.0, atol=1e-5)
+    assert (result >= 0.0).all()
     stays = project_distribution(
         before, np.zeros(40, np.float32), np.ones(40, np.float32), atoms
     ).numpy()
@@ -129,10 +129,10 @@ def test_a_mask_takes_forbidden_actions_out_of_the_mean_of_each_atom():
     mean = (advantage * allowed).sum(1, keepdims=True) / allowed.sum(1, keepdims=True)
     logits = value + advantage - mean
     share = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    wanted = np.where(mask, (share * FIVE).sum(-1), MASKED_LOGIT)
+    expected = np.where(mask, (share * FIVE).sum(-1), MASKED_LOGIT)
     out = policy.compute_actions({"observations": obs, "action_mask": mask}, explore=False)
-    np.testing.assert_allclose(out.extras["q_values"], wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(out.actions, wanted.argmax(-1))
+    np.testing.assert_allclose(out.extras["q_values"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(out.actions, expected.argmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -158,20 +158,20 @@ def test_the_error_is_the_cross_entropy_of_the_projected_target(double_q, duelin
     chooser = (shares(policy, batch["new_obs"]) if double_q else after) @ FIVE
     discounts = 0.9 * (1 - batch["terminateds"]).astype(np.float32)
     best = after[rows, chooser.argmax(-1)].astype(np.float32)
-    wanted = project_distribution(best, batch["rewards"], discounts, FIVE).numpy()
+    expected = project_distribution(best, batch["rewards"], discounts, FIVE).numpy()
     present = shares(policy, batch["obs"])
-    wanted = -(wanted * np.log(present[rows, batch["actions"]])).sum(-1)
+    expected = -(expected * np.log(present[rows, batch["actions"]])).sum(-1)
     columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
-    found = policy.compute_td_error(*(batch[name] for name in columns))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    actual = policy.compute_td_error(*(batch[name] for name in columns))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
     chosen = q_of(policy, batch["obs"])[rows, batch["actions"]]
     np.testing.assert_allclose(chosen, (present @ FIVE)[rows, batch["actions"]], atol=1e-5)
     result = policy.learn_on_batch(batch)
-    np.testing.assert_allclose(result["td_error"], wanted, rtol=1e-4)
+    np.testing.assert_allclose(result["td_error"], expected, rtol=1e-4)
     stats = result["learner_stats"]
     assert set(stats) == {"cur_lr", "mean_q", "min_q", "max_q", "mean_td_error"}
-    told = chosen.mean(), chosen.min(), chosen.max(), wanted.mean()
-    for name, value in zip(("mean_q", "min_q", "max_q", "mean_td_error"), told, strict=True):
+    results = chosen.mean(), chosen.min(), chosen.max(), expected.mean()
+    for name, value in zip(("mean_q", "min_q", "max_q", "mean_td_error"), results, strict=True):
         assert stats[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
@@ -220,10 +220,10 @@ def test_a_noisy_layer_disturbs_each_weight_by_its_own_sigma():
     for row in range(2):
         of_inputs, of_outputs = shaped[row, :3], shaped[row, 3:]
         disturbed = kernel + kernel_sigma * np.outer(of_inputs, of_outputs)
-        wanted = x[row] @ disturbed + bias + bias_sigma * of_outputs
-        np.testing.assert_allclose(layer([x, noise])[row], wanted, rtol=1e-5, atol=1e-5)
+        expected = x[row] @ disturbed + bias + bias_sigma * of_outputs
+        np.testing.assert_allclose(layer([x, noise])[row], expected, rtol=1e-5, atol=1e-5)
         shared = layer([x, noise[row : row + 1]])  # one draw for all rows
-        np.testing.assert_allclose(shared[row], wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(shared[row], expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(layer([x, 0 * noise]), x @ kernel + bias)
 
 
@@ -247,8 +247,8 @@ def test_each_row_acts_with_noise_of_its_own_and_greedily_with_the_mean():
     mean = policy.compute_actions(obs, explore=False).extras["q_values"]
     assert np.ptp(mean[:, 0]) < 1e-6
     quiet = rainbow(sigma0=0.0, **greedy_epsilon(0.0))
-    found = quiet.compute_actions(obs, explore=True).extras["q_values"]
-    np.testing.assert_allclose(found, mean, atol=1e-6)
+    result = quiet.compute_actions(obs, explore=True).extras["q_values"]
+    np.testing.assert_allclose(result, mean, atol=1e-6)
 
 
 def test_noise_is_the_policys_own_so_that_a_seed_repeats_and_learning_draws_anew():
@@ -344,19 +344,19 @@ def test_each_part_goes_with_each_other(atoms, noisy, dueling, double_q, n_step)
 
 def test_one_seed_acts_alike_on_all_runtimes():
     obs = rows_of(OBS, 6)
-    found = []
+    results = []
     for kind, inference in ((DQNTF2Policy, "tf"), (DQNTF2Policy, "onnx"), (DQNTF1Policy, "tf")):
         config = {"model": {"fcnet_hiddens": [4]}, "hiddens": [3], "inference": inference}
         policy = make(kind, **PARTS, **config, **greedy_epsilon(0.2))
         acted = [policy.compute_actions(obs, explore=True) for _ in range(5)]
-        found.append([np.concatenate([x.actions for x in acted]),
+        results.append([np.concatenate([x.actions for x in acted]),
                       np.concatenate([x.extras["q_values"] for x in acted])])  # fmt: skip
         policy.learn_on_batch(transitions(policy))
-        found[-1].append(policy.compute_actions(obs, explore=True).extras["q_values"])
-    for actions, before, after in found[1:]:
-        np.testing.assert_array_equal(actions, found[0][0])
-        np.testing.assert_allclose(before, found[0][1], atol=1e-5)
-        np.testing.assert_allclose(after, found[0][2], atol=1e-4)
+        results[-1].append(policy.compute_actions(obs, explore=True).extras["q_values"])
+    for actions, before, after in results[1:]:
+        np.testing.assert_array_equal(actions, results[0][0])
+        np.testing.assert_allclose(before, results[0][1], atol=1e-5)
+        np.testing.assert_allclose(after, results[0][2], atol=1e-4)
 
 
 @pytest.mark.soak

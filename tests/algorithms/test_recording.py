@@ -37,9 +37,9 @@ HELD = 10  # frames of the last picture of an episode: a second
 
 
 def config(env: Any = filmed.Painted, **model: Any) -> PPOConfig:
-    found = PPOConfig().environment(env).debugging(seed=3, log_level="ERROR")
-    found.rollouts(num_envs_per_worker=2).framework(inference="tf", jit_compile=False)
-    return found.training(
+    result = PPOConfig().environment(env).debugging(seed=3, log_level="ERROR")
+    result.rollouts(num_envs_per_worker=2).framework(inference="tf", jit_compile=False)
+    return result.training(
         model={"fcnet_hiddens": [4], **model},
         train_batch_size=32,
         sgd_minibatch_size=16,
@@ -104,9 +104,9 @@ def test_creators_take_the_render_mode_as_they_can(
     settings = {"length": 2} if env is filmed.Deaf else {}
     policy = filmed.rising(env=env, env_config=settings)
     record_video(policy, tmp_path / "a.mp4")
-    found = brightness(tmp_path / "a.mp4")
-    assert found[: len(shown)] == shown
-    assert set(found[len(shown) :]) == {shown[-1]}
+    result = brightness(tmp_path / "a.mp4")
+    assert result[: len(shown)] == shown
+    assert set(result[len(shown) :]) == {shown[-1]}
 
 
 def test_registered_creators_and_names_of_gymnasium_render(tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def test_memories_filters_and_connectors_act_as_in_evaluations(tmp_path: Path) -
     greedy = policy.driver.copy_with_settings("greedy", {"explore": False}, rebuild=False)
     envs = wrap_connectors(make_environments(filmed.Painted, 2, EnvContext({})), greedy)
     played = play_episodes(greedy, envs, EvaluationDuration(2, True), seeds=[0, 1])
-    wanted = [episode.episode_reward for episode in played]
+    expected = [episode.episode_reward for episode in played]
     for player in (policy, algorithm):
         made = record_video(player, tmp_path / "a.mp4", episodes=2)
-        np.testing.assert_allclose(made.returns, wanted, rtol=1e-5)
+        np.testing.assert_allclose(made.returns, expected, rtol=1e-5)
     for name, array in policy.get_weights().items():
         np.testing.assert_array_equal(array, before[name])
 
@@ -312,8 +312,8 @@ def test_the_command_writes_into_the_run_and_tells_what_evaluate_tells(
     for i in range(2):
         words = ["evaluate", str(run), *OWN, "--episodes", "1", "--seed", str(4 + i)]
         assert main(words) == 0
-        told = float(capsys.readouterr().out.split("mean return")[1].split()[0])
-        assert f"episode {i + 1}  return {told:,.2f}, 6 steps" in out
+        mean = float(capsys.readouterr().out.split("mean return")[1].split()[0])
+        assert f"episode {i + 1}  return {mean:,.2f}, 6 steps" in out
 
 
 def test_to_names_a_file_or_a_folder(run: Path, tmp_path: Path) -> None:

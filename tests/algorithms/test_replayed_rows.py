@@ -242,8 +242,8 @@ class Two(World):
         rewards = {"a": earned, "b": 10 * earned}
         over = {"b": True} if self.now == 5 else {}
         agents = [x for x in "ab" if x in actions]
-        given = {agent: rewards[agent] for agent in agents}
-        return self.obs(*agents), given, flags(self.now == 7, **over), flags(), {}
+        own_rewards = {agent: rewards[agent] for agent in agents}
+        return self.obs(*agents), own_rewards, flags(self.now == 7, **over), flags(), {}
 
 
 @pytest.mark.core
@@ -273,8 +273,8 @@ class Sometimes(Ramp):
     """A ramp that says in steps 3 to 5 not to learn from them."""
 
     def step(self, action):
-        *found, _ = super().step(action)
-        return *found, {"training_enabled": not 3 <= self.now <= 5}
+        *result, _ = super().step(action)
+        return *result, {"training_enabled": not 3 <= self.now <= 5}
 
 
 def test_rows_whose_next_ones_must_not_be_learned_from_wait_no_longer():

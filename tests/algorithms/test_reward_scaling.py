@@ -44,8 +44,8 @@ def test_trajectories_of_different_lengths_are_added_up_alike():
 
 def test_returns_begin_anew_where_a_life_is_lost():
     returns = RunningReturns()
-    found = add(returns, [1, 2, 4, 8], [7, 7, 7, 7], [0, 1, 0, 1], {7}, terminated=[1])
-    assert found == [1, 2.5, 4, 10]
+    result = add(returns, [1, 2, 4, 8], [7, 7, 7, 7], [0, 1, 0, 1], {7}, terminated=[1])
+    assert result == [1, 2.5, 4, 10]
     assert add(returns, [1, 1], [7, 7], [0, 1], {7}, terminated=[1]) == [6, 4]
     assert add(returns, [1], [7], [1], {7}) == [1]
 
@@ -83,11 +83,11 @@ def config(**settings):
 
 
 def returns_by_hand(rewards, starts, last):
-    found = []
+    results = []
     for reward, begins in zip(rewards, starts, strict=True):
         last = reward if begins else GAMMA * last + reward
-        found.append(last)
-    return found
+        results.append(last)
+    return results
 
 
 @pytest.fixture(scope="module")

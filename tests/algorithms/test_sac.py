@@ -119,7 +119,7 @@ def test_losses_and_statistics_are_those_of_the_papers(twin_q, cls, entropy, los
     assert (size > 1).any()  # both branches of the Huber loss
     assert (size < 1).any()
     result = policy.learn_on_batch(batch)
-    wanted = {
+    expected = {
         "actor_loss": actor,
         "critic_loss": critic / (2 if twin_q else 1),  # the mean over critics, as RLlib reports it
         "alpha_loss": temperature,
@@ -131,10 +131,10 @@ def test_losses_and_statistics_are_those_of_the_papers(twin_q, cls, entropy, los
         "mean_td_error": size.mean(),
         **dict.fromkeys(("cur_actor_lr", "cur_critic_lr", "cur_entropy_lr"), 3e-4),
     }
-    found = result["learner_stats"]
-    assert set(found) == set(wanted)
-    for name, value in wanted.items():
-        assert found[name] == pytest.approx(value, rel=2e-4, abs=2e-4), name
+    actual = result["learner_stats"]
+    assert set(actual) == set(expected)
+    for name, value in expected.items():
+        assert actual[name] == pytest.approx(value, rel=2e-4, abs=2e-4), name
     np.testing.assert_allclose(result["td_error"], size.mean(-1), rtol=1e-3, atol=1e-3)
 
 
@@ -147,7 +147,7 @@ def test_with_critics_first_the_actor_learns_from_what_they_became(cls, jit):
     twin = shaken(sac(cls=cls, **config))
     batch, before = transitions(policy, 30), policy.get_weights()
     noise = next_noise(policy, 30)
-    found, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
+    result, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
     after, plain = policy.get_weights(), twin.get_weights()
     critics = {key: w for key, w in after.items() if key.startswith("critic/")}
     assert_close(
@@ -155,10 +155,10 @@ def test_with_critics_first_the_actor_learns_from_what_they_became(cls, jit):
         {**{key: plain[key] for key in critics}, "alpha": plain["temperature/layer_0/log_alpha"]},
         1e-6,
     )
-    assert found["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-5)
+    assert result["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-5)
     actor_loss = Reference(policy, batch, noise, {**before, **critics}).losses(-2.0)[0]
-    assert found["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
-    assert abs(found["actor_loss"] - other["actor_loss"]) > 0.01
+    assert result["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
+    assert abs(result["actor_loss"] - other["actor_loss"]) > 0.01
 
     twin = shaken(sac(cls=cls, **config))  # steps from what the critics became, alpha as it was
     twin.set_weights({**before, **critics})
@@ -202,7 +202,7 @@ def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(twin_
     for (key, value), gradient in zip(weights.items(), gradients, strict=True):
         own = {"critic": 1, "temperature": 2}.get(key.partition("/")[0], 0)
         for at in list(np.ndindex(*value.shape))[:7]:
-            found = []
+            results = []
             for sign in (1, -1):
                 moved = {**weights, key: np.array(value)}
                 moved[key][at] += sign * step
@@ -214,10 +214,10 @@ def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(twin_
                     reference.losses(-2.0)
                     size = np.abs(reference.q - targets)
                     huber = np.where(size <= 1, 0.5 * size**2, size - 0.5)
-                    found.append((batch["weights"][:, None] * huber).mean(0).sum())
+                    results.append((batch["weights"][:, None] * huber).mean(0).sum())
                 else:
-                    found.append(reference.losses(-2.0)[own])
-            difference = (found[0] - found[1]) / (2 * step)
+                    results.append(reference.losses(-2.0)[own])
+            difference = (results[0] - results[1]) / (2 * step)
             assert gradient[at] == pytest.approx(difference, rel=2e-3, abs=2e-4), (key, at)
             compared += 1
     assert compared > 40
@@ -234,8 +234,8 @@ def test_a_row_that_terminated_is_worth_its_reward_and_a_truncated_one_goes_on()
     batch["truncateds"], batch["terminateds"] = np.ones(6, bool), np.zeros(6, bool)
     reference = Reference(policy, batch, next_noise(policy, 6))
     reference.losses(-2.0)
-    wanted = np.abs(reference.errors).mean(-1)
-    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-4)
+    expected = np.abs(reference.errors).mean(-1)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("jit", telling([False, True], False))
@@ -253,8 +253,8 @@ def test_targets_follow_behind_an_update_by_tau():
     policy.driver.learning.replay(transitions(policy), 6, np.array([True]))
     state = policy.get_state()
     critics = [w for key, w in state["weights"].items() if key.startswith("critic/")]
-    for found, q, t in zip(state["target_weights"].values(), critics, before, strict=True):
-        np.testing.assert_allclose(found, 0.25 * q + 0.75 * t, rtol=1e-4, atol=1e-6)
+    for result, q, t in zip(state["target_weights"].values(), critics, before, strict=True):
+        np.testing.assert_allclose(result, 0.25 * q + 0.75 * t, rtol=1e-4, atol=1e-6)
 
 
 def test_n_step_rows_are_discounted_by_their_number_of_rewards():
@@ -265,8 +265,8 @@ def test_n_step_rows_are_discounted_by_their_number_of_rewards():
     batch["n_steps"] = np.array([1, 2, 3] * 2, np.int32)
     reference = Reference(policy, batch, next_noise(policy, 6))
     reference.losses(-2.0, gamma=0.5 ** batch["n_steps"])
-    wanted = np.abs(reference.errors).mean(-1)
-    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-4)
+    expected = np.abs(reference.errors).mean(-1)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], expected, atol=1e-4)
 
 
 # -- the temperature and the rates ----------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_policies_that_differ_in_numbers_share_one_trace():
 @pytest.mark.core
 def test_the_defaults_are_those_of_rllib():
     config = SACConfig()
-    wanted = {
+    expected = {
         "twin_q": True,
         "tau": 5e-3,
         "initial_alpha": 1.0,
@@ -355,7 +355,7 @@ def test_the_defaults_are_those_of_rllib():
         "min_time_s_per_iteration": None,
         "min_sample_timesteps_per_iteration": 1000,
     }
-    assert {name: config[name] for name in wanted} == wanted
+    assert {name: config[name] for name in expected} == expected
     assert config.replay_buffer_config["capacity"] == 1_000_000
     for model in (config.policy_model_config, config.q_model_config):
         assert model["fcnet_hiddens"] == [256, 256]
@@ -422,14 +422,14 @@ def test_wrong_settings_are_named(settings, message):
 def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes():
     ways = {"tf": SACTF2Policy, "onnx": SACTF2Policy, "session": SACTF1Policy}
     batches = [rows_of(OBS, n, seed=n) for n in (1, 4, 7, 1)]
-    found = {}
+    results = {}
     for way, cls in ways.items():
         policy = shaken(sac(cls=cls, inference="onnx" if way == "onnx" else "tf"))
-        found[way] = np.concatenate([policy.compute_actions(x).actions for x in batches])
+        results[way] = np.concatenate([policy.compute_actions(x).actions for x in batches])
     for way in ("onnx", "session"):
-        np.testing.assert_allclose(found[way], found["tf"], atol=1e-5, err_msg=way)
-    assert np.abs(found["tf"]).max() <= 1
-    assert found["tf"].std(0).min() > 0.1
+        np.testing.assert_allclose(results[way], results["tf"], atol=1e-5, err_msg=way)
+    assert np.abs(results["tf"]).max() <= 1
+    assert results["tf"].std(0).min() > 0.1
 
 
 def test_learning_draws_from_a_generator_of_its_own():
@@ -445,17 +445,17 @@ def test_sixty_four_actors_act_in_one_stacked_call_as_one_by_one(inference):
     from tfpolicies import PolicyMap
 
     def filled():
-        found = PolicyMap(capacity=100)
+        result = PolicyMap(capacity=100)
         for i in range(64):
-            found[f"p{i}"] = sac(seed=i, inference=inference)
-        return found
+            result[f"p{i}"] = sac(seed=i, inference=inference)
+        return result
 
     together, apart = filled(), filled()
     obs = {name: rows_of(OBS, 1 + i % 3, seed=i) for i, name in enumerate(together)}
-    found = together.compute_actions(obs)
+    result = together.compute_actions(obs)
     for name, rows in obs.items():
         np.testing.assert_allclose(
-            found[name].actions, apart[name].compute_actions(rows).actions, atol=1e-5
+            result[name].actions, apart[name].compute_actions(rows).actions, atol=1e-5
         )
     traces = together["p0"].program.functions.traces
     assert {name: n for name, n in traces.items() if n != 1} == {}
@@ -511,8 +511,8 @@ def test_actor_and_critics_see_observations_through_one_filter():
     seen["obs"], seen["new_obs"] = ((seen[x] - mean) / std for x in ("obs", "new_obs"))
     reference = Reference(policy, seen, next_noise(policy, 9))
     reference.losses(-2.0)
-    wanted = np.abs(reference.errors).mean(-1)
-    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, rtol=0.01)
+    expected = np.abs(reference.errors).mean(-1)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], expected, rtol=0.01)
 
 
 def own_critic(observation_space, num_outputs, width=3):
@@ -531,11 +531,11 @@ class OwnCritic(keras.Model):
         return self.value(self.hidden(joined))[:, 0]
 
 
-@pytest.mark.parametrize("given", [own_critic, OwnCritic, "own critic"])
-def test_critics_and_actors_of_ones_own(given):
+@pytest.mark.parametrize("values", [own_critic, OwnCritic, "own critic"])
+def test_critics_and_actors_of_ones_own(values):
     register_model("own critic", own_critic)
     actor = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
-    policy = sac(model={"custom_model": actor}, q={"custom_model": given})
+    policy = sac(model={"custom_model": actor}, q={"custom_model": values})
     critics = [w for key, w in policy.get_weights().items() if key.startswith("critic/")]
     assert sum(w.size for w in critics) == 2 * (5 * 3 + 3 + 3 + 1)
     assert (critics[0] != critics[4]).any()  # each has weights of its own
@@ -644,8 +644,8 @@ def test_bounds_that_are_very_far_apart_are_told_of_once(caplog, monkeypatch):
     monkeypatch.setattr(off_policy, "_classes_warned_of_width", set())
     for bound in (499.0, 1000.0, 2000.0):
         sac(actions=spaces.Box(-bound, bound, (2,)))
-    (told,) = [x.getMessage() for x in caplog.records]
-    assert told.startswith(
+    (message,) = [x.getMessage() for x in caplog.records]
+    assert message.startswith(
         "Environment: the bounds of dimension 0 of its action space are [-1000, 1000]"
     )
 

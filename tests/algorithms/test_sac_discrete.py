@@ -86,7 +86,7 @@ def test_losses_and_statistics_are_those_of_the_paper(cls, twin_q, entropy):
     assert (size > 1).any()  # both branches of the Huber loss
     assert (size < 1).any()
     result = policy.learn_on_batch(batch)
-    wanted = {
+    expected = {
         "actor_loss": actor,
         "critic_loss": critic / (2 if twin_q else 1),
         "alpha_loss": temperature,
@@ -94,7 +94,7 @@ def test_losses_and_statistics_are_those_of_the_paper(cls, twin_q, entropy):
         "mean_q": reference.q[:, 0].mean(),
         "mean_td_error": size.mean(),
     }
-    for name, value in wanted.items():
+    for name, value in expected.items():
         assert result["learner_stats"][name] == pytest.approx(value, rel=2e-4, abs=2e-4), name
     np.testing.assert_allclose(result["td_error"], size.mean(-1), rtol=1e-3, atol=1e-3)
 
@@ -130,15 +130,15 @@ def test_with_critics_first_the_actor_learns_from_the_updated_ones():
         shaken(discrete(**config, **more)) for more in ({"update_order": "critics_first"}, {})
     )
     batch, before = transitions(policy, 30), policy.get_weights()
-    found, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
+    result, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
     after = policy.get_weights()
     critics = {key: w for key, w in after.items() if key.startswith("critic/")}
     assert_close(critics, {key: twin.get_weights()[key] for key in critics}, 1e-6)
     entropy = 0.98 * math.log(3)
     actor_loss = Reference(policy, batch, {**before, **critics}).losses(entropy)[0]
-    assert found["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
-    assert abs(found["actor_loss"] - other["actor_loss"]) > 0.01
-    assert found["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-5)
+    assert result["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
+    assert abs(result["actor_loss"] - other["actor_loss"]) > 0.01
+    assert result["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-5)
 
 
 def test_forbidden_actions_have_no_part_in_the_means():
@@ -156,9 +156,9 @@ def test_forbidden_actions_have_no_part_in_the_means():
     targets = (
         plain["rewards"] + policy.get_hyperparameter("gamma") * after
     )  # the only action has no entropy
-    wanted = np.abs(reference.q - targets[:, None]).mean(-1)
+    expected = np.abs(reference.q - targets[:, None]).mean(-1)
     result = policy.learn_on_batch(batch)
-    np.testing.assert_allclose(result["td_error"], wanted, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(result["td_error"], expected, rtol=1e-3, atol=1e-3)
     values = reference.values(reference.weights, "critic/", plain["obs"])[:, 0].min(-1)
     assert result["learner_stats"]["actor_loss"] == pytest.approx(-values.mean(), rel=1e-3)
     batch["obs"]["action_mask"][:] = 0
@@ -181,13 +181,13 @@ def test_nothing_is_drawn_while_it_learns():
 def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes():
     ways = {"tf": SACTF2Policy, "onnx": SACTF2Policy, "session": SACTF1Policy}
     batches = [rows_of(OBS, n, seed=n) for n in (1, 4, 7, 1)]
-    found = {}
+    results = {}
     for way, cls in ways.items():
         policy = shaken(discrete(cls=cls, inference="onnx" if way == "onnx" else "tf"))
-        found[way] = np.concatenate([policy.compute_actions(x).actions for x in batches])
-    np.testing.assert_array_equal(found["onnx"], found["tf"])
-    np.testing.assert_array_equal(found["session"], found["tf"])
-    assert set(found["tf"]) == {0, 1, 2}
+        results[way] = np.concatenate([policy.compute_actions(x).actions for x in batches])
+    np.testing.assert_array_equal(results["onnx"], results["tf"])
+    np.testing.assert_array_equal(results["session"], results["tf"])
+    assert set(results["tf"]) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("onnx", telling([None, True], True))

@@ -125,7 +125,7 @@ def test_losses_and_statistics_are_those_of_the_papers(cls, settings):
     assert reference.q.shape == (30, 2 if is_smooth else 1)
     errors = reference.errors[:, 0]
     result = policy.learn_on_batch(batch)
-    wanted = {
+    expected = {
         "actor_loss": actor,
         "critic_loss": critic,
         "mean_q": reference.q[:, 0].mean(),
@@ -134,7 +134,7 @@ def test_losses_and_statistics_are_those_of_the_papers(cls, settings):
         "mean_td_error": errors.mean(),
         **dict.fromkeys(("cur_actor_lr", "cur_critic_lr"), 1e-3),
     }
-    assert result["learner_stats"] == pytest.approx(wanted, rel=2e-4, abs=2e-4)
+    assert result["learner_stats"] == pytest.approx(expected, rel=2e-4, abs=2e-4)
     np.testing.assert_allclose(result["td_error"], errors, rtol=1e-3, atol=1e-3)
 
 
@@ -144,14 +144,14 @@ def test_with_critics_first_the_actor_learns_from_what_they_became(cls, jit):
     policy = shaken(td3(cls=cls, update_order="critics_first", **config))
     twin = shaken(td3(cls=cls, **config))
     batch, before = transitions(policy, 30), policy.get_weights()
-    found, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
+    result, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
     after, plain = policy.get_weights(), twin.get_weights()
     critics = {key: w for key, w in after.items() if key.startswith("critic/")}
     assert_close(critics, {key: plain[key] for key in critics}, 1e-6)
     reference = Reference(policy, batch, weights={**before, **critics})
     actor_loss, _ = reference.losses(np.zeros(30))
-    assert found["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
-    assert abs(found["actor_loss"] - other["actor_loss"]) > 0.002
+    assert result["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
+    assert abs(result["actor_loss"] - other["actor_loss"]) > 0.002
 
     twin = shaken(td3(cls=cls, **config))  # steps from what the critics became
     twin.set_weights({**before, **critics})
@@ -170,13 +170,13 @@ def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(setti
     step, compared = 1e-5, 0
     for (key, value), gradient in zip(weights.items(), gradients, strict=True):
         for at in list(np.ndindex(*value.shape))[:7]:
-            found = []
+            results = []
             for sign in (1, -1):
                 moved = {**weights, key: np.array(value)}
                 moved[key][at] += sign * step
                 losses = Reference(policy, batch, noise, moved).losses(targets)
-                found.append(losses[int(key.startswith("critic/"))])
-            difference = (found[0] - found[1]) / (2 * step)
+                results.append(losses[int(key.startswith("critic/"))])
+            difference = (results[0] - results[1]) / (2 * step)
             assert gradient[at] == pytest.approx(difference, rel=2e-3, abs=2e-4), (key, at)
             compared += 1
     assert compared > 30
@@ -211,13 +211,13 @@ def test_a_row_that_terminated_is_worth_its_reward_and_a_truncated_one_goes_on()
     batch["terminateds"] = np.ones(6, bool)
     reference = Reference(policy, batch)
     reference.losses(batch["rewards"])
-    found = policy.learn_on_batch(batch)["td_error"]
-    np.testing.assert_allclose(found, reference.errors[:, 0], atol=1e-4)
+    result = policy.learn_on_batch(batch)["td_error"]
+    np.testing.assert_allclose(result, reference.errors[:, 0], atol=1e-4)
     batch["truncateds"], batch["terminateds"] = np.ones(6, bool), np.zeros(6, bool)
     reference = Reference(policy, batch, next_noise(policy, 6))
     reference.losses(reference.targets())
-    found = policy.learn_on_batch(batch)["td_error"]
-    np.testing.assert_allclose(found, reference.errors[:, 0], atol=1e-4)
+    result = policy.learn_on_batch(batch)["td_error"]
+    np.testing.assert_allclose(result, reference.errors[:, 0], atol=1e-4)
 
 
 def test_n_step_rows_are_discounted_by_their_number_of_rewards():
@@ -228,8 +228,8 @@ def test_n_step_rows_are_discounted_by_their_number_of_rewards():
     batch["n_steps"] = np.array([1, 2, 3] * 2, np.int32)
     reference = Reference(policy, batch, next_noise(policy, 6))
     reference.losses(reference.targets(0.5 ** batch["n_steps"]))
-    found = policy.learn_on_batch(batch)["td_error"]
-    np.testing.assert_allclose(found, reference.errors[:, 0], atol=1e-4)
+    result = policy.learn_on_batch(batch)["td_error"]
+    np.testing.assert_allclose(result, reference.errors[:, 0], atol=1e-4)
 
 
 # -- delays and targets ---------------------------------------------------------------------------
@@ -263,10 +263,10 @@ def test_actor_and_targets_move_once_in_policy_delay_updates_in_both_modes(order
         states.append(policy.get_state())
         for part in ("weights", "target_weights"):
             assert_close(states[-1][part], other.get_state()[part], 1e-5)
-    found = [moved(*pair) for pair in itertools.pairwise(states)]
-    assert [x["critic"] for x in found] == [True] * 5
+    results = [moved(*pair) for pair in itertools.pairwise(states)]
+    assert [x["critic"] for x in results] == [True] * 5
     for name in ("actor", "actor target", "critic target"):
-        assert [x[name] for x in found] == [True, False, True, False, True], name
+        assert [x[name] for x in results] == [True, False, True, False, True], name
     slots = states[-1]["_optimizer_variables"]
     assert (slots["optimizer/000_iteration"], slots["critic_optimizer/000_iteration"]) == (3, 5)
 
@@ -282,12 +282,12 @@ class TellsGradients(TD3TF2Policy):
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_actor_is_not_differentiated_where_it_does_not_move(jit):
     policy = shaken(td3(cls=TellsGradients, jit_compile=jit))
-    found = []
+    results = []
     for seed in range(3):
         result = policy.driver.learning.replay(transitions(policy, seed=seed), 6, np.array([True]))
-        found.append(result["learner_stats"])
-    assert [stats["actor"] > 0 for stats in found] == [True, False, True]
-    assert all(stats["critic"] > 0 for stats in found)
+        results.append(result["learner_stats"])
+    assert [stats["actor"] > 0 for stats in results] == [True, False, True]
+    assert all(stats["critic"] > 0 for stats in results)
 
 
 def test_targets_follow_by_tau_where_they_are_due_and_the_actor_moves():
@@ -299,8 +299,8 @@ def test_targets_follow_by_tau_where_they_are_due_and_the_actor_moves():
     policy.driver.learning.replay(transitions(policy), 6, np.array([True]))
     state = policy.get_state()
     follows = zip(state["weights"].values(), before.items(), strict=True)
-    wanted = {key: 0.25 * new + 0.75 * old for new, (key, old) in follows}
-    assert_close(state["target_weights"], wanted, 1e-6)
+    expected = {key: 0.25 * new + 0.75 * old for new, (key, old) in follows}
+    assert_close(state["target_weights"], expected, 1e-6)
 
 
 @pytest.mark.parametrize("jit", telling([False, True], False))
@@ -326,8 +326,8 @@ def test_networks_learn_at_their_own_rates_or_at_lr():
     )
     before = policy.get_state()
     policy.learn_on_batch(transitions(policy))
-    found = moved(before, policy.get_state())
-    assert (found["actor"], found["critic"]) == (True, False)
+    result = moved(before, policy.get_state())
+    assert (result["actor"], result["critic"]) == (True, False)
 
 
 def test_policies_that_differ_in_numbers_share_one_trace():
@@ -388,8 +388,8 @@ def test_the_defaults_are_those_of_rllibs_contributed_packages():
         (TD3Config(), of_td3, 1_000_000),
         (DDPGConfig(), of_ddpg, 50_000),
     ):
-        wanted = {**SHARED, **own}
-        assert {name: config[name] for name in wanted} == wanted
+        expected = {**SHARED, **own}
+        assert {name: config[name] for name in expected} == expected
         assert config.replay_buffer_config["capacity"] == capacity
     assert TD3Config().exploration_config == {
         "type": "GaussianNoise",
@@ -446,26 +446,26 @@ def test_targets_that_move_with_the_actor_have_no_other_pace():
 def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes(kinds):
     ways = {"tf": kinds[0], "onnx": kinds[0], "session": kinds[1]}
     batches = [rows_of(OBS, n, seed=n) for n in (1, 4, 7, 1)]
-    found = {}
+    results = {}
     for way, cls in ways.items():
         policy = shaken(td3(cls=cls, inference="onnx" if way == "onnx" else "tf"))
         random = [policy.compute_actions(x).actions for x in batches]
         policy.on_global_var_update({"timestep": 20_000})  # from here on greedy, and noise
-        found[way] = np.concatenate(random + [policy.compute_actions(x).actions for x in batches])
+        results[way] = np.concatenate(random + [policy.compute_actions(x).actions for x in batches])
     for way in ("onnx", "session"):
-        np.testing.assert_allclose(found[way], found["tf"], atol=1e-5, err_msg=way)
-    assert np.abs(found["tf"]).max() <= 1
-    assert found["tf"].std(0).min() > 0.1
+        np.testing.assert_allclose(results[way], results["tf"], atol=1e-5, err_msg=way)
+    assert np.abs(results["tf"]).max() <= 1
+    assert results["tf"].std(0).min() > 0.1
 
 
 def test_greedy_actions_are_those_of_the_network():
     policy = shaken(td3(actions=spaces.Box(-100, 100, (2,))))
     obs = rows_of(OBS, 9)
-    wanted = np.tanh(mlp(actor_of(policy.get_weights()), obs))
-    np.testing.assert_allclose(policy.compute_actions(obs, explore=False)[0], wanted, atol=1e-6)
+    expected = np.tanh(mlp(actor_of(policy.get_weights()), obs))
+    np.testing.assert_allclose(policy.compute_actions(obs, explore=False)[0], expected, atol=1e-6)
     policy.on_global_var_update({"timestep": 20_000})
     noisy = policy.compute_actions(np.repeat(obs, 200, 0)).actions.reshape(9, 200, 2)
-    inside = np.abs(wanted) < 0.6  # where six deviations are in the bounds
+    inside = np.abs(expected) < 0.6  # where six deviations are in the bounds
     assert inside.any()
     assert noisy.std(1)[inside] == pytest.approx(0.1, rel=0.25)
 
@@ -476,8 +476,8 @@ def test_without_normalised_actions_they_are_in_the_bounds_of_the_box():
     obs = HUNDRED * rows_of(OBS, 200)
     actions = policy.compute_actions(obs, explore=False).actions
     tanh = np.tanh(mlp(actor_of(policy.get_weights()), obs))
-    wanted = tanh * [2, 4, 0.25] + [1, 4, 2.25]
-    np.testing.assert_allclose(actions, wanted, atol=1e-4)
+    expected = tanh * [2, 4, 0.25] + [1, 4, 2.25]
+    np.testing.assert_allclose(actions, expected, atol=1e-4)
     assert all(action in box for action in actions)
     assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
 

@@ -128,5 +128,5 @@ def test_it_learns_to_aim(config_class):
 @pytest.mark.soak
 def test_graph_mode_learns_the_same():
     other = tiny().framework("tf", inference="auto", jit_compile="auto")
-    one, found = (learned(config.build().train()) for config in (tiny(), other))
-    assert found == pytest.approx(one, rel=1e-4, abs=1e-5)
+    one, result = (learned(config.build().train()) for config in (tiny(), other))
+    assert result == pytest.approx(one, rel=1e-4, abs=1e-5)

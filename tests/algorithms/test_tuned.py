@@ -143,7 +143,7 @@ def rows_of_the_page():
 
 
 def test_the_page_shows_what_the_table_has():
-    wanted = {
+    expected = {
         (algo, f"`{env}`"): [
             f"{entry.steps:,}",
             "" if entry.threshold is None else f"{entry.threshold:,.1f}",
@@ -151,4 +151,4 @@ def test_the_page_shows_what_the_table_has():
         ]
         for (algo, env), entry in TUNED.items()
     }
-    assert rows_of_the_page() == wanted
+    assert rows_of_the_page() == expected

@@ -103,8 +103,10 @@ class Marking(PPOTF2Policy):
     """Acts and postprocesses by methods of its own."""
 
     def compute_actions(self, obs_batch, *args, **kwargs):
-        found = super().compute_actions(obs_batch, *args, **kwargs)
-        return found._replace(extras={**found.extras, "mark": np.ones(len(obs_batch), np.float32)})
+        result = super().compute_actions(obs_batch, *args, **kwargs)
+        return result._replace(
+            extras={**result.extras, "mark": np.ones(len(obs_batch), np.float32)}
+        )
 
     def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
         sample_batch["rewards"] = sample_batch["rewards"] + sample_batch["mark"]

@@ -62,19 +62,19 @@ def test_the_observation_after_the_last_row_is_new_obs():
         "later": ViewRequirement("obs", shift=1),
         "window": ViewRequirement("obs", shift="-1:2"),
     }
-    found = Trajectories(np.array([False, True, True])).build_views(columns, views)
-    assert found["later"].tolist() == [[2], [9], [4]]
-    assert found["window"][..., 0].tolist() == [[0, 1, 2, 9], [1, 2, 9, 0], [0, 3, 4, 0]]
+    result = Trajectories(np.array([False, True, True])).build_views(columns, views)
+    assert result["later"].tolist() == [[2], [9], [4]]
+    assert result["window"][..., 0].tolist() == [[0, 1, 2, 9], [1, 2, 9, 0], [0, 3, 4, 0]]
 
 
 def test_nested_columns_and_those_that_are_seen_as_they_are():
     columns = {"obs": {"a": np.array([[1], [2]], np.uint8), "b": (np.array([5, 6]),)}}
     views = {"old": ViewRequirement("obs", shift=-1), "same": ViewRequirement("obs")}
-    found = Trajectories(np.array([False, True])).build_views(columns, views)
-    assert found["old"]["a"].tolist() == [[0], [1]]
-    assert found["old"]["a"].dtype == np.uint8
-    assert found["old"]["b"][0].tolist() == [0, 5]
-    assert found["same"] is columns["obs"]
+    result = Trajectories(np.array([False, True])).build_views(columns, views)
+    assert result["old"]["a"].tolist() == [[0], [1]]
+    assert result["old"]["a"].dtype == np.uint8
+    assert result["old"]["b"][0].tolist() == [0, 5]
+    assert result["same"] is columns["obs"]
 
 
 def test_a_source_that_nobody_collected_is_named():
@@ -97,9 +97,9 @@ def test_nothing_is_seen_of_another_trajectory():
 def test_a_running_episode_goes_on_from_the_rows_before():
     rows = [np.array([[-3.0, -2.0, -1.0], [-6.0, -5.0, -4.0]])]
     past = TrajectoryHistory(np.array([3, 1]), {"x": rows})
-    found = seen("-3:-1", TWO, past)
-    assert found[:2] == [[-3, -2, -1], [-2, -1, 1]]
-    assert found[2:] == [[0, 0, -4], [0, -4, 3], [-4, 3, 4]]  # it is one row old
+    result = seen("-3:-1", TWO, past)
+    assert result[:2] == [[-3, -2, -1], [-2, -1, 1]]
+    assert result[2:] == [[0, 0, -4], [0, -4, 3], [-4, 3, 4]]  # it is one row old
     assert seen(-5, TWO, past) == [0] * 5  # nobody kept more
     assert seen(0, TWO, past, index=0) == [1, 1, 3, 3, 3]
 

@@ -81,8 +81,8 @@ def start_training(folder: Path, *words: str) -> tuple[subprocess.Popen[str], Pa
     )
 
     def has_begun() -> bool:
-        found = list(folder.glob("runs/*/progress.csv"))
-        return bool(found) and len(read_progress(found[0])) >= 20
+        results = list(folder.glob("runs/*/progress.csv"))
+        return bool(results) and len(read_progress(results[0])) >= 20
 
     try:
         wait_for(has_begun, process)
@@ -247,7 +247,7 @@ def test_a_target_that_is_not_reached_gives_exit_code_1(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--lr", "1e-4", "--set", "lr=1e-3"], "--lr and --set lr=1e-3 both set lr"),
         (["--num-envs", "2", "--set", "num_envs_per_env_runner=3"], "both set num_envs_per_worker"),
@@ -255,16 +255,16 @@ def test_a_target_that_is_not_reached_gives_exit_code_1(here: Path) -> None:
     ],
 )
 def test_a_setting_is_given_by_one_word_of_the_command(
-    words: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "CartPole-v1", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
 def test_another_backend_of_keras_is_named_in_one_line(here: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_HOME), "KERAS_BACKEND": "torch"}
-    told = "Keras must use TensorFlow as its backend, but the environment variable KERAS_BACKEND"
+    message = "Keras must use TensorFlow as its backend, but the environment variable KERAS_BACKEND"
     for words in (
         ["-m", "tfpolicies", "train", "CartPole-v1"],
         ["-c", "import tfpolicies; tfpolicies.PPOConfig"],
@@ -274,7 +274,7 @@ def test_another_backend_of_keras_is_named_in_one_line(here: Path) -> None:
             [sys.executable, *words], cwd=here, env=environment, capture_output=True, text=True
         )
         assert done.returncode != 0
-        assert told in done.stderr.splitlines()[-1]
+        assert message in done.stderr.splitlines()[-1]
         assert words[0] == "-c" or len(done.stderr.splitlines()) == 1
     assert list(here.iterdir()) == []
 
@@ -350,8 +350,8 @@ def test_ctrl_c_saves_and_prints_the_command_that_goes_on(here: Path) -> None:
     assert "Traceback" not in errors
     done = iterations(run)
     assert done == list(range(1, len(done) + 1))
-    told, *_, saved, _, hint = errors.splitlines()
-    assert told.startswith("Interrupted: training saves and ends after this iteration.")
+    message, *_, saved, _, hint = errors.splitlines()
+    assert message.startswith("Interrupted: training saves and ends after this iteration.")
     assert saved == f"Interrupted. Saved in runs/{run.name}/checkpoints/latest."
     command = shlex.split(hint)
     assert command[1:] == ["-m", "tfpolicies", "train", "--resume", f"runs/{run.name}"]
@@ -396,7 +396,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
         assert "your code is only imported if you name it" in capsys.readouterr().err
-    for name, value, told in (
+    for name, value, message in (
         ("algo", "tfpolicies.cli.main", "algo 'tfpolicies.cli.main'"),
         ("algo", ["a.b:C"], "algo ['a.b:C']"),
         ("from_file", 3, "from_file 3"),
@@ -407,7 +407,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         strange = RunFolder.create(here, "strange", content)
         strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     first = read_progress(trained / "progress.csv")[0]
     again = read_progress(run.progress_csv)[0]
     assert again["learner/default_policy/total_loss"] == first["learner/default_policy/total_loss"]
@@ -469,8 +469,8 @@ def test_an_algorithm_of_the_users_is_named_in_each_command(
         ["export", str(run), "--to", "out", "--onnx"],
         ["train", "--resume", str(run), "--steps", "128", "--play", "0"],
     ]
-    told = ["HalvedPolicy, greedy", "Exported HalvedPolicy", "Halved on CartPole-v1"]
-    for command, line in zip(commands, told, strict=True):
+    phrases = ["HalvedPolicy, greedy", "Exported HalvedPolicy", "Halved on CartPole-v1"]
+    for command, line in zip(commands, phrases, strict=True):
         assert main(command) == 2
         assert shlex.join(own) in capsys.readouterr().err
         assert main([*command, *own]) == 0
@@ -620,10 +620,10 @@ def test_the_best_checkpoint_has_the_weights_that_earned_the_score(
     scores = [row[name] for row in read_progress(run / "progress.csv")]
     best = max(range(len(scores)), key=lambda i: scores[i] if scores[i] == scores[i] else -1.0)
     (policy,) = Policy.from_checkpoint(run / "checkpoints" / "best").values()
-    found, wanted = policy.get_weights(), taken[best + evaluates]
-    assert all((found[key] == wanted[key]).all() for key in wanted)
+    actual, expected = policy.get_weights(), taken[best + evaluates]
+    assert all((actual[key] == expected[key]).all() for key in expected)
     other = taken[best + (not evaluates)]
-    assert not all((found[key] == other[key]).all() for key in other)
+    assert not all((actual[key] == other[key]).all() for key in other)
 
 
 def test_a_nan_loss_ends_the_command_and_overwrites_no_checkpoint(

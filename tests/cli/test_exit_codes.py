@@ -133,7 +133,7 @@ def program(code: str, *words: str, **settings: object) -> "subprocess.Popen[str
 
 
 @pytest.mark.parametrize(
-    ("happens", "told"),
+    ("happens", "message"),
     [
         (
             "exit",
@@ -147,11 +147,11 @@ def test_a_fault_of_the_environment_saves_the_last_whole_iteration(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     happens: str,
-    told: str,
+    message: str,
 ) -> None:
     assert train(monkeypatch, happens, 3 * BATCH + 7, "--checkpoint-every", "1000") == 3
     run, errors = the_run(here), capsys.readouterr().err
-    assert re.search(told, errors)
+    assert re.search(message, errors)
     assert f"Saved in runs/{run.path.name}/checkpoints/latest." in errors
     assert "Traceback" not in errors
     assert "Traceback" in run.error_txt.read_text()
@@ -164,10 +164,10 @@ def test_a_fault_in_the_middle_of_an_iteration_saves_what_was_before_it(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half(algorithm: Algorithm) -> Any:
-        found = learn(algorithm)
+        actual = learn(algorithm)
         if algorithm.iteration == 2:
             raise MemoryError("in the middle")
-        return found
+        return actual
 
     learn = Algorithm._learn_and_sync
     assert main([*TRAIN, "--steps", str(2 * BATCH), "--run-dir", "whole"]) == 0
@@ -178,7 +178,7 @@ def test_a_fault_in_the_middle_of_an_iteration_saves_what_was_before_it(
         for name in ("whole", "half")
     )
     assert broken.manifest["progress"]["iteration"] == 2
-    (expected,), (saved,) = (found.policies.values() for found in (whole, broken))
+    (expected,), (saved,) = (actual.policies.values() for actual in (whole, broken))
     assert saved.manifest["state"]["rng"] == expected.manifest["state"]["rng"]
     for group, arrays in expected.arrays.items():
         for name, array in arrays.items():
@@ -195,8 +195,8 @@ def test_a_fault_in_the_first_iteration_leaves_no_checkpoint_and_no_newest_run(
     assert main(["train", ENV, "--resume"]) == 2
     assert "has no checkpoint yet; name it to restart it." in capsys.readouterr().err
     assert main(["evaluate", "runs"]) == 2
-    told = capsys.readouterr().err
-    assert "No run in 'runs' has a checkpoint yet. Restart the newest one with `tfpolicies" in told
+    text = capsys.readouterr().err
+    assert "No run in 'runs' has a checkpoint yet. Restart the newest one with `tfpolicies" in text
 
 
 def test_a_start_that_fails_leaves_no_folder(
@@ -228,7 +228,7 @@ def test_a_run_that_another_process_trains_is_refused_before_anything_is_changed
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "told"),
+    ("name", "status", "message"),
     [("SIGINT", 130, "Interrupted"), ("SIGTERM", 143, "Terminated"), ("SIGHUP", 129, "Hung up")],
 )
 def test_a_signal_lets_the_iteration_end_and_saves_it(
@@ -237,14 +237,14 @@ def test_a_signal_lets_the_iteration_end_and_saves_it(
     capfd: pytest.CaptureFixture[str],
     name: str,
     status: int,
-    told: str,
+    message: str,
 ) -> None:
-    found = [signal.getsignal(number) for number in (2, 15, 1)]
+    results = [signal.getsignal(number) for number in (2, 15, 1)]
     assert train(monkeypatch, name, 2 * BATCH + 3, "--checkpoint-every", "1000") == status
-    assert [signal.getsignal(number) for number in (2, 15, 1)] == found
+    assert [signal.getsignal(number) for number in (2, 15, 1)] == results
     run, errors = the_run(here), capfd.readouterr().err
-    assert f"{told}: training saves and ends after this iteration." in errors
-    assert f"{told}. Saved in runs/{run.path.name}/checkpoints/latest." in errors
+    assert f"{message}: training saves and ends after this iteration." in errors
+    assert f"{message}. Saved in runs/{run.path.name}/checkpoints/latest." in errors
     assert iterations(run) == [1, 2, 3]
     monkeypatch.setenv("AT", "0")
     goes_on(run, errors, 3)
@@ -299,7 +299,7 @@ sys.exit(main())
 
 def test_ignored_signals_stay_ignored_and_other_threads_change_nothing() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    found = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    result = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with ShutdownHandler():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -317,7 +317,7 @@ def test_ignored_signals_stay_ignored_and_other_threads_change_nothing() -> None
                 assert signal.getsignal(signal.SIGTERM) is handler
             assert signal.getsignal(signal.SIGTERM) is handler
     finally:
-        signal.signal(signal.SIGHUP, found)
+        signal.signal(signal.SIGHUP, result)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -449,6 +449,6 @@ os._exit(100 + status if opened > 2 else 1)
 
 def test_help_tells_every_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    told = capsys.readouterr().out.partition("exit status:\n")[2]
-    found = [line.split()[0] for line in told.splitlines() if line.startswith("  ")]
-    assert found[:10] == ["0", "1", "2", "3", "4", "5", "129", "130", "141", "143"]
+    output = capsys.readouterr().out.partition("exit status:\n")[2]
+    results = [line.split()[0] for line in output.splitlines() if line.startswith("  ")]
+    assert results[:10] == ["0", "1", "2", "3", "4", "5", "129", "130", "141", "143"]

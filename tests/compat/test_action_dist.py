@@ -66,8 +66,8 @@ def test_a_sample_is_drawn_once_and_its_probability_is_known():
 def test_in_a_graph_each_run_draws_anew():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         dist = DiagGaussian(INPUTS)
-        wanted = [dist.sample(), dist.logp(dist.sample()), dist.sampled_action_logp()]
-        (first, *logp), (second, *_) = session.run(wanted), session.run(wanted)
+        expected = [dist.sample(), dist.logp(dist.sample()), dist.sampled_action_logp()]
+        (first, *logp), (second, *_) = session.run(expected), session.run(expected)
     assert not np.array_equal(first, second)
     np.testing.assert_array_equal(*logp)
 
@@ -93,8 +93,8 @@ def test_cells_are_taken_as_a_tensor_by_row_or_as_a_list_by_cell():
 
 def test_squashed_actions_are_within_their_bounds():
     dist = SquashedGaussian(INPUTS, None, low=-2.0, high=1.0)
-    wanted = (np.tanh(INPUTS[:, :2]) + 1) / 2 * 3 - 2
-    np.testing.assert_allclose(dist.deterministic_sample(), wanted, atol=1e-6)
+    expected = (np.tanh(INPUTS[:, :2]) + 1) / 2 * 3 - 2
+    np.testing.assert_allclose(dist.deterministic_sample(), expected, atol=1e-6)
     plain = own.SquashedGaussian(tf.constant(INPUTS), PLANE)
     half = tf.fill([2, 2], 0.5)
     np.testing.assert_allclose(dist.logp(half * 1.5 - 0.5), plain.logp(half), rtol=1e-5)
@@ -116,10 +116,10 @@ def test_beta_and_dirichlet_are_those_of_scipy():
     assert (dist.kl(other).numpy() > 0.0).all()
     shares, logs = np.array([[0.1, 0.2, 0.3, 0.4]] * 2), np.exp(INPUTS.astype(np.float64))
     dist = Dirichlet(INPUTS)
-    found = [scipy.stats.dirichlet(a).logpdf(x) for a, x in zip(logs, shares, strict=True)]
-    np.testing.assert_allclose(dist.logp(shares), found, rtol=1e-4)
-    found = [scipy.stats.dirichlet(a).entropy() for a in logs]
-    np.testing.assert_allclose(dist.entropy(), found, rtol=1e-4)
+    results = [scipy.stats.dirichlet(a).logpdf(x) for a, x in zip(logs, shares, strict=True)]
+    np.testing.assert_allclose(dist.logp(shares), results, rtol=1e-4)
+    results = [scipy.stats.dirichlet(a).entropy() for a in logs]
+    np.testing.assert_allclose(dist.entropy(), results, rtol=1e-4)
     np.testing.assert_allclose(tf.reduce_sum(dist.sample(), axis=-1), 1.0, rtol=1e-5)
 
 
@@ -198,8 +198,8 @@ class Chain(ActionDistribution):
 
     def _parts(self, first=None):
         zeros = tf.zeros([tf.shape(self.inputs)[0], 1])
-        given = zeros if first is None else tf.cast(first, tf.float32)[:, None]
-        return [Categorical(x) for x in self.model.action_model([self.inputs, given])]
+        columns = zeros if first is None else tf.cast(first, tf.float32)[:, None]
+        return [Categorical(x) for x in self.model.action_model([self.inputs, columns])]
 
     def _both(self, method):
         first = self._parts()[0]
@@ -261,11 +261,11 @@ def test_an_autoregressive_policy_acts_alike_in_graph_mode_and_through_onnx(chai
         other = chained(inference=inference)
         other.set_weights(chain.get_weights())
         other._state.rng.bit_generator.state = before
-        found = other.compute_actions(obs)
-        for ours, theirs in zip(acted.actions, found.actions, strict=True):
+        result = other.compute_actions(obs)
+        for ours, theirs in zip(acted.actions, result.actions, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         np.testing.assert_allclose(
-            found.extras["action_logp"], acted.extras["action_logp"], atol=1e-5
+            result.extras["action_logp"], acted.extras["action_logp"], atol=1e-5
         )
     greedy = chain.compute_actions(obs, explore=False).actions
     dist = chain.dist_class(tf.constant(acted.extras["action_dist_inputs"]), chain.model)
@@ -290,10 +290,10 @@ def test_a_ported_distribution_explores_by_chance_too(chain):
     obs = rows_of(OBS, 300)
     a, b = greedy.compute_actions(obs, timestep=0).actions  # epsilon is 1
     assert (set(a.tolist()), set(b.tolist())) == ({0, 1}, {0, 1, 2})
-    found = greedy.compute_actions(obs, explore=False).actions
+    result = greedy.compute_actions(obs, explore=False).actions
     inputs = tf.constant(greedy.compute_actions(obs).extras["action_dist_inputs"])
     dist = greedy.dist_class(inputs, greedy.model)
-    np.testing.assert_array_equal(found, dist.deterministic_sample())
+    np.testing.assert_array_equal(result, dist.deterministic_sample())
 
 
 class OwnDraws(TFActionDistribution):

@@ -103,8 +103,8 @@ def test_attention_may_be_a_part_of_another_model():
     policy = make(model={"custom_model": "inside"})
     assert [part.shape for part in policy.get_initial_state()] == [(2, 4), (1,)]
     state = [np.stack([part] * 5) for part in policy.get_initial_state()]
-    found, after, _ = policy.compute_actions(FIVE, state)
-    assert TWO.contains(found[0])
+    result, after, _ = policy.compute_actions(FIVE, state)
+    assert TWO.contains(result[0])
     assert after[1].tolist() == [[1.0]] * 5
 
 
@@ -112,13 +112,13 @@ def test_attention_may_be_a_part_of_another_model():
 def test_windows_of_the_last_outputs_are_a_memory_of_attention(units):
     model = {**ATTENTION, "attention_num_transformer_units": units}
     policy = varied(make(model=model))
-    windows, found = [np.zeros((2, 4), np.float32)] * units, []
+    windows, result = [np.zeros((2, 4), np.float32)] * units, []
     for row in FIVE:
         _, newest, extras = policy.compute_single_action(row, windows, explore=False)
         assert [part.shape for part in newest] == [(4,)] * units
         windows = [np.concatenate([w, [x]])[1:] for w, x in zip(windows, newest, strict=True)]
-        found.append(extras["action_dist_inputs"])
-    np.testing.assert_allclose(found, played(policy), atol=1e-6)
+        result.append(extras["action_dist_inputs"])
+    np.testing.assert_allclose(result, played(policy), atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -64,9 +64,9 @@ def test_callbacks_change_nested_observations_as_flat_rows():
 
 def test_a_batch_of_one_policy_has_its_rows_by_the_policy_s_id():
     batch = three_rows()
-    (found,) = batch.policy_batches.items()
-    assert found[0] == "default_policy"
-    assert found[1] is batch
+    (result,) = batch.policy_batches.items()
+    assert result[0] == "default_policy"
+    assert result[1] is batch
     assert batch.policy_batches.keys() == batch.as_multi_agent().policy_batches.keys()
 
 

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("kept_programs")
 def test_each_worker_is_told_how_many_steps_it_samples():
     config = AlgorithmConfig().training(train_batch_size=4000)
     config.rollouts(num_rollout_workers=3, num_envs_per_worker=2, rollout_fragment_length="auto")
-    found = [config.get_rollout_fragment_length(worker_index=i) for i in range(4)]
-    assert found == [667, 667, 667, 666]
+    results = [config.get_rollout_fragment_length(worker_index=i) for i in range(4)]
+    assert results == [667, 667, 667, 666]
     config.rollouts(rollout_fragment_length=50)
     assert config.get_rollout_fragment_length() == 50
     assert config.total_train_batch_size == 4000
@@ -52,25 +52,25 @@ def test_taking_a_setting_out_reads_it():
 
 def test_settings_about_several_agents_are_read_as_old_dicts_have_them():
     config = PPOConfig().multi_agent(policies={"a", "b"}, policies_to_train=["a"])
-    found = config["multiagent"]
-    assert set(found["policies"]) == {"a", "b"}
-    assert found["policies_to_train"] == ["a"]
+    result = config["multiagent"]
+    assert set(result["policies"]) == {"a", "b"}
+    assert result["policies_to_train"] == ["a"]
     with pytest.raises(UnknownSettingError, match="belongs to old dict configs"):
         config["multiagent"] = {}
 
 
 def test_a_serialized_config_is_json_without_code():
     config = PPOConfig().environment(CountingEnv, observation_space=spaces.Discrete(3))
-    config.multi_agent(policies={"b", "a"}, policy_mapping_fn=lambda *given, **more: "a")
+    config.multi_agent(policies={"b", "a"}, policy_mapping_fn=lambda *values, **more: "a")
     config.callbacks(DefaultCallbacks).environment(env_config={"map": np.eye(2)})
-    found = json.loads(json.dumps(config.serialize()))
-    assert found["env"] == "helpers.environments.CountingEnv"
-    assert found["callbacks"] == "tfpolicies.config.callbacks.DefaultCallbacks"
-    assert found["policy_mapping_fn"] == "__not_serializable__"
-    assert found["policies"] == {"a": [None] * 4, "b": [None] * 4}
-    assert found["observation_space"]["type"] == "Discrete"
-    assert found["env_config"] == {"map": [[1.0, 0.0], [0.0, 1.0]]}
-    assert (found["lr"], found["lambda"]) == (5e-5, 1.0)
+    result = json.loads(json.dumps(config.serialize()))
+    assert result["env"] == "helpers.environments.CountingEnv"
+    assert result["callbacks"] == "tfpolicies.config.callbacks.DefaultCallbacks"
+    assert result["policy_mapping_fn"] == "__not_serializable__"
+    assert result["policies"] == {"a": [None] * 4, "b": [None] * 4}
+    assert result["observation_space"]["type"] == "Discrete"
+    assert result["env_config"] == {"map": [[1.0, 0.0], [0.0, 1.0]]}
+    assert (result["lr"], result["lambda"]) == (5e-5, 1.0)
 
 
 UNKNOWN = """
@@ -87,10 +87,10 @@ def test_without_the_names_for_porting_an_error_says_where_they_are():
     command = [sys.executable, "-c", UNKNOWN]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     of_ported_code, of_another_config = done.stdout.splitlines()
-    told = "RLlib finds it after `import tfpolicies.compat`"
-    assert f"has no such setting. Code written for {told}" in of_ported_code
+    message = "RLlib finds it after `import tfpolicies.compat`"
+    assert f"has no such setting. Code written for {message}" in of_ported_code
     assert "in their config, such as PPOConfig" in of_another_config
-    assert told not in of_another_config
+    assert message not in of_another_config
 
 
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])

@@ -120,12 +120,12 @@ def test_agents_tell_whether_they_or_all_are_done():
 
     class Looks(DefaultCallbacks):
         def on_episode_step(self, *, episode, **kwargs):
-            told = (
+            results = (
                 episode.last_terminated_for,
                 episode.last_truncated_for,
                 episode.prev_reward_for,
             )
-            seen.append([[tell(agent) for tell in told] for agent in "ab"])
+            seen.append([[tell(agent) for tell in results] for agent in "ab"])
             assert episode.policy_mapping_fn is by_agent
             assert episode.prev_action_for("a") is None
 

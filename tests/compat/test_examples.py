@@ -21,13 +21,13 @@ def load(monkeypatch):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_ported_script_imports_nothing_else(script):
     tree = ast.parse((PORTING / f"{script}.py").read_text())
-    found = set()
+    results = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            results |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module.split(".")[0])
-    assert found <= ALLOWED | {path.stem for path in PORTING.parent.glob("*.py")}
+            results.add(node.module.split(".")[0])
+    assert results <= ALLOWED | {path.stem for path in PORTING.parent.glob("*.py")}
 
 
 def test_a_custom_tf_model_learns_and_is_exported(tmp_path, load):

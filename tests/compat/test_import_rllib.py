@@ -55,19 +55,19 @@ def state_of(model=None, weights=None, **more):
 def written(folder: Path, state, **described) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "policy_state.pkl").write_bytes(pickle.dumps(state))
-    told = {"type": "Policy", "checkpoint_version": "1.1", **described}
-    (folder / "rllib_checkpoint.json").write_text(json.dumps(told))
+    results = {"type": "Policy", "checkpoint_version": "1.1", **described}
+    (folder / "rllib_checkpoint.json").write_text(json.dumps(results))
     return folder
 
 
 @pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.soak) for x in CASES])
 def test_an_imported_policy_acts_as_it_did_in_rllib(case, tmp_path, capsys):
     assert main(["import-rllib", str(STORED / case), str(tmp_path / "out")]) == 0
-    told = capsys.readouterr().out
-    assert "Not imported" in told
-    assert "the state of the optimizer" in told
+    output = capsys.readouterr().out
+    assert "Not imported" in output
+    assert "the state of the optimizer" in output
     kind, framework = case.split("-")
-    assert ("clip=None" in told) == (kind in ("mlp", "dqn", "sac"))
+    assert ("clip=None" in output) == (kind in ("mlp", "dqn", "sac"))
     policy = Policy.from_checkpoint(tmp_path / "out")
     runtime = "TF2" if framework == "tf2" else "TF1"
     assert type(policy).__name__ == f"{CLASSES.get(kind, 'PPO')}{runtime}Policy"
@@ -75,9 +75,9 @@ def test_an_imported_policy_acts_as_it_did_in_rllib(case, tmp_path, capsys):
     assert (policy.global_timestep, policy.num_grad_updates) == counted
     assert policy.config["lr"] == 1e-3
     with np.load(STORED / case / "expected.npz") as expected:
-        found = differences(policy, dict(expected))
-    assert found.keys() == {"actions", "action_dist_inputs", *MORE.get(case, MORE.get(kind, ()))}
-    assert max(found.values()) <= MOST
+        actual = differences(policy, dict(expected))
+    assert actual.keys() == {"actions", "action_dist_inputs", *MORE.get(case, MORE.get(kind, ()))}
+    assert max(actual.values()) <= MOST
 
 
 @pytest.mark.core
@@ -132,9 +132,9 @@ def test_noisy_layers_and_networks_without_heads_of_dqn(tmp_path):
     )
     (imported,) = import_checkpoint(written(tmp_path / "noisy", state)).values()
     weights = imported.policy.get_weights()
-    found = [weights[f"layer_2/{role}"] for role in NOISY_ROLES]
-    for array_of, given in zip(found, noisy, strict=True):
-        np.testing.assert_array_equal(array_of, given)
+    results = [weights[f"layer_2/{role}"] for role in NOISY_ROLES]
+    for array_of, values in zip(results, noisy, strict=True):
+        np.testing.assert_array_equal(array_of, values)
 
     output = [np.array([[1, 2], [3, 4]], "f4"), array(2), array(2, 1), array(1)]
     state = q_state([*FEATURES[:2], *output], hiddens=[], dueling=False)
@@ -159,15 +159,15 @@ def test_actor_critics_and_temperature_of_sac_follow_each_other(tmp_path):
     weights = [x for network in networks for x in network]
     state = sac_state([*weights, np.float32(-1.5)])
     (imported,) = import_checkpoint(written(tmp_path / "whole", state)).values()
-    found = imported.policy.get_state()
+    result = imported.policy.get_state()
     kept = [network[:2] for network in networks]
-    for given, own in zip(
-        [x for pair in kept for x in pair], found["weights"].values(), strict=False
+    for values, own in zip(
+        [x for pair in kept for x in pair], result["weights"].values(), strict=False
     ):
-        np.testing.assert_array_equal(own, given)
-    assert found["weights"]["temperature/layer_0/log_alpha"] == np.float32(-1.5)
+        np.testing.assert_array_equal(own, values)
+    assert result["weights"]["temperature/layer_0/log_alpha"] == np.float32(-1.5)
     np.testing.assert_array_equal(
-        found["target_weights"]["critic_target/layer_0/bias#1"], kept[2][1]
+        result["target_weights"]["critic_target/layer_0/bias#1"], kept[2][1]
     )
     with pytest.raises(CheckpointError, match="13 arrays are expected, and there are 12"):
         import_checkpoint(written(tmp_path / "part", sac_state(weights)))
@@ -222,12 +222,12 @@ def test_convolutions_before_heads_are_as_wide_as_the_last_layer_and_see_0_to_25
 def test_layers_before_heads_end_in_one_of_their_own_width(model, order, settings):
     vector, acted = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
     heads = QHeads((5,), dueling=True, num_atoms=1, noisy=False, sigma0=0.5)
-    given = {"fcnet_activation": "relu", "post_fcnet_activation": "swish", **model}
-    found = make_q_network(heads, given, vector, acted)
+    config_values = {"fcnet_activation": "relu", "post_fcnet_activation": "swish", **model}
+    result = make_q_network(heads, config_values, vector, acted)
     heads = [f"heads/{x}" for x in ("advantage_1", "advantage_out", "value_1", "value_out")]
-    assert found.order == [*order, *heads]
-    assert found.layer_names["fc_out"] == f"fc_{len(settings[0])}"
-    kept = found.settings
+    assert result.order == [*order, *heads]
+    assert result.layer_names["fc_out"] == f"fc_{len(settings[0])}"
+    kept = result.settings
     assert (kept["fcnet_hiddens"], kept["fcnet_activation"]) == settings
     assert (kept["post_fcnet_hiddens"], kept["no_final_linear"]) == ([], False)
 
@@ -244,8 +244,8 @@ def test_the_actor_of_sac_is_of_both_configs_and_may_have_one_deviation_for_all(
     state = sac_state([*actor, *critic, 0.5], config=config, action_space=VECTOR)
     (imported,) = import_checkpoint(written(tmp_path, state)).values()
     weights = {tuple(w.shape): w for w in imported.policy.get_weights().values()}
-    for given in (actor[1], actor[2], actor[3], critic[0]):
-        np.testing.assert_array_equal(weights[given.shape], given)
+    for values in (actor[1], actor[2], actor[3], critic[0]):
+        np.testing.assert_array_equal(weights[values.shape], values)
     assert imported.policy.config["model"]["free_log_std"] is True
     assert len(imported.policy.get_weights()) == 8
 
@@ -319,10 +319,10 @@ def test_values_that_no_setting_has_stay_behind_and_the_networks_are_those_of_th
                "exploration_config": {"type": PAIR_OF_NUMBERS}, "td_error_loss_fn": PAIR_OF_NUMBERS,
                "replay_buffer_config": {"replay_sequence_length": PAIR_OF_NUMBERS},
                "categorical_distribution_temperature": PAIR_OF_NUMBERS}  # fmt: skip
-    found = convert_policy_spec(q_state([], **strange)["policy_spec"])
-    assert sorted(line.partition("=")[0] for line in found.not_imported) == sorted(strange)
+    result = convert_policy_spec(q_state([], **strange)["policy_spec"])
+    assert sorted(line.partition("=")[0] for line in result.not_imported) == sorted(strange)
     vector, acted = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-    (network,) = make_policy_networks(found, vector, acted).parts
+    (network,) = make_policy_networks(result, vector, acted).parts
     assert network.order[-2:] == ["heads/value_1", "heads/value_out"]
 
     pair = convert_policy_spec(sac_state([], config={"twin_q": PAIR_OF_NUMBERS})["policy_spec"])
@@ -340,9 +340,9 @@ def test_what_configs_of_networks_have_beside_is_listed_and_objects_are_configs_
     config = state["policy_spec"]["config"]
     config["framework_str"] = config.pop("framework")
     state["policy_spec"]["config"] = ObjectRecord("ray.rllib:SACConfig", None, config, [])
-    found = convert_policy_spec(state["policy_spec"])
-    assert found.policy_class.__name__ == "SACTF2Policy"
-    assert len(make_policy_networks(found, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)).parts) == 4
+    result = convert_policy_spec(state["policy_spec"])
+    assert result.policy_class.__name__ == "SACTF2Policy"
+    assert len(make_policy_networks(result, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)).parts) == 4
 
 
 @pytest.mark.core
@@ -356,9 +356,9 @@ def test_buffers_are_those_of_the_names_here():
         "replay_sequence_length": 1,
         "worker_side_prioritization": False,
     }
-    found = convert_policy_spec(q_state([], replay_buffer_config=stored)["policy_spec"])
-    assert found.not_imported == []
-    kept = found.config["replay_buffer_config"]
+    result = convert_policy_spec(q_state([], replay_buffer_config=stored)["policy_spec"])
+    assert result.not_imported == []
+    kept = result.config["replay_buffer_config"]
     assert (kept["capacity"], kept["prioritized_replay_alpha"]) == (70, 0.5)
     assert kept["type"] == "MultiAgentPrioritizedReplayBuffer"
     unread = {**stored, "prioritized_replay": False}  # as SAC has it, and no code of RLlib reads
@@ -425,14 +425,14 @@ def test_nothing_is_written_if_one_policy_cannot_be_imported(tmp_path):
     ],
 )
 def test_what_cannot_be_imported_is_named(state, error, words, tmp_path):
-    with pytest.raises(error, match=words) as found:
+    with pytest.raises(error, match=words) as result:
         import_checkpoint(written(tmp_path, state))
-    assert str(found.value).startswith(f"Policy 'default_policy' of {str(tmp_path)!r}: ")
+    assert str(result.value).startswith(f"Policy 'default_policy' of {str(tmp_path)!r}: ")
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("message", "words"),
     [
         ({"type": "RLModule"}, "must be a checkpoint of an Algorithm or Policy, got 'RLModule'"),
         ({"format": "msgpack"}, "checkpoint_format='cloudpickle'"),
@@ -443,9 +443,9 @@ def test_what_cannot_be_imported_is_named(state, error, words, tmp_path):
         ),
     ],
 )
-def test_a_checkpoint_of_another_kind_is_refused(told, words, tmp_path):
+def test_a_checkpoint_of_another_kind_is_refused(message, words, tmp_path):
     with pytest.raises(CheckpointError, match=words):
-        import_checkpoint(written(tmp_path, state_of(), **told))
+        import_checkpoint(written(tmp_path, state_of(), **message))
     shutil.rmtree(tmp_path)
     with pytest.raises(CheckpointError, match=r"has no rllib_checkpoint\.json"):
         import_checkpoint(tmp_path)
@@ -469,11 +469,11 @@ def test_settings_go_by_their_names_and_what_stays_behind_is_listed():
         "remote_worker_envs": True,
         "of_the_future": 3,
     }
-    found = convert_policy_spec(state_of(config=stored)["policy_spec"])
-    assert [found.config[name] for name in ("gamma", "lambda_", "num_sgd_iter")] == [0.9, 0.5, 3]
-    assert found.config["sgd_minibatch_size"] == 7
-    assert found.policy_class.__name__ == "PPOTF2Policy"
-    env, future, remote = found.not_imported
+    result = convert_policy_spec(state_of(config=stored)["policy_spec"])
+    assert [result.config[name] for name in ("gamma", "lambda_", "num_sgd_iter")] == [0.9, 0.5, 3]
+    assert result.config["sgd_minibatch_size"] == 7
+    assert result.policy_class.__name__ == "PPOTF2Policy"
+    env, future, remote = result.not_imported
     assert env == "env=<mine:Env>"
     assert future.startswith("of_the_future=3 (Invalid property name")
     assert remote.startswith("remote_worker_envs=True (env_processes=N spreads")
@@ -482,8 +482,8 @@ def test_settings_go_by_their_names_and_what_stays_behind_is_listed():
 @pytest.mark.core
 def test_spaces_are_rebuilt_from_records_and_from_pickled_objects():
     inner = {"a": VECTOR["space"], "b": PAIR["space"]}
-    found = convert_space({"space": {"space": "dict", "spaces": inner}}, "observation_space")
-    assert found == spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(2))
+    result = convert_space({"space": {"space": "dict", "spaces": inner}}, "observation_space")
+    assert result == spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(2))
     turned = {"space": {"space": "dict", "spaces": dict(reversed(inner.items()))}}
     assert [*convert_space(turned, "observation_space").spaces] == ["b", "a"]
     state = {"_shape": (), "n": 4, "start": 1}
@@ -523,8 +523,8 @@ def test_images_of_0_to_255_are_images_of_0_to_1_with_larger_kernels():
     image = spaces.Box(0, 255, (10, 10, 1), np.uint8)
     network = make_network({"conv_filters": [[1, 10, 1]], "vf_share_layers": True}, image, None)
     weights = [np.ones((10, 10, 1, 1), "f4"), array(1), array(1, 1, 1, 2), array(2)]
-    found = convert_network_weights([*weights, array(1, 1), array(1)], network)
-    kernels = {layer.name: layer.weights[0].array for layer in found.layers}
+    result = convert_network_weights([*weights, array(1, 1), array(1)], network)
+    kernels = {layer.name: layer.weights[0].array for layer in result.layers}
     assert kernels["conv_1"].max() == kernels["conv_1"].min() == 255
     assert kernels["fc_out"].shape == (1, 2)
     with pytest.raises(CheckpointError, match="whose value shares no layers"):

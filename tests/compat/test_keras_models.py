@@ -136,14 +136,14 @@ def test_the_catalogs_model_has_what_scripts_read_of_it():
 def test_what_is_read_of_a_model_is_no_part_of_it():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     policy = make(PGTF2Policy, model=model)
-    told = policy.model
-    told(FIVE)
+    result = policy.model
+    result(FIVE)
     with pytest.raises(ConfigError, match="has no value output"):
-        told.value_function()
-    again = make(PGTF2Policy, model=told)  # as a template, with these weights
-    outputs = told(FIVE).numpy()
+        result.value_function()
+    again = make(PGTF2Policy, model=result)  # as a template, with these weights
+    outputs = result(FIVE).numpy()
     np.testing.assert_array_equal(again.model(FIVE).numpy(), outputs)
-    assert not hasattr(keras.models.clone_model(told), "view_requirements")
+    assert not hasattr(keras.models.clone_model(result), "view_requirements")
 
 
 def test_the_views_of_a_model_with_a_memory_say_what_it_reads():

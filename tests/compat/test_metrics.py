@@ -69,11 +69,11 @@ def test_a_custom_evaluation_sets_environments_samples_and_summarises():
         evaluation_interval=1, custom_evaluation_function=custom_evaluation_function
     ).build()
     for _ in range(2):
-        found = algorithm.train()["evaluation"]
-        assert found["foo"] == 1
-        assert found["episodes_this_iter"] == 5
-        assert found["hist_stats"]["episode_lengths"] == [3] * 5
-        assert found["episode_reward_mean"] == 3.0
+        result = algorithm.train()["evaluation"]
+        assert result["foo"] == 1
+        assert result["episodes_this_iter"] == 5
+        assert result["hist_stats"]["episode_lengths"] == [3] * 5
+        assert result["episode_reward_mean"] == 3.0
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -81,8 +81,8 @@ def test_remote_workers_evaluate_and_tell_by_the_same_function():
     algorithm = config(
         workers=2, evaluation_num_workers=2, custom_evaluation_function=custom_evaluation_function
     ).build()
-    found = algorithm.evaluate()["evaluation"]
-    assert sorted(found["hist_stats"]["episode_lengths"]) == [4] * 5 + [5] * 5
+    result = algorithm.evaluate()["evaluation"]
+    assert sorted(result["hist_stats"]["episode_lengths"]) == [4] * 5 + [5] * 5
     ids = algorithm.workers.foreach_policy(lambda policy, policy_id: policy_id)
     assert ids == ["default_policy"] * 3
     assert algorithm.workers.foreach_policy(_sizes, local_worker=False) == [4, 4]
@@ -112,21 +112,21 @@ def test_functions_reach_the_policies_and_environments_of_all_workers():
     )
     workers = algorithm.workers
     assert sorted(workers.foreach_policy(lambda policy, policy_id: policy_id)) == ["p", "q"]
-    found = workers.foreach_policy_to_train(lambda policy, policy_id: (policy_id, policy))
-    assert found == [("q", algorithm.get_policy("q"))]
+    result = workers.foreach_policy_to_train(lambda policy, policy_id: (policy_id, policy))
+    assert result == [("q", algorithm.get_policy("q"))]
     assert workers.foreach_policy(_sizes, local_worker=False) == []
     assert workers.foreach_env(lambda env: type(env).__name__) == [["Staggered"]]
-    found = workers.foreach_env_with_context(lambda env, context: context.vector_index)
-    assert found == [[0]]
+    result = workers.foreach_env_with_context(lambda env, context: context.vector_index)
+    assert result == [[0]]
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_callbacks_find_the_environment_of_an_episode(several):
-    found = []
+    results = []
 
     class Noting(DefaultCallbacks):
         def on_episode_end(self, *, worker, base_env, policies, episode, env_index, **kwargs):
-            found.append((env_index, base_env.get_sub_environments()[env_index]))
+            results.append((env_index, base_env.get_sub_environments()[env_index]))
 
     made = config().rollouts(num_envs_per_worker=2, rollout_fragment_length=8).callbacks(Noting)
     if several:
@@ -134,8 +134,8 @@ def test_callbacks_find_the_environment_of_an_episode(several):
         made.multi_agent(policies={"p", "q"}, policy_mapping_fn=own_policy)
     algorithm = made.build()
     algorithm.worker.sample()
-    assert {index for index, _ in found} == {0, 1}
-    for index, one in found:
+    assert {index for index, _ in results} == {0, 1}
+    for index, one in results:
         assert isinstance(one, Staggered if several else Corridor)
         assert one is algorithm.worker.async_env.get_sub_environments()[index]
 
@@ -198,9 +198,9 @@ def test_results_are_printed_as_plain_values_without_config_and_histograms():
 
 def test_what_is_printed_is_yaml():
     yaml = pytest.importorskip("yaml")
-    found = yaml.safe_load(pretty_print(RESULT))
-    assert found["lengths"] == [0.5, 2, None]
-    assert (found["lr"], found["answer"], found["date"]) == (1e-05, "no", "2026-01-02")
+    actual = yaml.safe_load(pretty_print(RESULT))
+    assert actual["lengths"] == [0.5, 2, None]
+    assert (actual["lr"], actual["answer"], actual["date"]) == (1e-05, "no", "2026-01-02")
     result = config().build().train()
     printed = yaml.safe_load(pretty_print(result))
     assert printed["counters"] == result["counters"]

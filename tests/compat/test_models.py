@@ -325,13 +325,13 @@ class ReadsFrames(TFModelV2):
 def test_frames_and_earlier_actions_come_as_numbers(inference):
     ModelCatalog.register_custom_model("frames", ReadsFrames)
     policy = with_model("frames", inference=inference)
-    given = {
+    values = {
         "obs": FIVE[:2],
         "prev_n_obs": np.arange(18.0).reshape(2, 3, 3),
         "prev_n_actions": np.array([[0, 1, 1], [0, 0, 1]]),
         "prev_n_rewards": np.array([[9.0, 9.0, 1.0], [9.0, 9.0, 2.0]]),
     }
-    extras = policy.compute_actions_from_input_dict(given, explore=False).extras
+    extras = policy.compute_actions_from_input_dict(values, explore=False).extras
     assert extras["action_dist_inputs"][:, 0].tolist() == [36 + 200 + 1000, 117 + 100 + 2000]
     assert extras["vf_preds"].tolist() == [0, 9]
     assert policy.view_requirements["prev_n_obs"].shift_arr.tolist() == [-2, -1, 0]

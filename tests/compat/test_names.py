@@ -141,10 +141,10 @@ def test_every_environment_of_all_workers_is_reached_by_worker():
     config = PPOConfig().environment(lambda context: gym.make("CartPole-v1"), env_config={"a": 1})
     config.framework(inference="tf", jit_compile=False).debugging(seed=0)
     algorithm = config.rollouts(num_envs_per_worker=2).build()
-    found = algorithm.workers.foreach_env(lambda env: env.spec.id)
-    assert found == [["CartPole-v1", "CartPole-v1"]]
-    found = algorithm.workers.foreach_env_with_context(lambda env, at: (at["a"], at.vector_index))
-    assert found == [[(1, 0), (1, 1)]]
+    result = algorithm.workers.foreach_env(lambda env: env.spec.id)
+    assert result == [["CartPole-v1", "CartPole-v1"]]
+    result = algorithm.workers.foreach_env_with_context(lambda env, at: (at["a"], at.vector_index))
+    assert result == [[(1, 0), (1, 1)]]
     algorithm.stop()
 
 
@@ -302,8 +302,8 @@ def test_a_policy_of_functions_may_make_its_model_and_look_at_its_spaces():
         before_init=lambda policy, obs, actions, config: seen.append(config["gamma"]),
         after_init=lambda policy, obs, actions, config: seen.append(policy.num_grad_updates),
         get_batch_divisibility_req=lambda policy: 2,
-        action_distribution_fn=lambda policy, model, **given: (
-            -model(given["input_dict"])[0],
+        action_distribution_fn=lambda policy, model, **values: (
+            -model(values["input_dict"])[0],
             policy.dist_class,
             [],
         ),
@@ -399,8 +399,8 @@ def test_nested_observations_are_batched_and_come_apart_again():
     batched = batch(rows)
     assert batched["a"].shape == (3, 2)
     assert [part.tolist() for part in batched["b"]] == [[0, 1, 2], [0, -1, -2]]
-    for found, row in zip(unbatch(batched), rows, strict=True):
-        assert_equal({"a": found["a"], "b": found["b"]}, row)
+    for result, row in zip(unbatch(batched), rows, strict=True):
+        assert_equal({"a": result["a"], "b": result["b"]}, row)
     nested = spaces.Dict({"a": OBS, "b": spaces.Tuple([TWO, TWO])})
     assert flatten_space(nested) == [OBS, TWO, TWO]
 

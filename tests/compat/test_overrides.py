@@ -143,8 +143,8 @@ def test_acting_may_call_parts_of_the_model_which_have_the_policys_weights():
 
     for policy in (make(Curious), make(Curious, seed=1)):
         kernel, bias = policy.get_weights().values()
-        found = policy.compute_actions(FIVE).extras["action_dist_inputs"]
-        np.testing.assert_allclose(found, FIVE @ kernel + bias, atol=1e-6)
+        result = policy.compute_actions(FIVE).extras["action_dist_inputs"]
+        np.testing.assert_allclose(result, FIVE @ kernel + bias, atol=1e-6)
 
 
 class Shared(TFModelV2):
@@ -394,7 +394,7 @@ def test_a_preprocessor_gives_the_rows_that_models_see():
 
 
 def test_tensors_become_arrays_of_narrow_types():
-    given = {"a": tf.constant([1.5], tf.float64), "b": (np.array([2]),)}
-    found = convert_to_numpy(given)
-    assert (found["a"].dtype, found["b"][0].dtype) == (np.float32, np.int32)
-    assert convert_to_numpy(given, reduce_type=False)["a"].dtype == np.float64
+    values = {"a": tf.constant([1.5], tf.float64), "b": (np.array([2]),)}
+    result = convert_to_numpy(values)
+    assert (result["a"].dtype, result["b"][0].dtype) == (np.float32, np.int32)
+    assert convert_to_numpy(values, reduce_type=False)["a"].dtype == np.float64

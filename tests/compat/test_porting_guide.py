@@ -128,9 +128,9 @@ def test_the_table_can_be_searched_by_eye() -> None:
     assert len(names) == len({*names})
     part = ""
     for line in table_lines():
-        found = re.match(r"\| \*\*(.*?)\*\*", line)
-        part = found[1] if found else part
-        assert found or line[3:].casefold().startswith(part.casefold())
+        match = re.match(r"\| \*\*(.*?)\*\*", line)
+        part = match[1] if match else part
+        assert match or line[3:].casefold().startswith(part.casefold())
 
 
 def test_a_row_of_the_table_says_two_sentences_at_most() -> None:
@@ -156,9 +156,9 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 def test_every_section_that_a_message_names_is_there() -> None:
     assert {*SECTIONS.values(), "Names"} <= {*headings(GUIDE)}
     named = {
-        found
+        result
         for source in SOURCES
-        for found in re.findall(r'"([^"{}]+)" in `?docs/([\w.]+\.md)', source.read_text())
+        for result in re.findall(r'"([^"{}]+)" in `?docs/([\w.]+\.md)', source.read_text())
     }
     assert ("Views", "models.md") in named
     lost = [(text, page) for text, page in named if text not in headings(HOME / "docs" / page)]

@@ -59,44 +59,44 @@ ROW = [0, 1, 0, 1, 1, 0, 0, 7, 255]
     ids=str,
 )
 def test_the_space_says_which_class_preprocesses(space, kind, shape):
-    found = ModelCatalog.get_preprocessor(types.SimpleNamespace(observation_space=space))
-    assert type(found) is kind is get_preprocessor(space)
-    assert isinstance(found, Preprocessor)
-    assert found.shape == shape == found.observation_space.shape
-    assert found.size == np.prod(shape)
+    result = ModelCatalog.get_preprocessor(types.SimpleNamespace(observation_space=space))
+    assert type(result) is kind is get_preprocessor(space)
+    assert isinstance(result, Preprocessor)
+    assert result.shape == shape == result.observation_space.shape
+    assert result.size == np.prod(shape)
     assert type(ModelCatalog.get_preprocessor(space, MODEL_DEFAULTS)) is kind
 
 
 def test_bits_become_floats_where_that_is_asked_for():
-    found = ModelCatalog.get_preprocessor_for_space(BITS, include_multi_binary=True)
-    assert type(found) is MultiBinaryPreprocessor is get_preprocessor(BITS, True)
-    bits = found.transform(np.array([1, 0, 1], np.int8))
+    result = ModelCatalog.get_preprocessor_for_space(BITS, include_multi_binary=True)
+    assert type(result) is MultiBinaryPreprocessor is get_preprocessor(BITS, True)
+    bits = result.transform(np.array([1, 0, 1], np.int8))
     assert (bits.tolist(), bits.dtype) == ([1, 0, 1], np.float32)
-    assert found.observation_space == spaces.Box(0, 1, (3,), np.float32)
-    assert found.observation_space.original_space is BITS
+    assert result.observation_space == spaces.Box(0, 1, (3,), np.float32)
+    assert result.observation_space.original_space is BITS
 
 
 def test_rows_hold_choices_one_hot_and_pixels_as_they_are():
-    found = get_preprocessor(NESTED)(NESTED)
-    row = found.transform(ONE)
+    result = get_preprocessor(NESTED)(NESTED)
+    row = result.transform(ONE)
     assert (row.tolist(), row.dtype) == (ROW, np.float32)
-    assert found.observation_space.original_space is NESTED
+    assert result.observation_space.original_space is NESTED
     with pytest.raises(ObservationError, match="no part 'b/0'"):
-        found.transform({"a": 1})
+        result.transform({"a": 1})
 
 
 def test_boxes_stay_as_they_are():
-    found = get_preprocessor(IMAGE)(IMAGE)
-    np.testing.assert_array_equal(found.transform(ONE["b"][1]), ONE["b"][1])
-    assert found.observation_space is IMAGE
+    result = get_preprocessor(IMAGE)(IMAGE)
+    np.testing.assert_array_equal(result.transform(ONE["b"][1]), ONE["b"][1])
+    assert result.observation_space is IMAGE
 
 
 def test_a_policy_acts_on_what_its_preprocessor_makes():
     policy = make(obs=NESTED)
     rows = ModelCatalog.get_preprocessor(NESTED).transform(ONE)
     expected = policy.compute_single_action(ONE, explore=False)[2]["action_dist_inputs"]
-    found = policy.compute_single_action(rows, explore=False)[2]["action_dist_inputs"]
-    np.testing.assert_array_equal(found, expected)
+    actual = policy.compute_single_action(rows, explore=False)[2]["action_dist_inputs"]
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_preprocessors_refuse_what_is_no_space_and_no_option():
@@ -136,13 +136,13 @@ def test_numbers_become_one_hot_arrays_of_a_depth():
 @pytest.mark.parametrize("lib", ["numpy", np, "tf", tf])
 def test_flat_observations_are_nested_again(lib):
     space = get_preprocessor(NESTED)(NESTED).observation_space
-    found = restore_original_dimensions(np.array([[ROW]], np.float32), space, lib)
+    result = restore_original_dimensions(np.array([[ROW]], np.float32), space, lib)
     kind = np.ndarray if lib in ("numpy", np) else tf.Tensor
-    assert isinstance(found["a"], kind)
-    assert np.asarray(found["a"]).tolist() == [[[0, 1]]]
-    assert np.asarray(found["b"][0]).tolist() == [[[0, 1, 1, 0, 0]]]
-    assert np.asarray(found["b"][1]).tolist() == [[[[[7], [255]]]]]
-    assert restore_original_dimensions(found, space) is found
+    assert isinstance(result["a"], kind)
+    assert np.asarray(result["a"]).tolist() == [[[0, 1]]]
+    assert np.asarray(result["b"][0]).tolist() == [[[0, 1, 1, 0, 0]]]
+    assert np.asarray(result["b"][1]).tolist() == [[[[[7], [255]]]]]
+    assert restore_original_dimensions(result, space) is result
 
 
 def test_flat_observations_of_another_width_are_refused():
@@ -177,6 +177,6 @@ class Outer(TFModelV2):
 def test_a_model_is_given_flat_observations_nested_whoever_calls_it():
     ModelCatalog.register_custom_model("outer of flat observations", Outer)
     policy = make(PGTF2Policy, obs=NESTED, model={"custom_model": "outer of flat observations"})
-    for given in (ONE, np.array(ROW)):
-        found = policy.compute_single_action(given, explore=False)[2]["action_dist_inputs"]
-        assert found.tolist() == [272, 520]  # 7 and 255, and the sum 265 of the row
+    for values in (ONE, np.array(ROW)):
+        result = policy.compute_single_action(values, explore=False)[2]["action_dist_inputs"]
+        assert result.tolist() == [272, 520]  # 7 and 255, and the sum 265 of the row

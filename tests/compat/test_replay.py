@@ -38,7 +38,7 @@ def actions_of(buffer):
 
 
 @pytest.mark.parametrize(
-    ("unit", "batch", "wanted"),
+    ("unit", "batch", "expected"),
     [
         ("timesteps", rows(0, 3), [[0], [1], [2]]),
         (StorageUnit.FRAGMENTS, rows(0, 3), [[0, 1, 2]]),
@@ -46,13 +46,13 @@ def actions_of(buffer):
         ("sequences", sequences(), [[0, 1, 2], [3, 4, 5, 6]]),
     ],
 )
-def test_items_are_what_the_unit_says(unit, batch, wanted):
+def test_items_are_what_the_unit_says(unit, batch, expected):
     buffer = ReplayBuffer(100, unit, seed=0)
     buffer.add(batch)
-    assert actions_of(buffer) == wanted
-    assert (len(buffer), buffer.stats()["added_count"]) == (len(wanted), sum(map(len, wanted)))
+    assert actions_of(buffer) == expected
+    assert (len(buffer), buffer.stats()["added_count"]) == (len(expected), sum(map(len, expected)))
     drawn = buffer.sample(50)
-    assert set(drawn["actions"].tolist()) == {x for item in wanted for x in item}
+    assert set(drawn["actions"].tolist()) == {x for item in expected for x in item}
     if unit == "sequences":
         assert set(drawn["seq_lens"].tolist()) == {3, 4}
 
@@ -166,7 +166,7 @@ def test_errors_become_priorities_of_each_policy():
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"),
+    ("kind", "values"),
     [
         (ReplayBuffer, {}),
         (PrioritizedReplayBuffer, {"beta": 0.4}),
@@ -175,15 +175,15 @@ def test_errors_become_priorities_of_each_policy():
         (MultiAgentPrioritizedReplayBuffer, {}),
     ],
 )
-def test_a_restored_buffer_goes_on_to_the_bit(kind, given):
+def test_a_restored_buffer_goes_on_to_the_bit(kind, values):
     buffer, twin = kind(8, seed=1), kind(8, seed=2)
     buffer.add(rows(0, 11))
-    buffer.sample(3, **given)
+    buffer.sample(3, **values)
     twin.set_state(buffer.get_state())
     for each in (buffer, twin):
         each.add(rows(11, 14))
     for _ in range(3):
-        one, other = (each.sample(9, **given).as_multi_agent() for each in (buffer, twin))
+        one, other = (each.sample(9, **values).as_multi_agent() for each in (buffer, twin))
         for name, column in one["default_policy"].items():
             np.testing.assert_array_equal(column, other["default_policy"][name])
     assert twin.stats() == buffer.stats()

@@ -136,7 +136,7 @@ def test_spaces_are_enough_to_act_learn_and_come_back(config_class, tmp_path):
 
 def test_several_policies_with_spaces_of_their_own_need_no_environment():
     specs = {"a": PolicySpec(None, OBS, TWO), "b": PolicySpec(None, OBS, spaces.Discrete(3))}
-    config = tiny().multi_agent(policies=specs, policy_mapping_fn=lambda *given, **more: "a")
+    config = tiny().multi_agent(policies=specs, policy_mapping_fn=lambda *values, **more: "a")
     algorithm = config.build()
     assert algorithm.get_policy("b").action_space == spaces.Discrete(3)
     algorithm.stop()
@@ -151,10 +151,10 @@ def test_evaluation_may_have_the_only_environment():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("given", [{}, {"observation_space": OBS}])
-def test_without_environment_and_spaces_nothing_is_built(given):
+@pytest.mark.parametrize("values", [{}, {"observation_space": OBS}])
+def test_without_environment_and_spaces_nothing_is_built(values):
     with pytest.raises(ConfigError, match=r"needs an environment.*observation_space=\.\.\."):
-        tiny(**given).build()
+        tiny(**values).build()
 
 
 # -- workers ----------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_worker_keeps_the_batch_that_it_gives_again_and_again():
 def test_workers_say_which_policies_are_trained_and_have_nobody_to_wait_for():
     specs = {name: PolicySpec(None, OBS, TWO) for name in "ab"}
     config = tiny().multi_agent(policies=specs, policies_to_train=["a"])
-    algorithm = config.multi_agent(policy_mapping_fn=lambda *given, **more: "a").build()
+    algorithm = config.multi_agent(policy_mapping_fn=lambda *values, **more: "a").build()
     workers = algorithm.workers
     assert [workers.is_policy_to_train(name) for name in "ab"] == [True, False]
     assert workers.foreach_worker_async(lambda worker: 1) == 0

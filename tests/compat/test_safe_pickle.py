@@ -119,7 +119,7 @@ def test_a_hostile_pickle_does_nothing_at_little_cost(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "result"),
     [
         ("extension", "the opcode EXT1"),
         ("persistent id", "the opcode BINPERSID"),
@@ -134,15 +134,15 @@ def test_a_hostile_pickle_does_nothing_at_little_cost(name, tmp_path):
         ("missing reference", "a reference to 5"),
     ],
 )
-def test_a_refusal_says_what_was_found(name, found, tmp_path):
+def test_a_refusal_says_what_was_found(name, result, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         read(tmp_path, hostile(tmp_path / "canary")[name])
-    assert found in str(caught.value)
+    assert result in str(caught.value)
 
 
 def test_names_become_records_with_their_arguments_and_state(tmp_path):
-    found = read(tmp_path, pickle.dumps({"f": Stated(os.system, "true"), "g": os.system}))
-    assert found == {
+    result = read(tmp_path, pickle.dumps({"f": Stated(os.system, "true"), "g": os.system}))
+    assert result == {
         "f": ObjectRecord("posix:system", ("true",), {"x": 1}, []),
         "g": ObjectRecord("posix:system", None, None, []),
     }
@@ -159,12 +159,12 @@ def test_plain_values_and_arrays_are_what_they_were(protocol, tmp_path):
         "number": np.float64(2.5),
         "flag": np.bool_(True),
     }
-    found = read(tmp_path, pickle.dumps(values, protocol))
-    assert found["a"] == values["a"]
-    assert [found["number"], found["flag"]] == [2.5, True]
+    result = read(tmp_path, pickle.dumps(values, protocol))
+    assert result["a"] == values["a"]
+    assert [result["number"], result["flag"]] == [2.5, True]
     for name in ("grid", "fortran", "big", "empty"):
-        np.testing.assert_array_equal(found[name], values[name])
-        assert found[name].dtype == values[name].dtype
+        np.testing.assert_array_equal(result[name], values[name])
+        assert result[name].dtype == values[name].dtype
 
 
 def test_random_bytes_are_refused_or_read_but_never_more(tmp_path):

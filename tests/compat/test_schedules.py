@@ -48,19 +48,19 @@ def test_a_schedule_is_a_function_of_the_time_step(schedule, expected):
 def test_tensors_of_time_steps_give_tensors_of_values(schedule, expected):
     times = tf.constant(list(expected), tf.int64)
     for run in (schedule, tf.function(schedule)):
-        found = run(times)
-        assert found.dtype == tf.float32
-        np.testing.assert_allclose(found, list(expected.values()), rtol=1e-6)
+        actual = run(times)
+        assert actual.dtype == tf.float32
+        np.testing.assert_allclose(actual, list(expected.values()), rtol=1e-6)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        found = session.run(schedule(tf.constant(list(expected)[1])))
-    assert found == pytest.approx(list(expected.values())[1])
+        actual = session.run(schedule(tf.constant(list(expected)[1])))
+    assert actual == pytest.approx(list(expected.values())[1])
 
 
 def test_a_framework_makes_tensors_of_numbers_too():
     for framework in ("tf", "tf2"):
-        found = ConstantSchedule(2.5, framework=framework)(7)
-        assert tf.is_tensor(found)
-        assert float(found) == 2.5
+        result = ConstantSchedule(2.5, framework=framework)(7)
+        assert tf.is_tensor(result)
+        assert float(result) == 2.5
     assert type(ConstantSchedule(2.5, framework="torch")(7)) is float
 
 

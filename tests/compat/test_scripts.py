@@ -366,7 +366,7 @@ def test_a_task_settable_environment_is_one_of_gymnasium():
 
 
 def test_environments_without_tasks_are_named():
-    algorithm = config_of().environment(env_task_fn=lambda *given: 1).build()
+    algorithm = config_of().environment(env_task_fn=lambda *values: 1).build()
     with pytest.raises(UsageError, match=r"get_task\(\) and set_task\(task\), got <.*CountingEnv"):
         algorithm.train()
     algorithm.stop()

@@ -23,8 +23,8 @@ class Counting(VectorEnv):
 
     def vector_reset(self, *, seeds=None, options=None):
         self.calls.append(("vector_reset", seeds))
-        found = [env.reset() for env in self.parts]
-        return [obs for obs, _ in found], [info for _, info in found]
+        results = [env.reset() for env in self.parts]
+        return [obs for obs, _ in results], [info for _, info in results]
 
     def reset_at(self, index, *, seed=None, options=None):
         self.calls.append(("reset_at", index))
@@ -36,8 +36,8 @@ class Counting(VectorEnv):
 
     def vector_step(self, actions):
         self.calls.append(("vector_step", len(actions)))
-        found = [env.step(action) for env, action in zip(self.parts, actions, strict=True)]
-        return tuple(list(part) for part in zip(*found, strict=True))
+        results = [env.step(action) for env, action in zip(self.parts, actions, strict=True)]
+        return tuple(list(part) for part in zip(*results, strict=True))
 
     def get_sub_environments(self):
         return self.parts
@@ -121,8 +121,8 @@ class Mending(Counting):
         return obs, rewards, terminateds, truncateds, infos
 
     def reset_at(self, index, *, seed=None, options=None):
-        found = super().reset_at(index, seed=seed, options=options)
-        return (ValueError("again"), {}) if self.calls.count(("reset_at", 1)) == 2 else found
+        result = super().reset_at(index, seed=seed, options=options)
+        return (ValueError("again"), {}) if self.calls.count(("reset_at", 1)) == 2 else result
 
 
 def test_what_breaks_and_is_mended_by_itself_loses_its_episode_alone():

@@ -509,11 +509,11 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES)
 def test_what_is_written_into_a_dict_of_a_config_becomes_the_setting(write):
-    change, name, wanted = WRITES[write]
+    change, name, expected = WRITES[write]
     config, twin = changed(), changed()
     other = config.copy()
     change(config)
-    assert config == twin.update_from_dict({name: wanted})
+    assert config == twin.update_from_dict({name: expected})
     assert other == changed()
 
 
@@ -559,9 +559,9 @@ def test_mappings_that_are_no_plain_dicts_stay_what_they_are():
     config.training(model={"custom_model_config": inside})
     config.environment(env_config={"space": space})  # laid over, and still no dict
     for read in (config, config.copy(), config.to_dict(), PPOConfig.from_dict(config.to_dict())):
-        for found in (read["env_config"], read["model"]["custom_model_config"]):
-            assert found["space"] is found["deep"]["spaces"][0] is space
-            assert found["counts"] is counts
+        for result in (read["env_config"], read["model"]["custom_model_config"]):
+            assert result["space"] is result["deep"]["spaces"][0] is space
+            assert result["counts"] is counts
         assert read["observation_space"] is space
 
 
@@ -665,14 +665,14 @@ def test_the_defaults_are_valid(kind):
 
 
 @pytest.mark.parametrize(
-    ("batch", "envs", "given", "expected"),
+    ("batch", "envs", "values", "expected"),
     [(4000, 1, "auto", 4000), (4000, 3, "auto", 1334), (10, 32, "auto", 1), (4000, 3, 50, 50)],
 )
 def test_an_automatic_fragment_shares_the_train_batch_among_the_environments(
-    batch, envs, given, expected
+    batch, envs, values, expected
 ):
     config = PPOConfig().training(train_batch_size=batch)
-    config.rollouts(num_envs_per_worker=envs, rollout_fragment_length=given)
+    config.rollouts(num_envs_per_worker=envs, rollout_fragment_length=values)
     assert config.get_fragment_length() == expected
 
 

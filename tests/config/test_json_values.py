@@ -151,10 +151,10 @@ def test_an_object_is_found_in_its_place_alone():
 
     one = DefaultCallbacks
     places = {"callbacks": CALLBACKS, "each": {"*": {0: CALLBACKS}}}
-    told = named({"callbacks": one, "each": {"a": (one, one), "b": [one]}, one: {one}, 3: one})
-    found = resolve_allowed(told, places)
+    actual = named({"callbacks": one, "each": {"a": (one, one), "b": [one]}, one: {one}, 3: one})
+    result = resolve_allowed(actual, places)
     left = UnresolvedObject("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
-    assert found == {
+    assert result == {
         "callbacks": one,
         "each": {"a": (one, left), "b": [one]},
         left: {left},
@@ -266,12 +266,12 @@ def test_a_package_that_the_caller_trusts_is_imported(tmp_path, monkeypatch):
     record = {"$import": "my_project_x.maps:mapping"}
     assert isinstance(resolve_allowed(decode_value(record), MAPPING), UnresolvedObject)
     trusted = ("tfpolicies", "my_project_x")
-    found = resolve_allowed(decode_value(record), MAPPING, trusted=trusted)
+    result = resolve_allowed(decode_value(record), MAPPING, trusted=trusted)
     assert isinstance(
         resolve_allowed(decode_value(record), CALLBACKS, trusted=trusted), UnresolvedObject
     )
-    assert found is importlib.import_module("my_project_x.maps").mapping
-    assert get_import_path(found) == record["$import"]
+    assert result is importlib.import_module("my_project_x.maps").mapping
+    assert get_import_path(result) == record["$import"]
 
 
 MALFORMED = [

@@ -312,8 +312,8 @@ HALVED |= {"decay_rate": 1.0, "staircase": False}
 
 def rate_after(policy, updates):
     batch = policy.postprocess_trajectory(trajectory(policy, 6))
-    found = [policy.learn_on_batch(batch)["learner_stats"]["cur_lr"] for _ in range(updates)]
-    return [pytest.approx(x) for x in found]
+    results = [policy.learn_on_batch(batch)["learner_stats"]["cur_lr"] for _ in range(updates)]
+    return [pytest.approx(x) for x in results]
 
 
 @pytest.mark.parametrize("framework", ["tf2", "tf"])

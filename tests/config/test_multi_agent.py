@@ -398,9 +398,9 @@ def test_spaces_are_looked_for_in_the_spec_then_those_given_then_the_env_then_th
     env = gym.Env()
     env.observation_space, env.action_space = square, THREE
     assert spaces_of(config, env=env) == {"a": (PLANE, THREE), "b": (square, THREE)}
-    given = {"a": (LINE, TWO), "b": (None, TWO), "__env__": (PLANE, THREE)}
-    assert spaces_of(config, env=env, spaces=given) == {"a": (PLANE, TWO), "b": (square, TWO)}
-    assert spaces_of(config, spaces=given) == {"a": (PLANE, TWO), "b": (PLANE, TWO)}
+    values = {"a": (LINE, TWO), "b": (None, TWO), "__env__": (PLANE, THREE)}
+    assert spaces_of(config, env=env, spaces=values) == {"a": (PLANE, TWO), "b": (square, TWO)}
+    assert spaces_of(config, spaces=values) == {"a": (PLANE, TWO), "b": (PLANE, TWO)}
 
 
 def test_a_space_that_nobody_names_is_an_error_with_the_policys_id():
@@ -439,8 +439,8 @@ def test_a_class_written_by_hand_may_have_settings_of_its_own():
     assert (made.mood, made["mood"], made.get("mood")) == (["calm"],) * 3
     assert "mood" in made
     assert "mood" not in config
-    found = made.copy().to_dict()
-    assert (found["mood"], found["lr"], found["gamma"]) == (["calm"], 0.25, 0.5)
+    result = made.copy().to_dict()
+    assert (result["mood"], result["lr"], result["gamma"]) == (["calm"], 0.25, 0.5)
     with pytest.raises(ConfigError, match=r"policies\['a'\].*lr must be"):
         config.multi_agent(policies={"a": (ByHand, LINE, TWO, {"mood": 1, "lr": -1})})
 

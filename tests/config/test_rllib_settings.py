@@ -432,13 +432,13 @@ def test_a_setting_is_one_field_that_says_its_rule_and_how_dicts_merge():
     class Config(PPOConfig):
         training_section = Training
 
-    given = {"a": {"y": 2}, "b": 3}
-    config = Config().training(whole=given, keyed=given, deep=given, typed={"y": 2})
-    assert config.whole == config.keyed == given
+    values = {"a": {"y": 2}, "b": 3}
+    config = Config().training(whole=values, keyed=values, deep=values, typed={"y": 2})
+    assert config.whole == config.keyed == values
     assert config.deep == {"a": {"x": 1, "y": 2}, "b": 3}
     assert config.typed == {"type": "A", "x": 1, "y": 2}
     assert config.training(typed={"type": "B"}).typed == {"type": "B"}
-    assert config.training(keyed={"c": 4}).keyed == {**given, "c": 4}
+    assert config.training(keyed={"c": 4}).keyed == {**values, "c": 4}
     assert Config().keyed == {"a": {"x": 1}}
     assert (config.lr, config.to_dict()["bonus"]) == (0.5, 0.0)
     for name, rule in (("lr", "a number >= 0"), ("bonus", "a number >= 0"), ("whole", "a dict")):
@@ -452,14 +452,14 @@ def test_whatever_a_setting_is_given_is_taken_or_refused_in_a_short_sentence(con
     values = [10**400, -(10**400), 10**5000, array, [array], [[0, 10**400]], {"type": array}]
     values += [np.array(["a", "b"]), "x" * 5000, "\ud800", [[["x"]]], math.nan, math.inf, object()]
     names = [name for name in config_class().to_dict() if name != "model"]
-    given = [{name: value} for name in names for value in values]
-    given += [{"model": {key: value}} for key in config_class().model for value in values]
-    for settings in given:
+    inputs = [{name: value} for name in names for value in values]
+    inputs += [{"model": {key: value}} for key in config_class().model for value in values]
+    for settings in inputs:
         try:
             config_class().update_from_dict(settings)
         except TfPoliciesError as error:
             messages.append(str(error))
-    assert len(messages) > len(given) / 2
+    assert len(messages) > len(inputs) / 2
     assert max(map(len, messages)) < 1000
 
 
@@ -487,7 +487,7 @@ def test_numbers_are_what_floats_hold_and_arrays_are_no_choices():
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "wanted"),
+    ("name", "values", "expected"),
     [
         ("seed", np.int64(3), 3),
         ("lr", np.float32(0.5), 0.5),
@@ -501,14 +501,14 @@ def test_numbers_are_what_floats_hold_and_arrays_are_no_choices():
         ("lr_schedule", [[np.int64(0), np.float32(0.5)]], [[0, 0.5]]),
     ],
 )
-def test_numbers_of_numpy_and_whole_floats_are_numbers(name, given, wanted):
+def test_numbers_of_numpy_and_whole_floats_are_numbers(name, values, expected):
     configs = [
-        PPOConfig().update_from_dict({name: given}),
-        PPOConfig.from_dict({name: given}),
+        PPOConfig().update_from_dict({name: values}),
+        PPOConfig.from_dict({name: values}),
     ]
     for config in configs:
-        found = config[name]
-        assert (found, type(found)) == (wanted, type(wanted))
+        actual = config[name]
+        assert (actual, type(actual)) == (expected, type(expected))
 
 
 def test_numbers_in_the_dict_of_a_model_are_pythons_and_those_of_an_environment_stay():

@@ -106,8 +106,8 @@ def test_many_random_resets_agree_with_lists():
         ids = rng.permutation(6)[: rng.integers(1, 6)]
         for env in ids.tolist():
             kept[env] = [*(kept.get(env) or [value + env] * 2), value + env][-3:]
-        found = stacked(frames, [value + env for env in ids], ids)
-        assert found == [kept[env] for env in ids.tolist()]
+        result = stacked(frames, [value + env for env in ids], ids)
+        assert result == [kept[env] for env in ids.tolist()]
         for env in rng.integers(0, 6, 2).tolist():
             frames.reset(env)
             kept.pop(env, None)
@@ -147,10 +147,10 @@ def test_nested_boxes_are_stacked_and_other_leaves_and_masks_pass():
     assert seen["observations"]["n"] == spaces.Discrete(5)
     assert seen["action_mask"] == space["action_mask"]
     obs = {"action_mask": [[1, 0]], "observations": {"n": [4], "x": [[7.0]]}}
-    found = frames(AgentStep(obs, np.array([0]))).obs
-    assert found["observations"]["x"].tolist() == [[7, 7]]
-    assert found["observations"]["n"].tolist() == [4]
-    assert found["action_mask"].tolist() == [[1, 0]]
+    result = frames(AgentStep(obs, np.array([0]))).obs
+    assert result["observations"]["x"].tolist() == [[7, 7]]
+    assert result["observations"]["n"].tolist() == [4]
+    assert result["action_mask"].tolist() == [[1, 0]]
 
 
 def test_what_does_not_fit_is_refused():
@@ -192,9 +192,9 @@ def test_floats_of_observations_are_clipped():
     seen = clip.connect(space)
     assert seen == spaces.Dict(image=GRAY, x=spaces.Box(-1.0, 2.0, (1,), np.float32))
     obs = {"image": np.full((2, 2, 2), 200, np.uint8), "x": column(-5, 5)}
-    found = clip(AgentStep(obs, np.arange(2))).obs
-    assert found["x"].tolist() == [[-1], [2]]
-    assert found["image"].max() == 200
+    result = clip(AgentStep(obs, np.arange(2))).obs
+    assert result["x"].tolist() == [[-1], [2]]
+    assert result["image"].max() == 200
     for bounds in ((1, 1), (-np.inf, 1), ("a", 1)):
         with pytest.raises(ConfigError, match="ClipObservations"):
             ClipObservations(*bounds)
@@ -211,8 +211,8 @@ def test_any_observation_becomes_one_vector():
         "limits": [[1, 0], [0, 2]],
         "pose": (np.array([[[0.5, -1], [0, 1]]] * 2), [[0, 1], [1, 1]]),
     }
-    found = flatten(AgentStep(obs, np.arange(2))).obs
-    assert found.tolist() == [
+    result = flatten(AgentStep(obs, np.arange(2))).obs
+    assert result.tolist() == [
         [0, 0, 1, 0, 1, 1, 0, 0, 0.5, -1, 0, 1, 0, 1],
         [1, 0, 0, 1, 0, 0, 0, 1, 0.5, -1, 0, 1, 1, 1],
     ]
@@ -228,20 +228,20 @@ def test_any_observation_becomes_one_vector():
 def test_normalised_actions_are_mapped_into_the_space():
     unsquash = connected(UnsquashActions(), BOUNDED)
     actions = np.array([[-1, -1], [0, 0], [1, 1], [-7, 7]], np.float32)
-    found = unsquash(ActionStep(actions, np.arange(4))).actions
-    assert found.tolist() == [[0, -2], [5, 0], [10, 2], [0, 2]]
+    actual = unsquash(ActionStep(actions, np.arange(4))).actions
+    assert actual.tolist() == [[0, -2], [5, 0], [10, 2], [0, 2]]
     mapping = ActionMapping(BOUNDED, normalize=True, clip=False)
     (expected,) = mapping.to_env([actions])
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_actions_are_clipped_and_discrete_ones_pass():
     space = spaces.Dict(move=BOUNDED, jump=spaces.Discrete(2))
     clip = connected(ClipActions(), space)
-    found = clip(ActionStep({"move": np.array([[11.0, 0.5]]), "jump": [1]}, [0])).actions
-    assert found["move"].tolist() == [[10, 0.5]]
-    assert found["move"].dtype == np.float32
-    assert found["jump"].tolist() == [1]
+    result = clip(ActionStep({"move": np.array([[11.0, 0.5]]), "jump": [1]}, [0])).actions
+    assert result["move"].tolist() == [[10, 0.5]]
+    assert result["move"].dtype == np.float32
+    assert result["jump"].tolist() == [1]
 
 
 def test_actions_of_integers_begin_at_their_start():
@@ -255,8 +255,8 @@ def test_actions_of_integers_begin_at_their_start():
     )
     unsquash = connected(UnsquashActions(), space)
     actions = (np.array([0]), np.array([[0, 7]]), np.array([[0, 1]]), np.array([[1, 0]]))
-    found = unsquash(ActionStep(actions, [0])).actions
-    assert [part.tolist() for part in found] == [[-1], [[2, 9]], [[0, 1]], [[6, 6]]]
+    result = unsquash(ActionStep(actions, [0])).actions
+    assert [part.tolist() for part in result] == [[-1], [[2, 9]], [[0, 1]], [[6, 6]]]
 
 
 def test_actions_that_do_not_fit_are_refused():
@@ -325,9 +325,9 @@ RETURNED = {
 
 @pytest.mark.parametrize("what", RETURNED)
 def test_a_connector_that_returns_something_else_is_named(what):
-    returned, told = RETURNED[what]
+    returned, message = RETURNED[what]
     kind = type("Wrong", (AgentConnector,), {"__call__": lambda self, step: returned(step)})
-    with pytest.raises(UsageError, match=f"Wrong .*{told}"):
+    with pytest.raises(UsageError, match=f"Wrong .*{message}"):
         AgentConnectorPipeline([kind()])(AgentStep(column(1, 2, 3), np.arange(3), np.zeros(3)))
 
 

@@ -81,8 +81,8 @@ def test_evaluation_and_single_actions_act_by_the_statistics_of_training(tmp_pat
     algorithm.save(tmp_path / "run")
     with pytest.raises(CheckpointError, match="Counting"):
         PPO.from_checkpoint(tmp_path / "run", config={"env": creator})
-    given = {"env": creator, "observation_filter": Counting}
-    again = PPO.from_checkpoint(tmp_path / "run", config=given)
+    settings = {"env": creator, "observation_filter": Counting}
+    again = PPO.from_checkpoint(tmp_path / "run", config=settings)
     assert again.train()["timesteps_total"] == 8
     assert filter_of(again.worker).seen > 3
     again.stop()
@@ -122,10 +122,10 @@ def test_nested_and_masked_observations_pass_a_filter_but_for_the_mask():
     connector.connect(space)
     obs = {"a": np.ones((1, 2), np.float32), "n": np.array([2])}
     mask = np.ones((1, 2), np.int8)
-    found = connector(AgentStep({"observations": obs, "action_mask": mask}, np.zeros(1, int))).obs
+    result = connector(AgentStep({"observations": obs, "action_mask": mask}, np.zeros(1, int))).obs
     assert shapes == [{"a": (2,), "n": None}]
-    assert found["observations"]["a"].tolist() == [[2.0, 2.0]]
-    assert found["observations"]["n"].tolist() == [2]
+    assert result["observations"]["a"].tolist() == [[2.0, 2.0]]
+    assert result["observations"]["n"].tolist() == [2]
     wrong = OwnFilter(lambda shape: lambda x, update: x[:1])
     wrong.connect(spaces.Box(-1.0, 1.0, (2,)))
     with pytest.raises(ObservationError, match="must return observations of the shapes of Box"):

@@ -107,14 +107,16 @@ def roster_of(worker):
 
 
 def assert_all_alike(algorithm):
-    found = algorithm.workers.foreach_worker(roster_of)
-    found += algorithm.evaluation_workers.foreach_worker(lambda w: (*roster_of(w)[:2], found[0][2]))
-    for weights, mapped, trained in found[1:]:
-        assert mapped == found[0][1]
-        assert trained == found[0][2]
-        assert weights.keys() == found[0][0].keys()
+    result = algorithm.workers.foreach_worker(roster_of)
+    result += algorithm.evaluation_workers.foreach_worker(
+        lambda w: (*roster_of(w)[:2], result[0][2])
+    )
+    for weights, mapped, trained in result[1:]:
+        assert mapped == result[0][1]
+        assert trained == result[0][2]
+        assert weights.keys() == result[0][0].keys()
         for policy_id, sums in weights.items():
-            np.testing.assert_array_equal(sums, found[0][0][policy_id])
+            np.testing.assert_array_equal(sums, result[0][0][policy_id])
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +283,7 @@ def test_the_environment_of_a_worker_may_break_and_is_named(ray_cluster):
             return (obs[:1] if self.index == 2 and self.now == 4 else obs), *rest
 
     algorithm = ppo(Broken).build()
-    with pytest.raises(ValueError, match=r"environment 0 of worker 2 .*shape \(1,\)") as found:
+    with pytest.raises(ValueError, match=r"environment 0 of worker 2 .*shape \(1,\)") as result:
         algorithm.train()
-    assert "remote worker 2" in " ".join(getattr(found.value, "__notes__", ["remote worker 2"]))
+    assert "remote worker 2" in " ".join(getattr(result.value, "__notes__", ["remote worker 2"]))
     algorithm.stop()

@@ -65,11 +65,11 @@ def damage(worker):
     worker.set_weights({"default_policy": {k: x + 1 for k, x in weights.items()}})
 
 
-def all_equal(found):
-    for other in found[1:]:
-        assert other.keys() == found[0].keys()
+def all_equal(result):
+    for other in result[1:]:
+        assert other.keys() == result[0].keys()
         for key in other:
-            np.testing.assert_array_equal(other[key], found[0][key], err_msg=key)
+            np.testing.assert_array_equal(other[key], result[0][key], err_msg=key)
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +146,11 @@ def test_an_answer_stays_where_another_worker_raised(algorithm):
 
 
 def test_results_stay_where_they_are_until_they_are_got(algorithm):
-    found = algorithm.workers.foreach_worker(
+    result = algorithm.workers.foreach_worker(
         lambda w: w.worker_index, healthy_only=True, return_obj_refs=True
     )
-    assert found[0] == 0
-    assert ray.get(found[1:]) == [1, 2]
+    assert result[0] == 0
+    assert ray.get(result[1:]) == [1, 2]
 
 
 def test_weights_may_go_to_some_workers_first(algorithm):
@@ -170,15 +170,15 @@ def test_a_killed_worker_is_made_anew_and_the_run_goes_on(algorithm, caplog):
     steps = algorithm.counters["num_env_steps_sampled"]
     victim = algorithm.workers.foreach_worker(process_of, local_worker=False)[0]
     os.kill(victim, signal.SIGKILL)
-    found, deadline = [], time.monotonic() + 300
-    while len(found) < 2 or found[-1]["num_healthy_workers"] < 2:
-        found.append(algorithm.train())
+    actual, deadline = [], time.monotonic() + 300
+    while len(actual) < 2 or actual[-1]["num_healthy_workers"] < 2:
+        actual.append(algorithm.train())
         assert time.monotonic() < deadline
     assert "Remote worker 1 failed: its process died" in caplog.text
-    last = found[-1]
+    last = actual[-1]
     assert last["num_remote_worker_restarts"] == 1
     assert algorithm.noted == [([1], False)]
-    sampled = sum(result["num_env_steps_sampled_this_iter"] for result in found)
+    sampled = sum(result["num_env_steps_sampled_this_iter"] for result in actual)
     assert last["num_env_steps_sampled"] == steps + sampled
     last = algorithm.train()
     all_equal(algorithm.workers.foreach_worker(weights_of))
@@ -193,10 +193,10 @@ def test_checkpoints_are_restored_with_another_number_of_workers(algorithm, tmp_
     algorithm.train()
     saved = algorithm.save(tmp_path / "two")
     kind, steps = type(algorithm), algorithm.counters["num_env_steps_sampled"]
-    given = {"callbacks": Noting, "env": SeededEnv}
+    settings = {"callbacks": Noting, "env": SeededEnv}
     for count in (0, 1):
         other = kind.from_checkpoint(
-            saved, config={**given, "num_rollout_workers": count, "rollout_fragment_length": 40}
+            saved, config={**settings, "num_rollout_workers": count, "rollout_fragment_length": 40}
         )
         all_equal([weights_of(algorithm.worker), *other.workers.foreach_worker(weights_of)])
         all_equal([filter_of(algorithm.worker), *other.workers.foreach_worker(filter_of)])

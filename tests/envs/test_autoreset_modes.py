@@ -50,8 +50,8 @@ class Unsaid(VectorEnv):
         if final is None or self.form == "none":
             return (*result, {})
         if self.form == "list":  # as SuperSuit has it
-            found = [{} if x is None else {"terminal_observation": x} for x in final]
-            return (*result, found)
+            results = [{} if x is None else {"terminal_observation": x} for x in final]
+            return (*result, results)
         return (*result, {self.form: final})
 
 

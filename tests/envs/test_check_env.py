@@ -259,12 +259,12 @@ class Wide(Noted):
 
 
 @pytest.mark.parametrize(
-    ("env", "told"), [(Outgrown, "has 2.0 at (2,)"), (Wide, "has the dtype float64")]
+    ("env", "text"), [(Outgrown, "has 2.0 at (2,)"), (Wide, "has the dtype float64")]
 )
-def test_building_warns_of_what_sampling_takes(made, caplog, env, told):
+def test_building_warns_of_what_sampling_takes(made, caplog, env, text):
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         algorithm = built(env).debugging(log_level="WARN").build()
-    assert [message for message in caplog.messages if told in message]
+    assert [message for message in caplog.messages if text in message]
     assert algorithm.train()["num_env_steps_sampled"] == 128
     algorithm.stop()
 

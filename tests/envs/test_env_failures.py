@@ -94,8 +94,8 @@ class Team(MultiAgentEnv):
         return {"a": obs, "b": obs}, {}
 
     def step(self, action_dict):
-        found = self.inner.step(0)
-        obs, reward, over, _, _ = found if len(found) == 5 else (*found, False, False, {})
+        result = self.inner.step(0)
+        obs, reward, over, _, _ = result if len(result) == 5 else (*result, False, False, {})
         seen = {"a": self.inner.observation(), "b": obs}
         ends = {"__all__": over}
         if self.inner.now == 2 and self.inner.breaks("agents"):
@@ -181,10 +181,10 @@ CASES = [(Breaking, kind) for kind in SINGLE] + [(Team, kind) for kind in SEVERA
 @pytest.mark.parametrize(("source", "kind"), [*CASES, (Breaking, "reset"), (Team, "reset")])
 def test_what_breaks_is_an_error_that_says_what_and_which(source, kind):
     worker = worker_of(source, kind, restart=False)
-    with pytest.raises((EnvError, RuntimeError), match=WORDS[kind]) as found:
+    with pytest.raises((EnvError, RuntimeError), match=WORDS[kind]) as result:
         sampled(worker)
-    notes = " ".join(getattr(found.value, "__notes__", ["environment 1"]))
-    assert "nvironment 1" in f"{found.value} {notes}"
+    notes = " ".join(getattr(result.value, "__notes__", ["environment 1"]))
+    assert "nvironment 1" in f"{result.value} {notes}"
     worker.stop()
 
 

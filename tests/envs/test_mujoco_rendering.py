@@ -57,10 +57,10 @@ def config(source: Any = "Hopper-v5") -> PPOConfig:
 
 
 def refusal(env: Any) -> str:
-    with pytest.raises(EnvError) as found:
+    with pytest.raises(EnvError) as result:
         render_frames(env)
     env.close()
-    return str(found.value)
+    return str(result.value)
 
 
 # -- faults, with or without libraries of OpenGL -----------------------------------------------
@@ -189,14 +189,14 @@ def test_pictures_are_those_of_mujoco_itself_and_nothing_is_set_here() -> None:
     settings = {**os.environ, "MUJOCO_GL": "egl"}
     command = [sys.executable, "-c", OF_MUJOCO_ITSELF]
     drawn = subprocess.run(command, capture_output=True, check=True, env=settings)
-    wanted = np.load(io.BytesIO(drawn.stdout))
+    expected = np.load(io.BytesIO(drawn.stdout))
     for source in ("Hopper-v5", Holder):
         env = robot(source)
-        np.testing.assert_array_equal(render_frames(env)[0], wanted)
+        np.testing.assert_array_equal(render_frames(env)[0], expected)
         for _ in range(20):
             env.step(env.action_space.sample())
         moved = render_frames(env)[0]
-        assert (moved != wanted).any()
+        assert (moved != expected).any()
         np.testing.assert_array_equal(render_frames(env)[0], moved)
         env.close()
     assert not {"MUJOCO_GL", "PYOPENGL_PLATFORM"} & {*os.environ}

@@ -248,7 +248,9 @@ def test_environments_of_one_worker_must_share_their_action_space():
 @pytest.mark.core
 def test_a_registered_name_with_a_vector_implementation_is_stepped_by_it():
     created = []
-    envs = make_environments("CartPole-v1", 4, EnvContext({}), lambda *told: created.append(told))
+    envs = make_environments(
+        "CartPole-v1", 4, EnvContext({}), lambda *message: created.append(message)
+    )
     assert [(env, context.vector_index, i) for env, context, i in created] == [
         (envs.env, i, i) for i in range(4)
     ]

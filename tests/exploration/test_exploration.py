@@ -112,9 +112,9 @@ def test_zero_noise_is_greedy_whatever_the_parameters(kind, space):
     for params in (*asked, np.zeros(exploration.transform.num_params, np.float32)):
         actions, logp = act(exploration, dist_class, inputs, params, noise=noise)
         assert logp.shape == (64,)
-        for action, wanted in zip(actions, greedy, strict=True):
-            assert action.dtype == wanted.numpy().dtype
-            np.testing.assert_array_equal(action, wanted)
+        for action, expected in zip(actions, greedy, strict=True):
+            assert action.dtype == expected.numpy().dtype
+            np.testing.assert_array_equal(action, expected)
 
 
 @pytest.mark.parametrize(("kind", "space"), ONNX_CASES, ids=ids(ONNX_CASES))
@@ -150,8 +150,8 @@ def test_onnx_runtime_acts_alike(kind, space):
         feed = {"inputs": inputs, "noise": noise, "params": params}
         ours = session.run(names, {name: feed[name] for name in present})
         actions, logp = act(exploration, dist_class, inputs, params, noise=noise)
-        for got, wanted in zip(ours, [*actions, logp], strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+        for got, expected in zip(ours, [*actions, logp], strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [*STOCHASTIC, *GREEDY, "SoftQ", "ParameterNoise"])
@@ -227,10 +227,10 @@ def test_sampling_is_that_of_the_distribution():
 def test_first_steps_are_random_and_later_ones_sampled():
     exploration, dist_class = make("StochasticSampling", DISCRETE, random_timesteps=10)
     row = [2.0, 0.0, MASKED_LOGIT, 1.0]
-    for timestep, wanted in ((9, [1 / 3, 1 / 3, 0, 1 / 3]), (10, softmax([2, 0, -99, 1]))):
+    for timestep, expected in ((9, [1 / 3, 1 / 3, 0, 1 / 3]), (10, softmax([2, 0, -99, 1]))):
         params = exploration.get_params(timestep, explore=True)
         (actions,), logp = act(exploration, dist_class, tiled(row), params)
-        require_frequencies(actions, wanted)
+        require_frequencies(actions, expected)
         np.testing.assert_allclose(
             logp, np.log(softmax([2, 0, -99, 1]))[actions], rtol=1e-5
         )  # the distribution's, random actions or not
@@ -243,9 +243,9 @@ def test_soft_q_samples_logits_divided_by_the_temperature():
         exploration, dist_class = make("SoftQ", DISCRETE, temperature=temperature)
         params = exploration.get_params(0, explore=True)
         (actions,), logp = act(exploration, dist_class, tiled(row), params)
-        wanted = softmax(np.array(row) / temperature)
-        require_frequencies(actions, wanted)
-        np.testing.assert_allclose(logp, np.log(wanted)[actions], rtol=1e-5)
+        expected = softmax(np.array(row) / temperature)
+        require_frequencies(actions, expected)
+        np.testing.assert_allclose(logp, np.log(expected)[actions], rtol=1e-5)
 
 
 def test_random_is_uniform_over_every_kind_of_space():
@@ -320,8 +320,8 @@ def test_epsilon_follows_its_schedule():
         warmup_timesteps=10,
         epsilon_timesteps=20,
     )
-    wanted = {0: 0.8, 10: 0.8, 20: 0.5, 30: 0.2, 99: 0.2}
-    for timestep, epsilon in wanted.items():
+    expected = {0: 0.8, 10: 0.8, 20: 0.5, 30: 0.2, 99: 0.2}
+    for timestep, epsilon in expected.items():
         assert exploration.get_params(timestep, explore=True) == pytest.approx([epsilon])
         assert exploration.get_params(timestep, explore=False).tolist() == [0]
         state = {"cur_epsilon": pytest.approx(epsilon), "last_timestep": timestep}
@@ -369,16 +369,16 @@ def test_ornstein_uhlenbeck_noise_wanders_for_all_rows_together():
         "OrnsteinUhlenbeckNoise", BOX, random_timesteps=0, ou_base_scale=0.5, initial_scale=2.0
     )
     rng, twin = np.random.default_rng(3), np.random.default_rng(3)
-    wanted = np.zeros(2)
+    expected = np.zeros(2)
     inputs = np.tile(np.array([0.5, 2.5, 0.0, 0.0], np.float32), (3, 1))
     for step in range(4):
         params = exploration.get_params(0, explore=True)
         noise = exploration.draw_noise(rng, 3, params)
-        wanted = 0.85 * wanted + 0.2 * twin.standard_normal(2, np.float32)
+        expected = 0.85 * expected + 0.2 * twin.standard_normal(2, np.float32)
         (actions,), _ = act(exploration, dist_class, inputs, params, noise=noise)
-        clipped = np.clip([0.5, 2.5] + 2 * 0.5 * wanted * [4, 5], [-2, 0], [2, 5])
+        clipped = np.clip([0.5, 2.5] + 2 * 0.5 * expected * [4, 5], [-2, 0], [2, 5])
         np.testing.assert_allclose(actions, np.tile(clipped, (3, 1)), rtol=1e-5, err_msg=str(step))
-    np.testing.assert_allclose(exploration.get_state()["ou_state"], wanted, rtol=1e-5)
+    np.testing.assert_allclose(exploration.get_state()["ou_state"], expected, rtol=1e-5)
     with pytest.raises(WeightsError, match="`ou_state` must have 2 numbers"):
         exploration.set_state({"last_timestep": 5, "ou_state": [0.0]})
     assert exploration.get_state()["last_timestep"] == 0

@@ -66,8 +66,8 @@ def test_distances_of_cells_add_up_and_masked_actions_do_not_count():
     assert compute_softmax_distance(clean, other, [2, 3]) == pytest.approx(one / 2 + one)
     assert compute_softmax_distance(clean, clean, [2, 3]) == 0
     cells = make(spaces.MultiDiscrete([2, 3]), random_timesteps=0)
-    wanted = -math.log(0.99 + 0.01 / 2) - math.log(0.99 + 0.01 / 3)
-    assert cells.threshold == pytest.approx(wanted)
+    expected = -math.log(0.99 + 0.01 / 2) - math.log(0.99 + 0.01 / 3)
+    assert cells.threshold == pytest.approx(expected)
 
 
 @pytest.mark.core

@@ -135,8 +135,10 @@ def observations(policy, count):
 
 
 def test_the_pinned_hashes_are_those_of_the_package(dist):
-    found = {part: web.compute_integrity(dist / name) for part, name in web._RUNTIME_FILES.items()}
-    assert found == web._PINNED_INTEGRITY
+    results = {
+        part: web.compute_integrity(dist / name) for part, name in web._RUNTIME_FILES.items()
+    }
+    assert results == web._PINNED_INTEGRITY
     package = json.loads((dist.parent / "package.json").read_text())
     assert f"{package['name']}@{package['version']}" == web.RUNTIME
 
@@ -167,9 +169,9 @@ def test_actions_are_the_policys_own(chromium, exported, name):
     rewards = np.linspace(-1.0, 1.0, 100).tolist()
     chromium.do("open", url=url)
     steps = [[plain(obs), reward] for obs, reward in zip(seen, rewards, strict=True)]
-    found = chromium.do("run", script=DECIDE, given=steps)
+    result = chromium.do("run", script=DECIDE, given=steps)
     session = policy.session()
-    for obs, reward, (action, value) in zip(seen, rewards, found, strict=True):
+    for obs, reward, (action, value) in zip(seen, rewards, result, strict=True):
         earned = reward if name == "lstm" else None
         assert_same(action, plain(session.act(obs, earned, explore=False)))
         if name not in ("lstm", "dqn"):
@@ -177,13 +179,13 @@ def test_actions_are_the_policys_own(chromium, exported, name):
             assert value == pytest.approx(extras["vf_preds"], rel=1e-4, abs=1e-5)
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     if isinstance(expected, dict):
-        assert list(found) == list(expected)
+        assert list(actual) == list(expected)
         for key, part in expected.items():
-            assert_same(found[key], part)
+            assert_same(actual[key], part)
     else:
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
 
 
 def test_probabilities_and_spreads_are_those_of_the_distribution(chromium, exported):
@@ -454,9 +456,9 @@ def test_the_physics_are_those_of_gymnasium(chromium, helpers, balancing):
     """
     with helpers.served(balancing) as url:
         chromium.do("open", url=f"{url}cartpole.html")
-        found = chromium.do("run", script=script, given={"start": start, "actions": actions})
+        result = chromium.do("run", script=script, given={"start": start, "actions": actions})
     fallen = False
-    for action, (state, is_over) in zip(actions, found, strict=True):
+    for action, (state, is_over) in zip(actions, result, strict=True):
         if fallen:
             break
         _, _, fallen, _, _ = env.step(action)

@@ -35,11 +35,11 @@ def test_an_export_runs_on_the_providers_that_are_named(exported):
     policy, folder = exported
     obs = rows_of(policy.observation_space, 5)
     expected = policy.compute_actions(obs, explore=False).actions
-    for given in (None, [CPU]):
-        player = OnnxPolicy(folder, providers=given)
+    for values in (None, [CPU]):
+        player = OnnxPolicy(folder, providers=values)
         assert player._model.session.get_providers() == [CPU]
         np.testing.assert_array_equal(player.act(obs), expected)
-        imported = import_policy(folder, providers=given)
+        imported = import_policy(folder, providers=values)
         np.testing.assert_array_equal(imported.compute_actions(obs).actions, expected)
 
 

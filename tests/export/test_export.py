@@ -819,5 +819,5 @@ def test_a_graph_is_optimized_in_place_and_on_copies_where_that_fails(monkeypatc
     spec = tf.TensorSpec([None, 2], tf.float32, name="x")
     function = tf.function(lambda x: (2.0 * x + 1.0,), input_signature=[spec], autograph=False)
     session = make_cpu_session(convert(function, [spec], ["y"]))
-    (found,) = session.run(["y"], {"x": np.array([[1.0, -3.0]], np.float32)})
-    assert found.tolist() == [[3.0, -5.0]]
+    (result,) = session.run(["y"], {"x": np.array([[1.0, -3.0]], np.float32)})
+    assert result.tolist() == [[3.0, -5.0]]

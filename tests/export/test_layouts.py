@@ -109,9 +109,9 @@ def test_the_config_for_triton_says_of_each_tensor_what_the_graph_has(mixed, tmp
     assert config.max_batch_size == 256
     assert config.HasField("dynamic_batching")
     graph = onnx.load(str(result.path / "model.onnx")).graph
-    for told, values in ((config.input, graph.input), (config.output, graph.output)):
-        assert [tensor.name for tensor in told] == [value.name for value in values]
-        for tensor, value in zip(told, values, strict=True):
+    for tensors, values in ((config.input, graph.input), (config.output, graph.output)):
+        assert [tensor.name for tensor in tensors] == [value.name for value in values]
+        for tensor, value in zip(tensors, values, strict=True):
             shape = shape_for_triton(value)
             assert list(tensor.dims) == (shape or [1])
             assert tensor.HasField("reshape") == (not shape)
@@ -168,8 +168,8 @@ def test_triton_keeps_the_memory_of_sequences_that_go_on_in_any_company(recurren
         state = [x[None] for x in recurrent.get_initial_state()]
         for step in steps:
             _, state, extras = recurrent.compute_actions(seen[step][None], state, explore=False)
-            wanted = extras["action_dist_inputs"][0]
-            np.testing.assert_allclose(answers[step], wanted, atol=1e-6)
+            expected = extras["action_dist_inputs"][0]
+            np.testing.assert_allclose(answers[step], expected, atol=1e-6)
 
 
 def test_a_second_export_for_triton_is_the_next_version(mixed, tmp_path):
@@ -193,9 +193,9 @@ def test_the_settings_for_mlserver_describe_the_file_that_its_runtime_runs(
     model = onnx.load(str(tmp_path / settings["parameters"]["extra"]["file"]))
     assert model.opset_import[0].version == 15
     graph = model.graph
-    for told, values in ((settings["inputs"], graph.input), (settings["outputs"], graph.output)):
-        assert [tensor["name"] for tensor in told] == [value.name for value in values]
-        for tensor, value in zip(told, values, strict=True):
+    for message, values in ((settings["inputs"], graph.input), (settings["outputs"], graph.output)):
+        assert [tensor["name"] for tensor in message] == [value.name for value in values]
+        for tensor, value in zip(message, values, strict=True):
             axes = value.type.tensor_type.shape.dim
             assert tensor["shape"] == [-1 if x.dim_param else x.dim_value for x in axes]
             kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
@@ -205,10 +205,10 @@ def test_the_settings_for_mlserver_describe_the_file_that_its_runtime_runs(
 def test_the_runtime_for_mlserver_imports_neither_tensorflow_nor_this_package(mixed, tmp_path):
     mixed.export_model(tmp_path, layout="mlserver")
     tree = ast.parse((tmp_path / "policy_runtime.py").read_text())
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    results = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {
         name.partition(".")[0]
-        for node in found
+        for node in results
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [node.names[0].name])
     }
     assert names == {"__future__", "pathlib", "numpy", "onnxruntime", "mlserver"}
@@ -228,9 +228,9 @@ def test_a_service_of_kserve_runs_the_repository_beside_it_on_triton(policy, tmp
 
 
 def kubernetes_objects(folder):
-    found = [*yaml.safe_load_all((folder / "kubernetes.yaml").read_text())]
-    assert [find_faults(each) for each in found] == [[]] * len(found)
-    return {each["kind"]: each for each in found}
+    results = [*yaml.safe_load_all((folder / "kubernetes.yaml").read_text())]
+    assert [find_faults(each) for each in results] == [[]] * len(results)
+    return {each["kind"]: each for each in results}
 
 
 @pytest.mark.parametrize("policy", ["mixed", "recurrent"])

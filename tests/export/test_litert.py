@@ -96,8 +96,8 @@ def test_a_policy_with_a_memory_takes_one_step_and_the_memory(tmp_path):
         outputs = run(obs=obs, **kept)
         kept = {"state_in_0": outputs["state_out_0"]}
         _, state, extras = policy.compute_actions(obs, state, explore=False)
-        wanted = extras["action_dist_inputs"]
-        np.testing.assert_allclose(outputs["action_dist_inputs"], wanted, atol=1e-5)
+        expected = extras["action_dist_inputs"]
+        np.testing.assert_allclose(outputs["action_dist_inputs"], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("weights", "share", "size"), [("float16", 0.98, 0.7), ("int8", 0.9, 0.6)])
@@ -109,8 +109,11 @@ def test_rounded_weights_are_smaller_and_the_share_of_equal_actions_is_told(
     assert result.path.stat().st_size < size * exact.path.stat().st_size
     assert result.parity.tolerance is None
     assert result.parity.largest_difference > 1e-5
-    served, wanted = runner_of(result)(obs=obs)["actions"], wide.compute_actions(obs, explore=False)
-    equal = float(np.mean(served == wanted.actions))
+    served, expected = (
+        runner_of(result)(obs=obs)["actions"],
+        wide.compute_actions(obs, explore=False),
+    )
+    equal = float(np.mean(served == expected.actions))
     assert result.agreement[:3] == (400, True, equal)
     assert share <= equal <= 1.0
     spec = json.loads((tmp_path / "policy_spec.json").read_text())

@@ -98,15 +98,15 @@ def whole(word):
 
 
 def versions(*words):
-    found = [(str(i + 1), whole(word)) for i, word in enumerate(words)]
-    return {f"{number}/{name}": x for number, files in found for name, x in files.items()}
+    results = [(str(i + 1), whole(word)) for i, word in enumerate(words)]
+    return {f"{number}/{name}": x for number, files in results for name, x in files.items()}
 
 
 def of(killed, existed, version):
-    found = [each[2:] for each in killed if each[:2] == [existed, version]]
-    assert len(found) > 10
-    assert [was_killed for was_killed, *_ in found] == [True] * (len(found) - 1) + [False]
-    return found
+    results = [each[2:] for each in killed if each[:2] == [existed, version]]
+    assert len(results) > 10
+    assert [was_killed for was_killed, *_ in results] == [True] * (len(results) - 1) + [False]
+    return results
 
 
 @pytest.mark.parametrize("version", [False, True])

@@ -94,10 +94,10 @@ def artefact(change):
 def test_an_export_that_rounds_less_than_the_policy_passes():
     policy = cancelling()
     parity = verify(artefact(lambda x: x), policy.program, policy._state, ["serving_default"])
-    found = parity.differences["serving_default"]["action_dist_inputs"]
-    assert found.relative > TOLERANCE
-    assert found.error < 1e-7
-    assert TOLERANCE < found.own_error < 1e-4
+    result = parity.differences["serving_default"]["action_dist_inputs"]
+    assert result.relative > TOLERANCE
+    assert result.error < 1e-7
+    assert TOLERANCE < result.own_error < 1e-4
     json.dumps(parity.to_json())
 
 

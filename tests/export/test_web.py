@@ -110,12 +110,12 @@ def test_a_page_that_cannot_be_placed_leaves_the_folder_as_it_was(tmp_path, dist
 def test_the_command_writes_the_page_and_says_how_to_see_it(tmp_path, dist, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     factories.make().export_checkpoint("checkpoint")
-    told = ["export", "checkpoint", "--to", "out"]
-    assert main([*told, "--web", "--ort-web", str(dist)]) == 0
+    phrases = ["export", "checkpoint", "--to", "out"]
+    assert main([*phrases, "--web", "--ort-web", str(dist)]) == 0
     assert "python3 -m http.server -d out/onnx" in capsys.readouterr().out
     assert names_in(tmp_path / "out") == {"onnx"}
     assert (tmp_path / "out" / "onnx" / WASM).is_file()
-    assert main([*told, "--ort-web", str(dist)]) == 2
+    assert main([*phrases, "--ort-web", str(dist)]) == 2
     assert "without a page. Give --web." in capsys.readouterr().err
 
 
@@ -130,8 +130,8 @@ def test_the_leaves_of_a_nested_action_are_told_with_the_columns_of_their_inputs
         move=spaces.Discrete(3, start=1),
         pair=spaces.MultiDiscrete([2, 4], start=[5, -1]),
     )
-    found = describe_distribution(factories.make(actions=actions).program)
-    assert found == [
+    result = describe_distribution(factories.make(actions=actions).program)
+    assert result == [
         {"path": ["count"], "kind": "choices", "columns": [0, 3], "sizes": [3], "first": [-1]},
         {
             "path": ["gas"],

@@ -16,9 +16,9 @@ def telling(values: Iterable[Any], *chosen: Any, soak: Container[Any] = ()) -> l
         chosen: those that also run with other versions.
         soak: those that take long, and run apart.
     """
-    found = []
+    results = []
     for value in values:
         parts = value if isinstance(value, tuple) else (value,)
         marks = [pytest.mark.core] * (value in chosen) + [pytest.mark.soak] * (value in soak)
-        found.append(pytest.param(*parts, marks=marks))
-    return found
+        results.append(pytest.param(*parts, marks=marks))
+    return results

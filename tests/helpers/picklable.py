@@ -25,8 +25,8 @@ class Doubled(keras.layers.Layer):
 
 
 def factory(observation_space, num_outputs):
-    given = keras.Input(observation_space.shape)
-    return keras.Model(given, keras.layers.Dense(num_outputs)(Doubled()(given)))
+    inputs = keras.Input(observation_space.shape)
+    return keras.Model(inputs, keras.layers.Dense(num_outputs)(Doubled()(inputs)))
 
 
 class ByHand(Policy):

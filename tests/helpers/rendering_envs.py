@@ -87,8 +87,8 @@ class Pair(MultiAgentEnv):
         return {agent: env.reset(seed=seeds[agent])[0] for agent, env in self.parts.items()}, {}
 
     def step(self, action_dict: Any) -> Any:
-        found = {agent: self.parts[agent].step(action) for agent, action in action_dict.items()}
-        obs, rewards, _, cuts, _ = ({a: x[k] for a, x in found.items()} for k in range(5))
+        results = {agent: self.parts[agent].step(action) for agent, action in action_dict.items()}
+        obs, rewards, _, cuts, _ = ({a: x[k] for a, x in results.items()} for k in range(5))
         return obs, rewards, {"__all__": False}, {**cuts, "__all__": all(cuts.values())}, {}
 
     def render(self) -> Any:

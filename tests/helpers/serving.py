@@ -68,13 +68,13 @@ def place(made: Path, folder: Path) -> None:
 def inputs_of(policy: Any, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Returns random observations by the names of an export's inputs."""
     space = policy.observation_space
-    found = rows_of(space, rows, seed)
+    result = rows_of(space, rows, seed)
     if not isinstance(space, spaces.Dict):
-        return {"obs": found}
-    if "action_mask" not in found:
-        return {f"obs_{key}": x for key, x in found.items()}
-    found["action_mask"][:, 0] = 1  # something is always allowed
-    return {"obs": found["observations"], "action_mask": found["action_mask"].astype(np.int64)}
+        return {"obs": result}
+    if "action_mask" not in result:
+        return {f"obs_{key}": x for key, x in result.items()}
+    result["action_mask"][:, 0] = 1  # something is always allowed
+    return {"obs": result["observations"], "action_mask": result["action_mask"].astype(np.int64)}
 
 
 def without_python_path() -> dict[str, str]:

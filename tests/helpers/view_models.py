@@ -110,7 +110,7 @@ def expected(
     The samples follow each other, and begin with the first rows of their episodes.
     """
     past: dict[tuple[int, int], list[Any]] = {}
-    found = []
+    actual = []
     for batch in samples:
         keys = list(zip(batch["eps_id"].tolist(), batch["agent_index"].tolist(), strict=True))
         later: dict[tuple[int, int], list[Any]] = {}
@@ -128,10 +128,10 @@ def expected(
             before[key] += 1
             seen = known[key]
             rows.append([seen[at + s] if 0 <= at + s < len(seen) else nothing for s in shifts])
-        found.append(np.array(rows))
+        actual.append(np.array(rows))
         for key, own in later.items():
             past.setdefault(key, []).extend(own)
-    return found
+    return actual
 
 
 def check_views(

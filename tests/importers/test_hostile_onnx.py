@@ -123,8 +123,8 @@ def test_the_model_that_runs_has_the_parts_that_were_checked_and_no_other(export
     content = (export / "model.onnx").read_bytes()
     model = onnx.load_from_string(content)
     unknown = b"\xa2\x06\x03abc" + content + b"\xa2\x06\x80\x80\x00"  # one in other words
-    for given in (content, unknown):
-        rebuilt = onnx.load_from_string(rebuild_model(HERE, given))
+    for values in (content, unknown):
+        rebuilt = onnx.load_from_string(rebuild_model(HERE, values))
         assert (rebuilt.producer_name, rebuilt.graph.doc_string) == ("", "")
         rebuilt.producer_name, rebuilt.producer_version = (
             model.producer_name,

@@ -77,9 +77,9 @@ class OfTFAgents(tf.Module):
 def signature_of(module):
     """The signature `action` alone, with its parts by name."""
 
-    def action(*given):
-        found = module.action(TimeStep(*given[:4]), {"sum": given[4]})
-        return {"action": found.action, "state/sum": found.state["sum"]}
+    def action(*values):
+        result = module.action(TimeStep(*values[:4]), {"sum": values[4]})
+        return {"action": result.action, "state/sum": result.state["sum"]}
 
     named = {f"arg_0_{name}": spec for name, spec in STEP._asdict().items()}
     named["arg_1_sum"] = per_row(3)
@@ -169,9 +169,9 @@ def test_our_own_exports_need_no_names(onnx, memory, tmp_path):
     for _ in range(3):
         obs = {"a": np.array([2, 3, 4]), "b": rng.uniform(-1, 1, (3, 2)).astype(np.float32)}
         before, ours, extras = own.compute_actions(obs, ours, before, rewards, explore=False)
-        for_env, theirs, given = other.compute_actions(obs, theirs, for_env, rewards)
+        for_env, theirs, values = other.compute_actions(obs, theirs, for_env, rewards)
         np.testing.assert_allclose(for_env, own.driver.acting.to_env([before])[0], atol=1e-5)
-        np.testing.assert_allclose(given["vf_preds"], extras["vf_preds"], atol=1e-5)
+        np.testing.assert_allclose(values["vf_preds"], extras["vf_preds"], atol=1e-5)
         rewards = rng.normal(size=3)
 
 
@@ -219,8 +219,8 @@ def test_it_never_learns_and_copies_share_the_model():
     np.testing.assert_array_equal(twin.compute_actions(obs).actions, drawn)
     policies = PolicyMap(capacity=1)
     policies["a"], policies["b"] = policy, policy.copy("b")
-    found = policies.compute_actions({"a": obs, "b": obs}, explore=False)
-    np.testing.assert_array_equal(found["a"][0], found["b"][0])
+    result = policies.compute_actions({"a": obs, "b": obs}, explore=False)
+    np.testing.assert_array_equal(result["a"][0], result["b"][0])
 
 
 def test_a_checkpoint_asks_for_the_model(tmp_path):
@@ -408,7 +408,7 @@ def test_a_keras_file_that_is_nested_without_end_is_refused(tmp_path):
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("values", "error", "words"),
     [
         ({"observation_space": None}, SpaceError, "Give observation_space: the ONNX file"),
         ({"action_space": 3}, SpaceError, "Give action_space: .* 3 is not a gymnasium space"),
@@ -427,9 +427,9 @@ def test_a_keras_file_that_is_nested_without_end_is_refused(tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_names_inputs_and_outputs(given, error, words):
+def test_what_does_not_fit_names_inputs_and_outputs(values, error, words):
     with pytest.raises(error, match=words):
-        import_policy(SB3 / "ppo.onnx", **{**POLE, **given})
+        import_policy(SB3 / "ppo.onnx", **{**POLE, **values})
 
 
 @pytest.mark.core

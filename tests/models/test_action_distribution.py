@@ -89,8 +89,10 @@ def test_a_distribution_that_nothing_takes_is_told_of_once(caplog):
         kinds = ActionDistribution.for_space(spaces.Discrete(7), "deterministic").leaf_classes
         assert kinds == (Categorical,)
     (record,) = caplog.records
-    told = "is not used: Deterministic is for Boxes of floats, and the action space Discrete(7) has"
-    assert told in record.getMessage()
+    message = (
+        "is not used: Deterministic is for Boxes of floats, and the action space Discrete(7) has"
+    )
+    assert message in record.getMessage()
     ActionDistribution.for_space(MIXED, "deterministic")
     assert len(caplog.records) == 1
 
@@ -161,12 +163,12 @@ def test_a_product_has_the_sums_of_its_leaves_in_their_order():
         for x in (inputs, other)
     ]
     noises = np.split(noise, np.cumsum([2, 2, 3]), axis=1)
-    wanted = [part.sample(tf.constant(n)) for part, n in zip(alone[0], noises, strict=True)]
-    found = together.sample_leaves(tf.constant(noise))
-    for left, right in zip(found, wanted, strict=True):
+    expected = [part.sample(tf.constant(n)) for part, n in zip(alone[0], noises, strict=True)]
+    actual = together.sample_leaves(tf.constant(noise))
+    for left, right in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(left, right)
-    logp = sum(part.logp(action) for part, action in zip(alone[0], wanted, strict=True))
-    np.testing.assert_allclose(together.logp_leaves(found), logp, rtol=1e-6)
+    logp = sum(part.logp(action) for part, action in zip(alone[0], expected, strict=True))
+    np.testing.assert_allclose(together.logp_leaves(actual), logp, rtol=1e-6)
     np.testing.assert_allclose(together.sampled_logp(tf.constant(noise)), logp, rtol=1e-5)
     entropy = sum(part.entropy() for part in alone[0])
     np.testing.assert_allclose(together.entropy(), entropy, rtol=1e-6)
@@ -217,10 +219,10 @@ def test_a_mask_replaces_the_logits_of_what_is_forbidden_and_nothing_else():
     inputs = tf.reshape(tf.range(13, dtype=tf.float32), [1, 13])
     mask = np.array([[1, 0, 1, 1, 0, 0, 1, 1, 0]])
     low = MASKED_LOGIT
-    wanted = [[0, 1, 2, 3, 4, low, 6, 7, low, low, 10, 11, low]]
+    expected = [[0, 1, 2, 3, 4, low, 6, 7, low, low, 10, 11, low]]
     for dtype in (np.bool_, np.int8, np.int64, np.float32):
         masked = dist_class.apply_mask(inputs, tf.constant(mask.astype(dtype)))
-        np.testing.assert_array_equal(masked, np.array(wanted, np.float32))
+        np.testing.assert_array_equal(masked, np.array(expected, np.float32))
     np.testing.assert_array_equal(dist_class(masked).valid_mask(), mask.astype(bool))
     scaled = dist_class.apply_mask(inputs, tf.constant(mask * 7))
     np.testing.assert_array_equal(scaled, masked)
@@ -404,10 +406,10 @@ def test_every_kind_converts_to_onnx_and_agrees(name):
                 allow_one_action(dist_class), rng.integers(0, 2, (rows, dist_class.mask_size))
             ).astype(np.float32),
         }
-        wanted = traced(*[tf.constant(x) for x in given.values()])
+        expected = traced(*[tf.constant(x) for x in given.values()])
         taken = {node.name for node in session.get_inputs()}
-        found = session.run(None, {key: x for key, x in given.items() if key in taken})
-        for what, left, right in zip([*names, "valid"], found, wanted, strict=True):
+        actual = session.run(None, {key: x for key, x in given.items() if key in taken})
+        for what, left, right in zip([*names, "valid"], actual, expected, strict=True):
             np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5, err_msg=what)
             if what.startswith("action"):
                 assert left.dtype == right.numpy().dtype

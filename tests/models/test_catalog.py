@@ -35,9 +35,9 @@ def model_of(space, num_outputs=2, with_value=True, seed=0, **config):
 
 def shapes_of(model):
     """Returns the shape of each kernel by the name of its layer."""
-    found = {v.path.rpartition("/")[0]: tuple(v.shape) for v in model.trainable_variables}
+    results = {v.path.rpartition("/")[0]: tuple(v.shape) for v in model.trainable_variables}
     kernels = [v for v in model.trainable_variables if v.name == "kernel"]
-    assert set(found) == {v.path.rpartition("/")[0] for v in kernels}
+    assert set(results) == {v.path.rpartition("/")[0] for v in kernels}
     return {v.path.rpartition("/")[0]: tuple(v.shape) for v in kernels}
 
 
@@ -329,10 +329,10 @@ def test_initializers_are_found_for_every_variable_of_recurrent_layers():
     lstm = keras.layers.LSTM(2)
     lstm.build((None, None, 3))
     cell = lstm.cell
-    found = {v.name: get_initializer(cell, v) for v in cell.trainable_variables}
-    assert type(found["kernel"]).__name__ == "GlorotUniform"
-    assert type(found["recurrent_kernel"]).__name__ in ("Orthogonal", "OrthogonalInitializer")
-    bias = np.asarray(found["bias"](cell.bias.shape, dtype="float32"))
+    results = {v.name: get_initializer(cell, v) for v in cell.trainable_variables}
+    assert type(results["kernel"]).__name__ == "GlorotUniform"
+    assert type(results["recurrent_kernel"]).__name__ in ("Orthogonal", "OrthogonalInitializer")
+    bias = np.asarray(results["bias"](cell.bias.shape, dtype="float32"))
     np.testing.assert_array_equal(bias, [0, 0, 1, 1, 0, 0, 0, 0])
     np.testing.assert_array_equal(bias, cell.bias.numpy())
 
@@ -390,8 +390,8 @@ def test_models_compute_the_same_in_onnx_runtime(space, config):
     for rows in (1, 5):
         inputs = rows_for(space, rows)
         fed = inputs if is_nested else {"obs": inputs}
-        found = session.run(None, {name: np.asarray(x) for name, x in fed.items()})
-        for ours, theirs in zip(model(inputs), found, strict=True):
+        result = session.run(None, {name: np.asarray(x) for name, x in fed.items()})
+        for ours, theirs in zip(model(inputs), result, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 

@@ -59,11 +59,11 @@ def nest_doubles(depth):
 
 def measure(model):
     """Returns the work of a model, as its limits are checked against."""
-    found = []
+    results = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work_module, "check_work_limits", lambda work, what: found.append(work))
+        patch.setattr(work_module, "check_work_limits", lambda work, what: results.append(work))
         check_work([(model, None)], "The model")
-    return found[0]
+    return results[0]
 
 
 @pytest.fixture

@@ -202,18 +202,18 @@ assert not any(name.startswith("tfpolicies") for name in sys.modules)
 def test_keras_alone_loads_a_copy_in_another_process(tmp_path):
     actor_alone = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
     models = {"custom_model": actor_alone, "fcnet_hiddens": [4]}, {"fcnet_hiddens": [4]}
-    paths, wanted = [], []
+    paths, expected = [], []
     for i, model in enumerate(models):
         policy = PPOTF2Policy(OBS_SPACE, ACTION_SPACE, {"inference": "tf", "model": model})
         copy = policy.to_keras()
         assert [tuple(x.shape) for x in copy.inputs] == [(None, 4)]
         paths.append(str(tmp_path / f"copy{i}.keras"))
         copy.save(paths[-1])
-        wanted.append(policy.compute_actions(OBS, explore=False).extras)
+        expected.append(policy.compute_actions(OBS, explore=False).extras)
     command = [sys.executable, "-c", LOADED, json.dumps(OBS.tolist()), *paths]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    for line, extras in zip(done.stdout.splitlines()[-2:], wanted, strict=True):
+    for line, extras in zip(done.stdout.splitlines()[-2:], expected, strict=True):
         logits, values = json.loads(line)
         np.testing.assert_allclose(logits, extras["action_dist_inputs"], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(np.ravel(values), extras["vf_preds"], rtol=1e-5, atol=1e-6)

@@ -73,8 +73,8 @@ def test_categorical_log_probabilities_and_entropy_agree_with_scipy():
 @pytest.mark.core
 def test_categorical_divergence_agrees_with_scipy_and_is_directed():
     forward = categorical(LOGITS).kl(categorical(OTHER)).numpy()
-    wanted = scipy.stats.entropy(softmax(LOGITS), softmax(OTHER), axis=-1)
-    np.testing.assert_allclose(forward, wanted, rtol=1e-5, atol=1e-6)
+    expected = scipy.stats.entropy(softmax(LOGITS), softmax(OTHER), axis=-1)
+    np.testing.assert_allclose(forward, expected, rtol=1e-5, atol=1e-6)
     backward = categorical(OTHER).kl(categorical(LOGITS)).numpy()
     assert abs(forward[1] - backward[1]) > 0.01
     np.testing.assert_array_equal(categorical(LOGITS).kl(categorical(LOGITS)), 0.0)
@@ -82,10 +82,10 @@ def test_categorical_divergence_agrees_with_scipy_and_is_directed():
 
 def test_gumbel_noise_samples_with_the_probabilities_of_the_logits():
     actions = samples(spaces.Discrete(3), LOGITS[1], 60_000, seed=3)
-    wanted = softmax(LOGITS[1])
-    assert scipy.stats.chisquare(np.bincount(actions, minlength=3), wanted * 60_000).pvalue > 1e-4
+    expected = softmax(LOGITS[1])
+    assert scipy.stats.chisquare(np.bincount(actions, minlength=3), expected * 60_000).pvalue > 1e-4
     for action in range(3):
-        assert_frequency(actions == action, wanted[action])
+        assert_frequency(actions == action, expected[action])
 
 
 # -- MultiCategorical -----------------------------------------------------------------------------
@@ -101,12 +101,12 @@ def test_the_cells_of_a_multi_discrete_are_independent_choices():
     actions = np.stack([np.random.default_rng(i).integers(CELLS.nvec) for i in range(5)])
     distribution = make(CELLS, CELL_LOGITS)
     chosen = actions.reshape(5, 4)
-    wanted = sum(np.log(p[i][range(5), chosen[:, i]]) for i in range(4))
-    np.testing.assert_allclose(distribution.logp(tf.constant(actions)), wanted, rtol=1e-5)
-    wanted = sum(scipy.stats.entropy(x, axis=-1) for x in p)
-    np.testing.assert_allclose(distribution.entropy(), wanted, rtol=1e-5)
-    wanted = sum(scipy.stats.entropy(x, y, axis=-1) for x, y in zip(p, q, strict=True))
-    np.testing.assert_allclose(distribution.kl(make(CELLS, CELL_OTHER)), wanted, rtol=1e-5)
+    expected = sum(np.log(p[i][range(5), chosen[:, i]]) for i in range(4))
+    np.testing.assert_allclose(distribution.logp(tf.constant(actions)), expected, rtol=1e-5)
+    expected = sum(scipy.stats.entropy(x, axis=-1) for x in p)
+    np.testing.assert_allclose(distribution.entropy(), expected, rtol=1e-5)
+    expected = sum(scipy.stats.entropy(x, y, axis=-1) for x, y in zip(p, q, strict=True))
+    np.testing.assert_allclose(distribution.kl(make(CELLS, CELL_OTHER)), expected, rtol=1e-5)
     modes = np.stack([x.argmax(-1) for x in p], axis=-1).reshape(5, 2, 2)
     np.testing.assert_array_equal(distribution.deterministic_sample(), modes)
     assert distribution.deterministic_sample().dtype == tf.int64
@@ -128,8 +128,8 @@ def test_a_box_of_integers_has_one_choice_per_cell_with_bounds_of_its_own():
     assert dist_class.noise_blocks == (("gumbel", 5),)
     distribution = make(space, [[0, 0, 3, 4, 0]])
     assert distribution.deterministic_sample().numpy().tolist() == [[2, 0]]
-    wanted = np.log(softmax([0, 0, 3])[2]) + np.log(softmax([4, 0])[1])
-    np.testing.assert_allclose(distribution.logp(tf.constant([[2, 1]])), [wanted], rtol=1e-6)
+    expected = np.log(softmax([0, 0, 3])[2]) + np.log(softmax([4, 0])[1])
+    np.testing.assert_allclose(distribution.logp(tf.constant([[2, 1]])), [expected], rtol=1e-6)
 
 
 # -- Bernoulli ------------------------------------------------------------------------------------
@@ -148,10 +148,10 @@ def test_bernoulli_quantities_agree_with_scipy():
         scipy.stats.bernoulli.logpmf(actions, p).sum(-1),
         rtol=1e-5,
     )
-    wanted = scipy.stats.bernoulli(p).entropy().sum(-1)
-    np.testing.assert_allclose(distribution.entropy(), wanted, rtol=1e-5)
-    wanted = (scipy.special.rel_entr(p, q) + scipy.special.rel_entr(1 - p, 1 - q)).sum(-1)
-    np.testing.assert_allclose(distribution.kl(other), wanted, rtol=1e-5)
+    expected = scipy.stats.bernoulli(p).entropy().sum(-1)
+    np.testing.assert_allclose(distribution.entropy(), expected, rtol=1e-5)
+    expected = (scipy.special.rel_entr(p, q) + scipy.special.rel_entr(1 - p, 1 - q)).sum(-1)
+    np.testing.assert_allclose(distribution.kl(other), expected, rtol=1e-5)
     mode = distribution.deterministic_sample()
     assert mode.dtype == tf.int8
     assert mode.numpy().tolist() == [[1, 0, 1], [0, 1, 1]]
@@ -188,14 +188,14 @@ def test_gaussian_densities_and_entropy_agree_with_scipy():
 
 def test_gaussian_divergence_agrees_with_numerical_integration():
     x = np.linspace(-15, 15, 60_001)
-    wanted = np.zeros(2)
+    expected = np.zeros(2)
     for row in range(2):
         for k in range(2):
             p = scipy.stats.norm(GAUSS[row, k], np.exp(GAUSS[row, k + 2]))
             q = scipy.stats.norm(GAUSS_OTHER[row, k], np.exp(GAUSS_OTHER[row, k + 2]))
-            wanted[row] += np.trapezoid(p.pdf(x) * (p.logpdf(x) - q.logpdf(x)), x)
+            expected[row] += np.trapezoid(p.pdf(x) * (p.logpdf(x) - q.logpdf(x)), x)
     got = gaussian(GAUSS).kl(gaussian(GAUSS_OTHER)).numpy()
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def test_normal_noise_samples_with_the_means_and_deviations():
@@ -238,8 +238,8 @@ def squashed_logpdf(actions, mean, log_std):
 def test_squashed_densities_agree_with_scipy_and_integrate_to_one():
     actions = np.random.default_rng(0).uniform(-0.999, 0.999, (200, 2)).astype(np.float32)
     got = squashed(np.tile(SQUASHED, (200, 1))).logp(tf.constant(actions)).numpy()
-    wanted = squashed_logpdf(actions.astype(np.float64), SQUASHED[:2], SQUASHED[2:]).sum(-1)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    expected = squashed_logpdf(actions.astype(np.float64), SQUASHED[:2], SQUASHED[2:]).sum(-1)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
     grid = np.linspace(-0.99999, 0.99999, 200_001, dtype=np.float32)
     line = ActionDistribution.for_space(spaces.Box(-1, 1), "squashed_gaussian")
     inputs = tf.constant(np.tile(np.float32([0.4, -0.3]), (len(grid), 1)))
@@ -253,11 +253,11 @@ def test_the_log_density_of_a_sample_from_its_noise_is_exact_where_tanh_is_satur
     got = squashed(np.tile(SQUASHED, (3, 1))).sampled_logp(tf.constant(noise)).numpy()
     u = np.array(SQUASHED[:2]) + np.exp(SQUASHED[2:]) * noise.astype(np.float64)
     slope = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
-    wanted = (scipy.stats.norm.logpdf(noise) - np.array(SQUASHED[2:]) - slope).sum(-1)
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    expected = (scipy.stats.norm.logpdf(noise) - np.array(SQUASHED[2:]) - slope).sum(-1)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
     distribution = squashed(np.tile(SQUASHED, (3, 1)))
     from_action = distribution.logp(distribution.sample(tf.constant(noise))).numpy()
-    np.testing.assert_allclose(from_action[:2], wanted[:2], rtol=1e-5)
+    np.testing.assert_allclose(from_action[:2], expected[:2], rtol=1e-5)
 
 
 def test_actions_at_the_bounds_have_a_finite_density_and_gradient():
@@ -332,8 +332,8 @@ def test_certain_actions_can_be_brought_into_bounds():
     bounded = ActionDistribution.for_space(box, "bounded_deterministic")
     assert (bounded.num_inputs, bounded.noise_size) == (3, 0)
     actions = bounded(tf.constant(inputs)).deterministic_sample().numpy()
-    wanted = [[1 + 2 * tanh[0, 0], 0, 2.5], [1, tanh[1, 1], 2]]
-    np.testing.assert_allclose(actions, wanted, rtol=1e-6)
+    expected = [[1 + 2 * tanh[0, 0], 0, 2.5], [1, tanh[1, 1], 2]]
+    np.testing.assert_allclose(actions, expected, rtol=1e-6)
     assert all(action in box for action in actions)
 
 

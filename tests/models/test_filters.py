@@ -372,5 +372,5 @@ def test_the_tensor_function_runs_in_onnx_runtime():
     plane.flush()
     ((mean, scale),) = plane.get_scalings()
     x = np.array([[5, 6], [99, -99], [4, 5]], np.float32)
-    (found,) = session.run(None, {"x": x, "mean": mean, "scale": scale})
-    np.testing.assert_allclose(found, normalize(tf.constant(x), mean, scale), atol=1e-6)
+    (result,) = session.run(None, {"x": x, "mean": mean, "scale": scale})
+    np.testing.assert_allclose(result, normalize(tf.constant(x), mean, scale), atol=1e-6)

@@ -61,10 +61,10 @@ def test_preprocessed_rows_mean_the_observations_that_they_were_made_of(case, in
     space, obs, rows = CASES[case]
     policy = make(obs=space, inference=inference)
     expected = policy.compute_actions(obs, explore=False)
-    for given in (rows, list(rows)):
-        found = policy.compute_actions(given, explore=False)
+    for values in (rows, list(rows)):
+        actual = policy.compute_actions(values, explore=False)
         for name in ("action_dist_inputs", "vf_preds"):
-            np.testing.assert_array_equal(found.extras[name], expected.extras[name])
+            np.testing.assert_array_equal(actual.extras[name], expected.extras[name])
     np.testing.assert_array_equal(
         policy.compute_log_likelihoods(expected.actions, rows),
         policy.compute_log_likelihoods(expected.actions, obs),
@@ -74,9 +74,9 @@ def test_preprocessed_rows_mean_the_observations_that_they_were_made_of(case, in
 
 
 def test_every_leaf_comes_back_in_its_own_shape_and_dtype():
-    found = restored(ROOM, FLAT_ROOM)
+    actual = restored(ROOM, FLAT_ROOM)
     expected = batch_leaves(leaves(ROOM), IN_ROOM, "obs")
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         np.testing.assert_array_equal(ours, theirs)
 
@@ -85,8 +85,8 @@ def test_a_policy_with_a_memory_takes_one_preprocessed_observation_as_well():
     policy = make(obs=spaces.Discrete(3), model={"use_lstm": True, "lstm_cell_size": 2})
     start = policy.get_initial_state()
     expected, memory, _ = policy.compute_single_action(1, start, explore=False)
-    found, other, _ = policy.compute_single_action(np.eye(3)[1], start, explore=False)
-    assert found == expected
+    actual, other, _ = policy.compute_single_action(np.eye(3)[1], start, explore=False)
+    assert actual == expected
     np.testing.assert_array_equal(memory, other)
 
 
@@ -103,8 +103,8 @@ def test_what_fits_the_space_is_taken_as_it_is():
     policy = make(obs=pair)
     rows = policy.compute_actions(np.array([*parts, [5.0, 6.0]], np.float32), explore=False)
     own = (np.array([1.0, 3.0, 5.0]), np.array([2.0, 4.0, 6.0]))
-    found = policy.compute_actions(own, explore=False).extras["action_dist_inputs"]
-    np.testing.assert_array_equal(rows.extras["action_dist_inputs"], found)
+    result = policy.compute_actions(own, explore=False).extras["action_dist_inputs"]
+    np.testing.assert_array_equal(rows.extras["action_dist_inputs"], result)
 
 
 def test_three_rows_of_whole_numbers_are_the_parts_of_a_tuple_of_three():

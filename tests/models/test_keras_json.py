@@ -119,14 +119,14 @@ def test_what_is_not_on_the_list_is_refused_before_anything_is_called(inner, mon
 
 def test_names_of_the_list_lead_to_the_classes_they_say():
     known = get_categories()["layer"].keras_classes
-    public = {name: found for (module, name), found in known.items() if module == "keras.layers"}
-    assert all(found is getattr(keras.layers, name) for name, found in public.items())
-    assert all(issubclass(found, keras.Operation) for found in known.values())
+    public = {name: result for (module, name), result in known.items() if module == "keras.layers"}
+    assert all(result is getattr(keras.layers, name) for name, result in public.items())
+    assert all(issubclass(result, keras.Operation) for result in known.values())
     assert len(public) > 80
     assert known["keras.src.models.functional", "Functional"] is type(stored_model())
     for kind, module in (("initializer", keras.initializers), ("constraint", keras.constraints)):
         own = get_categories()[kind].keras_classes
-        assert all(found is getattr(module, name) for (_, name), found in own.items())
+        assert all(result is getattr(module, name) for (_, name), result in own.items())
 
 
 def stored_model():
@@ -226,18 +226,18 @@ def test_a_policy_with_registered_layers_comes_back_by_its_checkpoint_alone(tmp_
     policy = make(model={"custom_model": model})
     policy.export_checkpoint(tmp_path)
     rows = np.array([[0.1, -0.2, 0.3]], np.float32)
-    wanted = policy.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
+    expected = policy.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
     twin = Policy.from_checkpoint(tmp_path)
-    found = twin.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
-    np.testing.assert_array_equal(found, wanted)
+    actual = twin.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
+    np.testing.assert_array_equal(actual, expected)
 
     registered = keras.saving.get_custom_objects()
     monkeypatch.delitem(registered, "tests>Scaled")  # as in another process
     with pytest.raises(CheckpointError, match=r"custom_objects=\{'Scaled': ...\}"):
         Policy.from_checkpoint(tmp_path)
     again = Policy.from_checkpoint(tmp_path, custom_objects={"Scaled": Scaled})
-    found = again.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
-    np.testing.assert_array_equal(found, wanted)
+    actual = again.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
+    np.testing.assert_array_equal(actual, expected)
     whole = Policy.from_checkpoint(tmp_path, config={"model": model})
     assert whole.get_weights().keys() == policy.get_weights().keys()
 
@@ -251,10 +251,10 @@ def test_an_algorithm_takes_custom_objects(tmp_path, monkeypatch):
     monkeypatch.delitem(keras.saving.get_custom_objects(), "tests>Scaled")
     with pytest.raises(CheckpointError, match=r"custom_objects=\{'Scaled': ...\}"):
         Algorithm.from_checkpoint(tmp_path)
-    for given in ({"custom_objects": {"Scaled": Scaled}}, {"config": {"model": model}}):
-        twin = Algorithm.from_checkpoint(tmp_path, **given)
-        found, wanted = (x.get_policy().get_weights() for x in (twin, algorithm))
-        assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    for values in ({"custom_objects": {"Scaled": Scaled}}, {"config": {"model": model}}):
+        twin = Algorithm.from_checkpoint(tmp_path, **values)
+        actual, expected = (x.get_policy().get_weights() for x in (twin, algorithm))
+        assert all(np.array_equal(actual[name], expected[name]) for name in expected)
         twin.stop()
 
 
@@ -273,5 +273,5 @@ def test_an_algorithm_takes_custom_objects(tmp_path, monkeypatch):
     ],
 )
 def test_a_file_chooses_among_the_optimizers_of_keras_and_those_registered(settings, held):
-    found = find_unresolved(decode_settings({"optimizer": settings}))
-    assert [missing.name for missing in found.values()] == held
+    result = find_unresolved(decode_settings({"optimizer": settings}))
+    assert [missing.name for missing in result.values()] == held

@@ -49,8 +49,8 @@ class Features(keras.Model):
         return self.hidden(obs), self.value(obs)
 
     def custom_loss(self, policy_loss, loss_inputs):
-        given = self(loss_inputs["obs"])[0]
-        self.own = masked_mean(tf.reduce_sum(given, -1), loss_inputs["loss_mask"])
+        outputs = self(loss_inputs["obs"])[0]
+        self.own = masked_mean(tf.reduce_sum(outputs, -1), loss_inputs["loss_mask"])
         return [loss + self.own for loss in policy_loss]
 
     def custom_metrics(self):
@@ -59,11 +59,11 @@ class Features(keras.Model):
 
 def played(policy):
     """Returns what a policy computes in five steps of an episode."""
-    memory, found = policy.session(1).recurrent_state, []
+    memory, result = policy.session(1).recurrent_state, []
     for i, row in enumerate(FIVE):
-        found.append(memory.act([row[None]], False)[1]["action_dist_inputs"].copy())
+        result.append(memory.act([row[None]], False)[1]["action_dist_inputs"].copy())
         memory.record_rewards(np.array([0.1 * i], np.float32))
-    return np.concatenate(found)
+    return np.concatenate(result)
 
 
 def worker_of(**model):
@@ -105,18 +105,18 @@ def test_the_first_policy_begins_with_the_weights_of_an_instance_which_stays_as_
     mine = features(OBS, 2)
     before = [w.copy() for w in mine.get_weights()]
     policy = make(model={**LSTM, "custom_model": mine})
-    for given, taken in zip(before, policy.get_weights().values(), strict=False):
-        np.testing.assert_array_equal(given, taken)
+    for values, taken in zip(before, policy.get_weights().values(), strict=False):
+        np.testing.assert_array_equal(values, taken)
     varied(policy)
     assert policy.to_keras().features is not mine
-    for given, kept in zip(before, mine.get_weights(), strict=True):
-        np.testing.assert_array_equal(given, kept)
+    for values, kept in zip(before, mine.get_weights(), strict=True):
+        np.testing.assert_array_equal(values, kept)
 
 
 def test_no_copy_is_made_around_a_model_that_keras_cannot_rebuild():
-    given = Features(OBS, 4)
-    policy = make(model={**LSTM, "custom_model": given})
-    assert policy.model.features is given
+    inputs = Features(OBS, 4)
+    policy = make(model={**LSTM, "custom_model": inputs})
+    assert policy.model.features is inputs
     with pytest.raises(ConfigError, match="give the model as a factory"):
         policy.to_keras()
 
@@ -171,11 +171,11 @@ def test_the_arguments_for_the_last_step_give_the_n_last_ones(catalog):
     assert_close({"": extras["action_dist_inputs"]}, {"": expected}, atol=0)
     one = make(model={**LSTM, "fcnet_hiddens": [4]}).compute_single_action
     state = [np.zeros(4), np.zeros(4)]
-    found = [
+    actual = [
         one(FIVE[0], state, prev_action=action, prev_reward=0.5, explore=False)[2]
         for action in (1, [1])  # n = 1, too
     ]
-    assert_equal(*found)
+    assert_equal(*actual)
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -89,13 +89,13 @@ def states_of(outputs):
 
 def step_by_step(model, inputs, states, lengths):
     """Runs a model as acting does: one step at a time, with the state carried on."""
-    found = []
+    results = []
     for t in range(next(iter(inputs.values())).shape[1]):
         step = {name: x[:, t : t + 1] for name, x in inputs.items()}
-        found.append(run(model, step, states, (lengths > t).astype(np.int32)))
-        states = states_of(found[-1])
+        results.append(run(model, step, states, (lengths > t).astype(np.int32)))
+        states = states_of(results[-1])
     joined = {
-        name: np.concatenate([outputs[name] for outputs in found], axis=1)
+        name: np.concatenate([outputs[name] for outputs in results], axis=1)
         for name in ("action_dist_inputs", "vf_preds")
     }
     return joined, states
@@ -151,11 +151,11 @@ def test_layers_have_the_names_that_keras_users_expect():
 
 
 def test_previous_actions_and_rewards_are_inputs_of_their_own_and_change_the_outputs():
-    wanted = {
+    expected = {
         "lstm": {"lstm_use_prev_action": True, "lstm_use_prev_reward": True},
         "attention": {"attention_use_n_prev_actions": 1, "attention_use_n_prev_rewards": 1},
     }
-    for kind, config in wanted.items():
+    for kind, config in expected.items():
         model = model_of(kind, **config)
         names = ["prev_actions_arm", "prev_actions_gear", "prev_rewards", "seq_lens"]
         assert sorted(get_extra_inputs(model)) == names
@@ -251,8 +251,8 @@ def test_steps_behind_the_length_and_later_steps_change_nothing(kind):
         np.testing.assert_array_equal(
             before["vf_preds"][row, :length], after["vf_preds"][row, :length]
         )
-    for ours, given in zip(states_of(before), states, strict=True):
-        np.testing.assert_array_equal(ours[3], given[3])  # a sequence of no steps
+    for ours, values in zip(states_of(before), states, strict=True):
+        np.testing.assert_array_equal(ours[3], values[3])  # a sequence of no steps
 
 
 def test_attention_reaches_back_exactly_as_far_as_its_memory():
@@ -314,8 +314,8 @@ def test_an_lstm_is_the_one_of_the_textbook():
         i, f, g, o = np.split(step @ kernel + h @ recurrent + bias, 4)
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
         h = sigmoid(o) * np.tanh(c)
-    found = states_of(run(model, inputs, fresh_state(model, 1), np.array([2])))
-    np.testing.assert_allclose(found, [h[None], c[None]], atol=1e-5)
+    result = states_of(run(model, inputs, fresh_state(model, 1), np.array([2])))
+    np.testing.assert_allclose(result, [h[None], c[None]], atol=1e-5)
 
 
 # -- gradients ------------------------------------------------------------------------------------
@@ -331,13 +331,13 @@ def test_gradients_flow_through_the_sequence(kind):
         tape.watch([x, *states.values()])
         outputs = model({"obs": x, **states, "seq_lens": tf.constant([3])}, training=True)
         last = outputs["vf_preds"][0, -1, 0]
-    found = tape.gradient(last, [x, *states.values(), *model.trainable_variables])
-    assert np.abs(found[0]).min() > 0  # the last value depends on every step
+    result = tape.gradient(last, [x, *states.values(), *model.trainable_variables])
+    assert np.abs(result[0]).min() > 0  # the last value depends on every step
     if kind == "attention":
-        assert found[1] is None  # a memory is no way back
+        assert result[1] is None  # a memory is no way back
     else:
-        assert np.abs(found[1]).min() > 0
-    weights = found[1 + len(states) :]
+        assert np.abs(result[1]).min() > 0
+    weights = result[1 + len(states) :]
     used = [
         v.path
         for v, g in zip(model.trainable_variables, weights, strict=True)
@@ -360,8 +360,8 @@ def test_learning_compiled_by_xla_agrees_with_plain_learning(kind):
             outputs = model(dict(zip(names, inputs, strict=True)), training=True)
             loss = tf.reduce_sum(outputs["action_dist_inputs"] ** 2)
             loss += tf.reduce_sum(outputs["vf_preds"])
-        found = tape.gradient(loss, model.trainable_variables)
-        return [outputs[name] for name in sorted(outputs)], found
+        result = tape.gradient(loss, model.trainable_variables)
+        return [outputs[name] for name in sorted(outputs)], result
 
     signature = [tf.TensorSpec([None, T, 3])]
     signature += [tf.TensorSpec([None, *shape]) for shape in get_state_shapes(model)]
@@ -404,8 +404,8 @@ def test_models_compute_the_same_in_onnx_runtime_for_any_batch_and_length(kind, 
         inputs = sequences(model, rows, time)
         fed = {**inputs, **dict(zip(states, state, strict=True)), "seq_lens": lengths}
         expected = run(model, inputs, state, lengths)
-        for name, found in zip(sorted(model.output), session.run(None, fed), strict=True):
-            np.testing.assert_allclose(found, expected[name], atol=1e-5, err_msg=name)
+        for name, actual in zip(sorted(model.output), session.run(None, fed), strict=True):
+            np.testing.assert_allclose(actual, expected[name], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.core

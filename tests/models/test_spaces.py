@@ -34,8 +34,8 @@ def batch(rows=2):
 
 @pytest.mark.core
 def test_leaves_have_the_order_names_shapes_and_dtypes_of_the_space():
-    found = [(leaf.name("obs"), leaf.shape, leaf.dtype.name) for leaf in leaves(NESTED)]
-    assert found == [
+    results = [(leaf.name("obs"), leaf.shape, leaf.dtype.name) for leaf in leaves(NESTED)]
+    assert results == [
         ("obs_body_0", (), "int64"),
         ("obs_body_1", (2,), "float32"),
         ("obs_camera", (2, 2, 3), "uint8"),
@@ -51,8 +51,8 @@ def test_a_space_without_a_fixed_shape_is_refused_and_its_place_named():
 
 @pytest.mark.core
 def test_actions_travel_in_dtypes_of_their_own():
-    found = [(leaf.name("actions"), leaf.dtype.name) for leaf in action_leaves(NESTED)]
-    assert found == [
+    results = [(leaf.name("actions"), leaf.dtype.name) for leaf in action_leaves(NESTED)]
+    assert results == [
         ("actions_body_0", "int64"),
         ("actions_body_1", "float32"),
         ("actions_camera", "int64"),

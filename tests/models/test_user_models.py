@@ -70,8 +70,8 @@ def test_a_normalization_that_was_adapted_normalises(form, mode, tmp_path):
 def test_exports_and_updates_normalise_too(tmp_path):
     policy = policy_of(normalizing("sequential"))
     policy.export_model(tmp_path, onnx=True)
-    found = import_policy(tmp_path / "model.onnx").compute_actions(TWELVE, explore=False)
-    assert found.extras["action_dist_inputs"].tolist() == RIGHT
+    result = import_policy(tmp_path / "model.onnx").compute_actions(TWELVE, explore=False)
+    assert result.extras["action_dist_inputs"].tolist() == RIGHT
     for cls in (PPOTF2Policy, DQNTF2Policy):
         policy = policy_of(normalizing("sequential"), cls=cls)
         assert outputs(policy) == RIGHT

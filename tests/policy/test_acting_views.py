@@ -156,38 +156,38 @@ def inputs_of(rows, seed=0):
 
 @pytest.mark.core
 def test_all_runtimes_and_both_calls_give_the_same():
-    given = inputs_of(5)
-    views = {name: x for name, x in given.items() if name != "obs"}
-    found = []
+    inputs = inputs_of(5)
+    views = {name: x for name, x in inputs.items() if name != "obs"}
+    results = []
     for inference in ("tf", "onnx", "session"):
         policy = policy_of(inference)
-        acted = policy.compute_actions(given["obs"], views=views, explore=False)
-        same = policy.compute_actions_from_input_dict(given, explore=False)
+        acted = policy.compute_actions(inputs["obs"], views=views, explore=False)
+        same = policy.compute_actions_from_input_dict(inputs, explore=False)
         np.testing.assert_array_equal(acted.actions, same.actions)
-        one = {name: x[0] for name, x in given.items()}
+        one = {name: x[0] for name, x in inputs.items()}
         action, _, extras = policy.compute_single_action(input_dict=one, explore=False)
         assert action == acted.actions[0]
-        logp = policy.compute_log_likelihoods(acted.actions, given["obs"], views=views)
+        logp = policy.compute_log_likelihoods(acted.actions, inputs["obs"], views=views)
         assert logp.shape == (5,)
-        found.append(acted.extras)
-    for extras in found[1:]:
+        results.append(acted.extras)
+    for extras in results[1:]:
         for name in ("action_dist_inputs", "vf_preds"):
-            np.testing.assert_allclose(extras[name], found[0][name], atol=1e-5)
+            np.testing.assert_allclose(extras[name], results[0][name], atol=1e-5)
     other = {**views, "prev_n_rewards": views["prev_n_rewards"] + 1}
-    changed = policy.compute_actions(given["obs"], views=other, explore=False).extras
-    assert np.abs(changed["vf_preds"] - found[0]["vf_preds"]).max() > 1e-3
+    changed = policy.compute_actions(inputs["obs"], views=other, explore=False).extras
+    assert np.abs(changed["vf_preds"] - results[0]["vf_preds"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_many_policies_with_views_act_in_one_call(inference):
-    league, given = PolicyMap(), {}
+    league, values = PolicyMap(), {}
     for i in range(3):
         league[str(i)] = policy_of(inference, seed=i)
-        given[str(i)] = inputs_of(2 + i, seed=i)
-    obs = {name: x["obs"] for name, x in given.items()}
-    together = league.compute_actions(obs, view_batches=given, explore=False)
+        values[str(i)] = inputs_of(2 + i, seed=i)
+    obs = {name: x["obs"] for name, x in values.items()}
+    together = league.compute_actions(obs, view_batches=values, explore=False)
     for name, policy in league.items():
-        alone = policy.compute_actions(obs[name], views=given[name], explore=False)
+        alone = policy.compute_actions(obs[name], views=values[name], explore=False)
         np.testing.assert_allclose(
             together[name].extras["vf_preds"], alone.extras["vf_preds"], atol=1e-5
         )
@@ -195,11 +195,11 @@ def test_many_policies_with_views_act_in_one_call(inference):
 
 @pytest.mark.core
 def test_a_missing_view_is_named_with_what_to_do():
-    policy, given = policy_of("tf"), inputs_of(2)
+    policy, values = policy_of("tf"), inputs_of(2)
     with pytest.raises(UsageError, match=r"reads prev_n_obs.*session\(\).*input_dict"):
-        policy.compute_actions(given["obs"])
+        policy.compute_actions(values["obs"])
     with pytest.raises(ValueError, match=r"views\['prev_n_obs'\] must be an array \[B, 4, 1\]"):
-        policy.compute_actions(given["obs"], views={"prev_n_obs": given["obs"]})
+        policy.compute_actions(values["obs"], views={"prev_n_obs": values["obs"]})
 
 
 @pytest.mark.core
@@ -343,15 +343,15 @@ def test_a_reward_that_is_not_told_is_zero():
 
 def test_an_observation_filter_normalises_what_is_looked_back_on():
     policy = policy_of("onnx", observation_filter="MeanStdFilter")
-    given = inputs_of(3)
-    raw = policy.compute_actions_from_input_dict(given, explore=False).extras["vf_preds"]
+    inputs = inputs_of(3)
+    raw = policy.compute_actions_from_input_dict(inputs, explore=False).extras["vf_preds"]
     policy.filter.observe([np.array([[3.0], [5.0], [7.0]], np.float32)])
     policy.driver.learning.flush_filters()
-    shifted = {name: 2.0 * x + 5.0 if "obs" in name else x for name, x in given.items()}
+    shifted = {name: 2.0 * x + 5.0 if "obs" in name else x for name, x in inputs.items()}
     again = policy.compute_actions_from_input_dict(shifted, explore=False).extras["vf_preds"]
     np.testing.assert_allclose(again, raw, atol=1e-4)
     kept = policy.to_keras()
-    encoded = {**shifted, "prev_n_actions": np.eye(2, dtype=np.float32)[given["prev_n_actions"]]}
+    encoded = {**shifted, "prev_n_actions": np.eye(2, dtype=np.float32)[inputs["prev_n_actions"]]}
     np.testing.assert_allclose(np.asarray(kept(encoded)[1])[:, 0], raw, atol=1e-4)
 
 
@@ -363,17 +363,17 @@ def test_exports_take_each_view_by_its_name(tmp_path, policy_class):
     policy = worker_of(policy_class).get_policy()
     saved = tf.saved_model.load(str(policy.export_model(tmp_path / "saved").path))
     onnx = policy.export_model(tmp_path / "onnx", onnx=True)
-    given = inputs_of(4)
-    wanted = policy.compute_actions_from_input_dict(given, explore=False)
-    tensors = {name: tf.constant(x) for name, x in given.items()}
+    inputs = inputs_of(4)
+    expected = policy.compute_actions_from_input_dict(inputs, explore=False)
+    tensors = {name: tf.constant(x) for name, x in inputs.items()}
     served = saved.signatures["serving_default"](**tensors)
     session = onnxruntime.InferenceSession(str(onnx.path), providers=["CPUExecutionProvider"])
-    assert [x.name for x in session.get_inputs()] == list(given)
+    assert [x.name for x in session.get_inputs()] == list(inputs)
     names = [x.name for x in session.get_outputs()]
-    ran = dict(zip(names, session.run(None, given), strict=True))
+    ran = dict(zip(names, session.run(None, inputs), strict=True))
     for outputs in (served, ran):
-        np.testing.assert_array_equal(outputs["actions"], wanted.actions)
-        np.testing.assert_allclose(outputs["vf_preds"], wanted.extras["vf_preds"], atol=1e-5)
+        np.testing.assert_array_equal(outputs["actions"], expected.actions)
+        np.testing.assert_allclose(outputs["vf_preds"], expected.extras["vf_preds"], atol=1e-5)
     spec = OnnxPolicy(onnx.path).spec
     assert {view["name"]: (view["column"], view["shifts"]) for view in spec["views"]} == LOOKS_BACK
 
@@ -482,9 +482,9 @@ def test_four_observations_learn_what_one_cannot_and_the_export_knows_it(tmp_pat
         """Carries the last four observations as any client would."""
         frames[:] = 0.0 if t == 0 else np.roll(frames, -1, axis=1)
         frames[0, -1] = obs
-        given = {"prev_n_obs": frames, "obs": obs[None]}
-        (action,) = run.run(["actions"], given)
-        served = serve(**{name: tf.constant(x) for name, x in given.items()})
+        values = {"prev_n_obs": frames, "obs": obs[None]}
+        (action,) = run.run(["actions"], values)
+        served = serve(**{name: tf.constant(x) for name, x in values.items()})
         assert action[0] == served["actions"].numpy()[0]
         return int(action[0])
 

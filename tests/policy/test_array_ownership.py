@@ -51,12 +51,12 @@ def test_what_a_session_gave_stays_as_it_was(inference, batch_size, actions, mod
     policy = factories.varied(factories.make(actions=actions, model=model, inference=inference))
     session = policy.session(batch_size)
     rows = [factories.rows_of(factories.OBS, batch_size or 1, seed) for seed in range(4)]
-    given = [session.act(x if batch_size else x[0]) for x in rows]
-    before = repr(given)
+    results = [session.act(x if batch_size else x[0]) for x in rows]
+    before = repr(results)
     for x in rows:
         session.act(x if batch_size else x[0])
-    assert repr(given) == before
-    assert len({repr(x) for x in given}) > 1
+    assert repr(results) == before
+    assert len({repr(x) for x in results}) > 1
 
 
 class OwnBuffer(Policy):
@@ -138,13 +138,13 @@ class Writing(Keeping):
 @pytest.mark.parametrize("several", [False, True], ids=["one agent", "two agents"])
 def test_an_environment_that_writes_to_its_actions_is_named(several, caplog):
     env = make_multi_agent(lambda config: Writing()) if several else Writing
-    told = "Actions are read-only: write to a copy, `action = action.copy()`."
-    with pytest.raises(EnvError, match="`step` raised ValueError for the action") as found:
+    message = "Actions are read-only: write to a copy, `action = action.copy()`."
+    with pytest.raises(EnvError, match="`step` raised ValueError for the action") as result:
         PPOConfig().environment(env).build()
-    assert told in str(found.value)
+    assert message in str(result.value)
     algorithm = PPOConfig().environment(env, disable_env_checking=True).build()
-    with pytest.raises(ValueError, match="read-only") as found:
+    with pytest.raises(ValueError, match="read-only") as result:
         algorithm.train()
-    noted = "".join([*getattr(found.value, "__notes__", []), caplog.text])
+    noted = "".join([*getattr(result.value, "__notes__", []), caplog.text])
     assert "Environment 0 of worker 0 failed in step(" in noted
-    assert told in noted
+    assert message in noted

@@ -104,8 +104,8 @@ def test_a_class_that_asks_for_flat_observations_gets_rows_everywhere():
     np.testing.assert_array_equal(policy.learned[0], EPISODE_ROWS)
     policy.compute_single_action({"at": 2, "speed": np.array([1, 6], np.float32)})
     policy.compute_single_action(EPISODE_ROWS[1])
-    for given in policy.acted[-2:]:
-        np.testing.assert_array_equal(given, EPISODE_ROWS[1:2])
+    for values in policy.acted[-2:]:
+        np.testing.assert_array_equal(values, EPISODE_ROWS[1:2])
 
 
 def test_a_tensorflow_policy_cannot_ask_for_flat_observations():
@@ -140,9 +140,9 @@ class Two(MultiAgentEnv):
         return {agent: line.reset()[0] for agent, line in self.lines.items()}, {}
 
     def step(self, actions):
-        given = {agent: self.lines[agent].step(action) for agent, action in actions.items()}
+        steps = {agent: self.lines[agent].step(action) for agent, action in actions.items()}
         obs, rewards, ends, cuts, infos = (
-            {agent: each[i] for agent, each in given.items()} for i in range(5)
+            {agent: each[i] for agent, each in steps.items()} for i in range(5)
         )
         return obs, rewards, {**ends, "__all__": ends["a"]}, {**cuts, "__all__": False}, infos
 
@@ -172,7 +172,7 @@ def doing(*action):
 
 
 @pytest.mark.parametrize(
-    ("settings", "action", "wanted"),
+    ("settings", "action", "expected"),
     [
         ({}, (0.5, 0.5), [3.0, 1.0]),
         ({}, (-1.0, 1.0), [0.0, 2.0]),
@@ -180,17 +180,17 @@ def doing(*action):
         ({"normalize_actions": False, "clip_actions": True}, (9.0, 0.5), [4.0, 0.5]),
     ],
 )
-def test_actions_of_a_policy_written_by_hand_are_unsquashed_and_clipped(settings, action, wanted):
+def test_actions_of_a_policy_written_by_hand_are_unsquashed_and_clipped(settings, action, expected):
     worker = worker_of(doing(*action), **settings)
     batch = worker.sample()
-    np.testing.assert_allclose(worker.env.taken, [wanted] * 4, atol=1e-6)
+    np.testing.assert_allclose(worker.env.taken, [expected] * 4, atol=1e-6)
     np.testing.assert_allclose(batch["actions"], [action] * 4)
     assert worker.env.taken[0].dtype == np.float32
     play(worker, 1, by_episodes=True)
-    np.testing.assert_allclose(worker.env.taken[4:], [wanted] * 3, atol=1e-6)
+    np.testing.assert_allclose(worker.env.taken[4:], [expected] * 3, atol=1e-6)
     policy = worker.get_policy()
     session = policy.session()
-    np.testing.assert_allclose(session.act(np.zeros(1)), wanted, atol=1e-6)
+    np.testing.assert_allclose(session.act(np.zeros(1)), expected, atol=1e-6)
 
 
 def test_agents_actions_are_unsquashed_and_their_own():
@@ -201,7 +201,7 @@ def test_agents_actions_are_unsquashed_and_their_own():
 
 
 @pytest.mark.parametrize(
-    ("space", "action", "wanted"),
+    ("space", "action", "expected"),
     [
         (spaces.Discrete(3, start=5), 6, 6),
         (spaces.MultiDiscrete([3, 3]), [2, 1], [2, 1]),
@@ -213,7 +213,7 @@ def test_agents_actions_are_unsquashed_and_their_own():
     ],
     ids=["discrete", "multi", "integers", "unbounded", "half", "nested"],
 )  # fmt: skip
-def test_only_boxes_are_mapped(space, action, wanted):
+def test_only_boxes_are_mapped(space, action, expected):
     class Own(Policy):
         def compute_actions(self, obs_batch, state_batches=None, **kwargs):
             return ActionBatch([action] * len(obs_batch) if space_is_flat else nested, [], {})
@@ -221,14 +221,14 @@ def test_only_boxes_are_mapped(space, action, wanted):
     space_is_flat = not isinstance(space, spaces.Dict)
     nested = {"a": np.zeros((1, 1)), "b": np.ones(1)}
     policy = Own(Line.observation_space, space, {})
-    found, _ = policy.driver.acting.act([np.zeros((1, 1), np.float32)])
+    actual, _ = policy.driver.acting.act([np.zeros((1, 1), np.float32)])
     alone = policy.to_env_action(action)
     if space_is_flat:
-        assert found.dtype == space.dtype
-        assert found[0].tolist() == np.asarray(alone).tolist() == wanted
+        assert actual.dtype == space.dtype
+        assert actual[0].tolist() == np.asarray(alone).tolist() == expected
     else:
-        assert {key: x[0].tolist() for key, x in found.items()} == wanted
-        assert {key: x.tolist() for key, x in alone.items()} == wanted
+        assert {key: x[0].tolist() for key, x in actual.items()} == expected
+        assert {key: x.tolist() for key, x in alone.items()} == expected
 
 
 def test_an_action_that_is_not_normalised_warns_once_and_is_clipped(caplog):
@@ -252,11 +252,11 @@ def test_the_number_that_is_told_is_one_that_is_scaled(caplog):
     assert "returned the action 3," in line
 
 
-@pytest.mark.parametrize("given", [(None, None), ([], None), (None, {}), (np.zeros(2), {})])
-def test_what_compute_actions_returns_beside_actions_is_asked_for_in_its_form(given):
+@pytest.mark.parametrize("values", [(None, None), ([], None), (None, {}), (np.zeros(2), {})])
+def test_what_compute_actions_returns_beside_actions_is_asked_for_in_its_form(values):
     class Short(Constant):
         def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-            return super().compute_actions(obs_batch).actions, *given
+            return super().compute_actions(obs_batch).actions, *values
 
     words = r"Short.compute_actions must return .*without a recurrent state \(actions, \[\], \{\}\)"
     with pytest.raises(UsageError, match=words):
@@ -432,9 +432,9 @@ def test_a_filter_of_a_policy_written_by_hand_is_in_its_checkpoint(tmp_path):
     policy.export_checkpoint(tmp_path)
     loaded = Watching.from_checkpoint(tmp_path)
     for name in ("filter", "reward_filter"):
-        found, wanted = (getattr(each, name).get_state() for each in (loaded, policy))
-        assert {key: x.tolist() for key, x in found.items()} == {
-            key: x.tolist() for key, x in wanted.items()
+        actual, expected = (getattr(each, name).get_state() for each in (loaded, policy))
+        assert {key: x.tolist() for key, x in actual.items()} == {
+            key: x.tolist() for key, x in expected.items()
         }
 
 

@@ -106,12 +106,12 @@ ASKED = re.compile(
 
 @pytest.mark.core
 def test_nobody_asks_what_sort_of_policy_there_is():
-    found = {}
+    results = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name, asked = path.relative_to(PACKAGE).as_posix(), ASKED.findall(path.read_text())
         if asked and not name.startswith("policy/"):
-            found[name] = len(asked)
-    assert found == ARGUMENTS
+            results[name] = len(asked)
+    assert results == ARGUMENTS
 
 
 @pytest.mark.core
@@ -149,9 +149,9 @@ def test_algorithms_train_evaluate_and_save_any_policy(kind, tmp_path):
     algorithm.save(tmp_path)
     algorithm.stop()
     policies = {"default_policy": PolicySpec(policy_class=kind)}
-    given = {"env": lambda context: CountingEnv(), "policies": policies}
+    settings = {"env": lambda context: CountingEnv(), "policies": policies}
     mapping = config_of(kind).policy_mapping_fn
-    again = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=mapping, config=given)
+    again = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=mapping, config=settings)
     assert type(again.get_policy()) is kind
     again.train()
     again.stop()

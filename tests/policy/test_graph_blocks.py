@@ -102,9 +102,9 @@ def test_exports_are_written_and_imported_in_a_graph_block(tmp_path):
         imported = [import_policy(tmp_path / name) for name in ("saved", "onnx")]
         results = [each.compute_actions(rows, explore=False)[0] for each in imported]
 
-    wanted = policy.compute_actions(rows, explore=False)[0]
-    np.testing.assert_array_equal(results[0], wanted)
-    np.testing.assert_array_equal(results[1], wanted)
+    expected = policy.compute_actions(rows, explore=False)[0]
+    np.testing.assert_array_equal(results[0], expected)
+    np.testing.assert_array_equal(results[1], expected)
 
 
 def trained(framework):

@@ -225,8 +225,8 @@ class Gives(gym.Env):
     observation_space = spaces.Box(-9.0, 9.0, (3,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, **given):
-        self.given = {"obs": np.zeros(3), "reward": 1.0, "ended": False, "cut": False, **given}
+    def __init__(self, **values):
+        self.given = {"obs": np.zeros(3), "reward": 1.0, "ended": False, "cut": False, **values}
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(3, np.float32), {}
@@ -252,9 +252,9 @@ WRONG = [
 def test_an_environment_gives_numbers_for_numbers_and_flags_for_flags(part, value, words):
     envs = SyncEnvAdapter([Gives(), Gives(**{part: value})])
     envs.reset(None)
-    with pytest.raises(EnvError, match=words) as found:
+    with pytest.raises(EnvError, match=words) as result:
         envs.step(np.zeros(2, np.int64))
-    assert "environment 1" in str(found.value)
+    assert "environment 1" in str(result.value)
 
 
 def test_flags_may_be_zero_and_one_and_observations_of_other_dtypes():
@@ -286,9 +286,9 @@ def test_a_vector_environment_gives_numbers_for_numbers_and_flags_for_flags(part
     taken = env.step
 
     def step(actions):
-        found = list(taken(actions))
-        found[part] = value
-        return tuple(found)
+        results = list(taken(actions))
+        results[part] = value
+        return tuple(results)
 
     env.step = step
     envs = GymVectorEnvAdapter(env)
@@ -300,12 +300,12 @@ def test_a_vector_environment_gives_numbers_for_numbers_and_flags_for_flags(part
 class Together(MultiAgentEnv):
     """Two agents; the flags are what it was told."""
 
-    def __init__(self, **given):
+    def __init__(self, **values):
         super().__init__()
         self._agent_ids = {"a", "b"}
         self.observation_space = spaces.Dict(a=factories.OBS, b=factories.OBS)
         self.action_space = spaces.Dict(a=factories.TWO, b=factories.TWO)
-        self.given = given
+        self.given = values
 
     def reset(self, *, seed=None, options=None):
         return {a: np.zeros(3, np.float32) for a in "ab"}, {}

@@ -181,11 +181,11 @@ def test_overrides_are_called_for_each_of_several_agents_and_after_a_policy_was_
 def test_acting_by_methods_gives_what_the_program_gives(space):
     plain, own = (make(x, actions=space) for x in (PPOTF2Policy, recording(PPOTF2Policy, *ACTING)))
     obs = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)]
-    wanted, columns = plain.driver.acting.act(obs)
-    found, own_columns = own.driver.acting.act(obs)
+    expected, columns = plain.driver.acting.act(obs)
+    actual, own_columns = own.driver.acting.act(obs)
     assert own.called == ["compute_actions_from_input_dict", "compute_actions"]
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
-    assert found.dtype == wanted.dtype == space.dtype
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    assert actual.dtype == expected.dtype == space.dtype
     for name in columns:
         np.testing.assert_allclose(own_columns[name], columns[name], atol=1e-6)
 
@@ -193,8 +193,8 @@ def test_acting_by_methods_gives_what_the_program_gives(space):
 def test_an_override_decides_what_the_environment_is_given():
     class Right(PPOTF2Policy):
         def compute_actions(self, obs_batch, *args, **kwargs):
-            given = super().compute_actions(obs_batch, *args, **kwargs)
-            return given._replace(actions=np.full(len(obs_batch), 2))
+            result = super().compute_actions(obs_batch, *args, **kwargs)
+            return result._replace(actions=np.full(len(obs_batch), 2))
 
     worker = RolloutWorker(config=config_of(), default_policy_class=Right)
     assert worker.sample()["actions"].tolist() == [2] * 8
@@ -238,8 +238,8 @@ def test_statistics_that_some_minibatches_lack_are_means_over_the_others():
 
         def learn_on_batch(self, samples):
             self.updates += 1
-            found = {"at": float(self.updates)} if self.updates != 2 else {"other": 7.0}
-            return {"learner_stats": found}
+            results = {"at": float(self.updates)} if self.updates != 2 else {"other": 7.0}
+            return {"learner_stats": results}
 
     policy = make(Own)
     stats = policy.learn_epochs(batch_for(policy, 12), 1, 4)["learner_stats"]
@@ -358,8 +358,8 @@ def test_policies_act_together_by_their_own_methods():
     with PolicyMap(capacity=1) as policies:
         for pid, kind in (("a", own), ("b", plain), ("c", plain)):
             policies[pid] = make(kind, __policy_id=pid)
-        found = policies.compute_actions({pid: np.zeros((2, 3), np.float32) for pid in "abc"})
-    assert set(found) == set("abc")
+        result = policies.compute_actions({pid: np.zeros((2, 3), np.float32) for pid in "abc"})
+    assert set(result) == set("abc")
     assert own.called == ["compute_actions"]
 
 

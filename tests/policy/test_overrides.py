@@ -76,15 +76,15 @@ def test_the_default_model_is_the_catalogs():
 def test_a_class_says_from_what_distribution_its_actions_are(inference):
     policy = make(Sharp, inference=inference)
     obs = rows_of(OBS, 5)
-    wanted = 2 * logits_of(policy, obs)
+    expected = 2 * logits_of(policy, obs)
     acted = policy.compute_actions(obs)
     assert policy.driver.acting.inference == inference
-    np.testing.assert_allclose(acted.extras["action_dist_inputs"], wanted, atol=1e-5)
-    every = wanted - np.log(np.exp(wanted).sum(-1, keepdims=True))
+    np.testing.assert_allclose(acted.extras["action_dist_inputs"], expected, atol=1e-5)
+    every = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
     logp = every[np.arange(5), acted.actions]
     np.testing.assert_allclose(acted.extras["action_logp"], logp, atol=1e-5)
-    found = policy.compute_log_likelihoods(acted.actions, obs)
-    np.testing.assert_allclose(found, logp, atol=1e-5)
+    actual = policy.compute_log_likelihoods(acted.actions, obs)
+    np.testing.assert_allclose(actual, logp, atol=1e-5)
 
 
 @pytest.mark.core
@@ -110,8 +110,8 @@ def test_own_distributions_and_several_losses_are_the_same_in_graph_mode():
     obs = rows_of(OBS, 4)
     for name in ("actions", "extras"):
         traced, graph = (getattr(make(x).compute_actions(obs), name) for x in (Sharp, InGraph))
-        found = [x["action_dist_inputs"] if name == "extras" else x for x in (traced, graph)]
-        np.testing.assert_allclose(*found, atol=1e-6)
+        results = [x["action_dist_inputs"] if name == "extras" else x for x in (traced, graph)]
+        np.testing.assert_allclose(*results, atol=1e-6)
     several = {"_tf_policy_handles_more_than_one_loss": True, "lr": 0.1}
     policies = [make(x, **several) for x in (TwoLosses, TwoInGraph)]
     batch = batch_for(policies[0], 4)
@@ -238,11 +238,11 @@ def test_each_loss_has_its_optimizer():
         weights[0] = weights[0] + 0.1 * (1 - weights[0])
         speed = 0.5 * speed + 0.1 * (2 - weights[1])
         weights[1] = weights[1] + speed
-    for got, wanted in zip(policy.get_weights().values(), weights, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    for got, expected in zip(policy.get_weights().values(), weights, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
     gradients, _ = policy.compute_gradients(batch)
-    wanted = [weights[0] - 1, np.zeros(2), np.zeros((3, 2)), weights[1] - 2]
-    for got, right in zip(gradients, wanted, strict=True):
+    expected = [weights[0] - 1, np.zeros(2), np.zeros((3, 2)), weights[1] - 2]
+    for got, right in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-6)
     policy.apply_gradients(gradients)
     twin = make(TwoLosses, seed=3)

@@ -137,10 +137,10 @@ def test_without_exploration_the_mode_is_taken_with_certainty(inference):
 def test_rows_may_be_lists_or_of_another_float_type(inference):
     policy = make(inference=inference)
     obs = rows_of(OBS, 3)
-    wanted = policy.compute_actions(obs, explore=False).extras["action_dist_inputs"]
+    expected = policy.compute_actions(obs, explore=False).extras["action_dist_inputs"]
     for form in (obs.tolist(), obs.astype(np.float64), list(obs), obs[:, ::-1][:, ::-1]):
         got = policy.compute_actions(form, explore=False).extras["action_dist_inputs"]
-        np.testing.assert_allclose(got, wanted, atol=1e-6)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
 @pytest.mark.core
@@ -181,10 +181,10 @@ def test_a_single_action_is_the_first_row_of_a_batch_of_one():
 def test_an_input_dict_acts_as_its_columns_do():
     policy, twin = make(), make()
     obs = rows_of(OBS, 4)
-    given = policy.compute_actions_from_input_dict(
+    result = policy.compute_actions_from_input_dict(
         {"obs": obs, "prev_actions": np.zeros(4), "infos": [{}] * 4}, explore=True, timestep=99
     )
-    np.testing.assert_array_equal(given.actions, twin.compute_actions(obs, explore=True).actions)
+    np.testing.assert_array_equal(result.actions, twin.compute_actions(obs, explore=True).actions)
     assert policy.global_timestep == 4
     with pytest.raises(KeyError, match="obs"):
         policy.compute_actions_from_input_dict({"actions": obs})
@@ -234,7 +234,7 @@ def test_no_seed_gives_other_weights_each_time():
 
 
 @pytest.mark.parametrize(
-    ("shape", "filters", "wanted"),
+    ("shape", "filters", "expected"),
     [
         ((10, 10, 3), [[4, 3, 1]], "onnx"),
         ((64, 64, 3), [[4, 8, 4]], "tf"),
@@ -243,10 +243,10 @@ def test_no_seed_gives_other_weights_each_time():
         ((64, 64, 3), [], "onnx"),
     ],
 )
-def test_auto_takes_tensorflow_where_much_is_convolved(shape, filters, wanted):
+def test_auto_takes_tensorflow_where_much_is_convolved(shape, filters, expected):
     image = spaces.Box(0, 255, shape, np.uint8)
     model = {"conv_filters": filters, "fcnet_hiddens": [4]}
-    assert make(obs=image, inference="auto", model=model).driver.acting.inference == wanted
+    assert make(obs=image, inference="auto", model=model).driver.acting.inference == expected
 
 
 def test_policies_of_one_program_act_through_onnx_with_their_own_weights_in_turn():
@@ -254,9 +254,9 @@ def test_policies_of_one_program_act_through_onnx_with_their_own_weights_in_turn
     obs = rows_of(OBS, 4)
     alone = [p.compute_actions(obs, explore=False).extras["action_dist_inputs"] for p in policies]
     for _ in range(2):
-        for policy, wanted in zip(policies, alone, strict=True):
+        for policy, expected in zip(policies, alone, strict=True):
             got = policy.compute_actions(obs, explore=False).extras["action_dist_inputs"]
-            np.testing.assert_array_equal(got, wanted)
+            np.testing.assert_array_equal(got, expected)
     policies[0].set_weights(policies[1].get_weights())
     got = policies[0].compute_actions(obs, explore=False).extras["action_dist_inputs"]
     np.testing.assert_array_equal(got, alone[1])
@@ -274,8 +274,8 @@ def test_log_likelihoods_are_those_of_acting_and_of_scipy():
     assert (type(logp), logp.dtype, logp.shape) == (np.ndarray, np.float32, (7,))
     np.testing.assert_allclose(logp, acted.extras["action_logp"], rtol=1e-5, atol=1e-6)
     mean, log_std = np.split(acted.extras["action_dist_inputs"], 2, axis=-1)
-    wanted = scipy.stats.norm(mean, np.exp(log_std)).logpdf(acted.actions).sum(-1)
-    np.testing.assert_allclose(logp, wanted, rtol=1e-5, atol=1e-6)
+    expected = scipy.stats.norm(mean, np.exp(log_std)).logpdf(acted.actions).sum(-1)
+    np.testing.assert_allclose(logp, expected, rtol=1e-5, atol=1e-6)
     assert policy.global_timestep == 7
 
 
@@ -284,9 +284,9 @@ def test_actions_of_the_environment_are_normalised_first_if_told():
     obs = rows_of(OBS, 3)
     normalised = np.array([[-1, 0], [0.5, 1], [0, 0]], np.float32)
     in_space = np.array([[0, 0], [7.5, 2], [5, 0]], np.float32)
-    wanted = policy.compute_log_likelihoods(normalised, obs)
+    expected = policy.compute_log_likelihoods(normalised, obs)
     got = policy.compute_log_likelihoods(in_space, obs, actions_normalized=False)
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
     shifted = make(actions=spaces.Discrete(2, start=5))
     np.testing.assert_array_equal(
         shifted.compute_log_likelihoods([5, 6, 5], obs, actions_normalized=False),
@@ -493,13 +493,13 @@ def test_a_state_restores_everything_that_comes_after(inference):
         stats = each.learn_epochs(batch, 2, 8)["learner_stats"]
         return actions.tolist(), stats, each.global_timestep, each.num_grad_updates
 
-    wanted, final = go_on(policy), policy.get_weights()
+    expected, final = go_on(policy), policy.get_weights()
     other = make(inference=inference, lr=0.5, seed=9, __policy_id="other")
     other.set_state(state)
-    assert go_on(other) == wanted
+    assert go_on(other) == expected
     assert_equal(other.get_weights(), final)
     policy.set_state(state)  # back in time; the dict was not changed by its use
-    assert go_on(policy) == wanted
+    assert go_on(policy) == expected
     assert_equal(state["weights"], frozen["weights"])
     assert {k: state[k] for k in ("rng", "global_timestep", "num_grad_updates")} == {
         k: frozen[k] for k in ("rng", "global_timestep", "num_grad_updates")

@@ -44,8 +44,8 @@ def test___init__(policy_class):
 
 def test_apply(policy_class):
     policy = make(policy_class)
-    found = policy.apply(lambda own, number, scale=1: (own, number * scale), 3, scale=2)
-    assert found == (policy, 6)
+    result = policy.apply(lambda own, number, scale=1: (own, number * scale), 3, scale=2)
+    assert result == (policy, 6)
 
 
 def test_compute_actions(policy_class):
@@ -79,8 +79,8 @@ def test_compute_single_action(policy_class):
 def test_compute_log_likelihoods(policy_class):
     policy = make(policy_class)
     actions, _, extras = policy.compute_actions(OBS)
-    found = policy.compute_log_likelihoods(actions, OBS)
-    np.testing.assert_allclose(found, extras["action_logp"], atol=1e-6)
+    result = policy.compute_log_likelihoods(actions, OBS)
+    np.testing.assert_allclose(result, extras["action_logp"], atol=1e-6)
     with pytest.raises(BatchError, match="Got 3 actions for 4"):
         policy.compute_log_likelihoods(actions[:3], OBS)
 
@@ -139,8 +139,8 @@ def test_export_model(policy_class, tmp_path):
     served = tf.saved_model.load(str(result.path)).signatures["serving_default"](
         obs=tf.constant(OBS)
     )
-    wanted = policy.compute_actions(OBS, explore=False)
-    np.testing.assert_array_equal(served["actions"].numpy(), wanted.actions)
+    expected = policy.compute_actions(OBS, explore=False)
+    np.testing.assert_array_equal(served["actions"].numpy(), expected.actions)
     assert result.parity.largest_difference <= 1e-5
 
 

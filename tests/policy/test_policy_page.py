@@ -81,11 +81,11 @@ def test_the_kl_coefficient_stands_under_its_old_name():
     state = policy.get_state()
     assert state["current_kl_coeff"] == 0.25
     assert "kl_coeff" not in state["hyperparameters"]
-    given = {**state, "current_kl_coeff": 0.75}
+    values = {**state, "current_kl_coeff": 0.75}
     for _ in range(2):  # the dict is the same after its use
-        policy.set_state(given)
+        policy.set_state(values)
         assert policy.get_hyperparameter("kl_coeff") == 0.75
-    assert given["current_kl_coeff"] == 0.75
+    assert values["current_kl_coeff"] == 0.75
     policy.set_state({key: x for key, x in state.items() if key != "current_kl_coeff"})
     assert policy.get_hyperparameter("kl_coeff") == 0.75
 
@@ -130,13 +130,13 @@ def test_a_filter_acts_when_applied_and_travels_with_the_state(inference, tmp_pa
     policy.driver.apply_filters()
     plain.set_weights(policy.get_weights())
     seen = np.array([[-1, -1, 0], [0, 0, 0], [1, 1, 0]], np.float32)
-    wanted = plain.compute_actions(seen, explore=False).extras["action_dist_inputs"]
+    expected = plain.compute_actions(seen, explore=False).extras["action_dist_inputs"]
     policy.export_checkpoint(tmp_path)
     by_state, by_file = make(**settings, seed=5), PPOTF2Policy.from_checkpoint(tmp_path)
     by_state.set_state(policy.get_state())
     for each in (policy, by_state, by_file):
         got = each.compute_actions(obs, explore=False).extras["action_dist_inputs"]
-        np.testing.assert_allclose(got, wanted, atol=1e-5)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
         assert each.filter.statistics[0].count == 3
 
 

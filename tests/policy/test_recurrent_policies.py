@@ -221,9 +221,9 @@ def test_weights_are_floats_where_nothing_is_dropped(name, inference):
     twin = factories.make(
         model={**MODELS[name], "vf_share_layers": True}, inference=inference, seed=9
     )
-    for given in (everything, weights, [*everything.values()], [*weights.values()]):
+    for values in (everything, weights, [*everything.values()], [*weights.values()]):
         twin.set_weights([np.zeros_like(array) for array in weights.values()])
-        twin.set_weights(given)
+        twin.set_weights(values)
         for key, array in weights.items():
             np.testing.assert_array_equal(twin.get_weights()[key], array)
     with pytest.raises(WeightsError, match="weights has 8 arrays, but this policy has 9"):
@@ -240,8 +240,8 @@ def test_weights_are_floats_where_nothing_is_dropped(name, inference):
 )
 def test_seeds_of_keras_layers_are_weights_where_they_are_read(dropout, seeds):
     made = factories.make(obs=spaces.Box(-1, 1, (4, 3)), model=keras_model(**dropout))
-    told = [key for key, x in made.get_weights().items() if x.dtype == np.int64]
-    assert len(told) == seeds
+    results = [key for key, x in made.get_weights().items() if x.dtype == np.int64]
+    assert len(results) == seeds
     assert len([key for key in every_variable(made) if "seed" in key]) == 2
 
 

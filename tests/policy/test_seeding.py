@@ -56,7 +56,7 @@ def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes(actions, custom)
     rng = np.random.default_rng(0)
     sizes = [1, 4, 1, 7] * 10
     observations = [rng.uniform(-1, 1, (n, 3)).astype(np.float32) for n in sizes]
-    found = {
+    actual = {
         name: sequence(
             factories.make(
                 cls,
@@ -70,12 +70,12 @@ def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes(actions, custom)
         for name, (cls, inference) in RUNTIMES.items()
     }
     for name in ("session", "onnx"):
-        for ours, wanted in zip(found[name], found["function"], strict=True):
-            assert ours.dtype == wanted.dtype
-            if wanted.dtype.kind == "f":
-                np.testing.assert_allclose(ours, wanted, atol=1e-5, rtol=1e-5)
+        for ours, expected in zip(actual[name], actual["function"], strict=True):
+            assert ours.dtype == expected.dtype
+            if expected.dtype.kind == "f":
+                np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)
             else:
-                np.testing.assert_array_equal(ours, wanted)
+                np.testing.assert_array_equal(ours, expected)
 
 
 KINDS = pytest.mark.parametrize("kind", NOISE_KINDS.values(), ids=NOISE_KINDS)
@@ -94,8 +94,8 @@ def call_by_call(kind, rng, calls, size):
 def test_noise_drawn_ahead_is_that_of_call_by_call_to_the_bit(kind, size):
     one, other, calls = np.random.default_rng(7), np.random.default_rng(7), [5, 1, 8, 3]
     ahead = NoiseBuffer(kind, one, sum(calls), size)
-    for rows, wanted in zip(calls, call_by_call(kind, other, calls, size), strict=True):
-        np.testing.assert_array_equal(ahead.take(rows), wanted)
+    for rows, expected in zip(calls, call_by_call(kind, other, calls, size), strict=True):
+        np.testing.assert_array_equal(ahead.take(rows), expected)
     assert one.bit_generator.state == other.bit_generator.state
 
 
@@ -120,8 +120,8 @@ def test_noise_ahead_gives_nothing_where_a_call_needs_more_than_is_left():
 
 def acted(policy, sizes):
     rng = np.random.default_rng(3)
-    given = [rng.uniform(-1, 1, (rows, 3)).astype(np.float32) for rows in sizes]
-    return [policy.driver.acting.act([obs])[1]["actions"].copy() for obs in given]
+    inputs = [rng.uniform(-1, 1, (rows, 3)).astype(np.float32) for rows in sizes]
+    return [policy.driver.acting.act([obs])[1]["actions"].copy() for obs in inputs]
 
 
 @pytest.mark.parametrize("actions", [spaces.Discrete(5), BOX, DISTRIBUTIONS["product"][0]])
@@ -129,9 +129,9 @@ def test_acting_ahead_gives_the_actions_and_the_generator_of_acting_step_by_step
     sizes = [4, 1, 4, 4]  # three more rows than are drawn ahead
     one, other = (factories.make(PPOTF2Policy, actions=actions) for _ in range(2))
     with one.driver.acting.prefetch_noise(10):
-        found = [one.compute_actions(np.zeros((n, 3), np.float32)).actions for n in sizes]
-    wanted = [other.compute_actions(np.zeros((n, 3), np.float32)).actions for n in sizes]
-    for ours, theirs in zip(map(leaves_of, found), map(leaves_of, wanted), strict=True):
+        actual = [one.compute_actions(np.zeros((n, 3), np.float32)).actions for n in sizes]
+    expected = [other.compute_actions(np.zeros((n, 3), np.float32)).actions for n in sizes]
+    for ours, theirs in zip(map(leaves_of, actual), map(leaves_of, expected), strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(a, b)
     assert one.get_state()["rng"] == other.get_state()["rng"]

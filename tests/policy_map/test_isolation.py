@@ -42,14 +42,14 @@ def two_hundred_evictions():
         m[f"q{i}"] = make(policy_class, seed=10 + i, model={"fcnet_hiddens": [64, 64]})
         for policy_id in (f"p{i}", f"q{i}"):
             m[policy_id].learn_on_batch(batch_for(m[policy_id], 8))
-    wanted = {
+    expected = {
         policy_id: (policy.get_weights(), policy.compute_actions(ROWS, explore=False).extras)
         for policy_id, policy in m.items()
     }
     before = m.statistics
     sizes = []
     for turn in range(-(-200 // len(m)) + 10):
-        for policy_id, (weights, extras) in wanted.items():
+        for policy_id, (weights, extras) in expected.items():
             policy = m[policy_id]
             assert_equal(policy.get_weights(), weights)
             assert_equal(policy.compute_actions(ROWS, explore=False).extras, extras)

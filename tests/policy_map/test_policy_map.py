@@ -65,9 +65,9 @@ def fill(policy, number):
 
 def number_of(policy):
     """Returns the one number that all weights have."""
-    found = {float(x) for array in policy.get_weights().values() for x in array.flat}
-    assert len(found) == 1
-    return found.pop()
+    results = {float(x) for array in policy.get_weights().values() for x in array.flat}
+    assert len(results) == 1
+    return results.pop()
 
 
 def state_of(policy):
@@ -498,16 +498,16 @@ def test_an_evicted_policy_returns_exactly_as_it_was(kind):
         assert m.in_memory() == []
         same(state_of(m.get_handle("p")), state_of(alone))
         m.evict("p")
-        found, wanted = (x.compute_actions(ROWS) for x in (m.get_handle("p"), alone))
-        np.testing.assert_array_equal(found.actions, wanted.actions)
+        actual, expected = (x.compute_actions(ROWS) for x in (m.get_handle("p"), alone))
+        np.testing.assert_array_equal(actual.actions, expected.actions)
         np.testing.assert_array_equal(
-            found.extras["action_dist_inputs"], wanted.extras["action_dist_inputs"]
+            actual.extras["action_dist_inputs"], expected.extras["action_dist_inputs"]
         )
         m.evict("p")
         for policy in (m.get_handle("p"), alone):
             policy.learn_epochs(batch_for(policy, 8, seed=step), 2, 4)
         m.evict("p")
-        likely = [x.compute_log_likelihoods(wanted.actions, ROWS) for x in (m["p"], alone)]
+        likely = [x.compute_log_likelihoods(expected.actions, ROWS) for x in (m["p"], alone)]
         np.testing.assert_array_equal(*likely)
     assert m["p"].num_grad_updates == alone.num_grad_updates > 0
 
@@ -529,13 +529,13 @@ def test_nothing_of_another_policy_is_left_in_what_they_share():
 def test_gradients_and_exports_bring_a_policy_back(tmp_path):
     m = map_of("a", capacity=1)
     batch = batch_for(m["a"], 4)
-    wanted, _ = m["a"].compute_gradients(batch)
+    expected, _ = m["a"].compute_gradients(batch)
     m.evict("a")
-    found, _ = m["a"].compute_gradients(batch)
-    for x, y in zip(found, wanted, strict=True):
+    actual, _ = m["a"].compute_gradients(batch)
+    for x, y in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(x, y)
     m.evict("a")
-    m["a"].apply_gradients(found)
+    m["a"].apply_gradients(actual)
     m.evict("a")
     m["a"].export_checkpoint(tmp_path / "a")
     m.evict("a")
@@ -758,17 +758,17 @@ def test_a_policy_that_asked_for_td_errors_can_be_copied():
     m["a"] = used(DQNTF2Policy)
     batch = batch_for(m["a"], 4)
     arguments = [batch[x] for x in ("obs", "actions", "rewards", "new_obs", "terminateds")]
-    wanted = m["a"].compute_td_error(*arguments, np.ones(4))
+    expected = m["a"].compute_td_error(*arguments, np.ones(4))
     m.copy_policy("a", "b")
-    np.testing.assert_array_equal(m["b"].compute_td_error(*arguments, np.ones(4)), wanted)
+    np.testing.assert_array_equal(m["b"].compute_td_error(*arguments, np.ones(4)), expected)
 
 
 @pytest.mark.core
 def test_perturbing():
     m = map_of("a")
     m["a"].set_hyperparameter("lr", 0.5)
-    found = m.perturb("a", "lr", "gamma", factors=(2.0,), rng=np.random.default_rng(0))
-    assert found == {"lr": 1.0, "gamma": m["a"].get_hyperparameter("gamma")}
+    result = m.perturb("a", "lr", "gamma", factors=(2.0,), rng=np.random.default_rng(0))
+    assert result == {"lr": 1.0, "gamma": m["a"].get_hyperparameter("gamma")}
     assert m["a"].get_hyperparameter("lr") == 1.0
     for _ in range(4):
         before = m["a"].get_hyperparameter("lr")
@@ -926,8 +926,8 @@ def test_a_kept_stash_is_found_again_with_everything(kind, tmp_path):
         for policy in (m["a"], alone):
             policy.learn_epochs(batch_for(policy, 8), 2, 4)
         same(state_of(m["a"]), state_of(alone))
-        found, wanted = (x.compute_actions(ROWS) for x in (m["a"], alone))
-        np.testing.assert_array_equal(found.actions, wanted.actions)
+        actual, expected = (x.compute_actions(ROWS) for x in (m["a"], alone))
+        np.testing.assert_array_equal(actual.actions, expected.actions)
         assert m["b"].get_hyperparameter("lr") == 0.125
         assert type(m["b"]) is policy_class
         assert m["a"].policy_id == "a"
@@ -1121,14 +1121,14 @@ def test_a_frozen_policy_whose_owner_deleted_it_goes_on(tmp_path):
     one, two = PolicyMap(0, 2, path=tmp_path), PolicyMap(1, 2, path=tmp_path, capacity=1)
     one["a"] = make()
     one.freeze("a")
-    wanted = weights(two["a"])
+    expected = weights(two["a"])
     del one["a"]
     two["other"] = make(seed=3)  # evicts it
     assert two.in_memory() == ["other"]
-    assert_equal(weights(two["a"]), wanted)
+    assert_equal(weights(two["a"]), expected)
     one["a"] = make(seed=5)
     one.freeze("a")
-    assert_equal(weights(two["a"]), wanted)
+    assert_equal(weights(two["a"]), expected)
 
 
 def test_a_freeze_cut_short_is_finished_by_the_next(tmp_path, monkeypatch):
@@ -1184,8 +1184,8 @@ def test_a_second_process_shares_frozen_policies(tmp_path):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    wanted = m["a"].compute_actions(ROWS, explore=False).extras["action_dist_inputs"]
-    assert ran.stdout.strip() == wanted.tobytes().hex()
+    expected = m["a"].compute_actions(ROWS, explore=False).extras["action_dist_inputs"]
+    assert ran.stdout.strip() == expected.tobytes().hex()
 
 
 # -- threads --------------------------------------------------------------------------------------

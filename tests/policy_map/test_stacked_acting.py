@@ -61,23 +61,23 @@ def made(count, **config):
 
 def given(policies, rows, seed=0):
     """Arguments by policy id: observations, and what else these policies read."""
-    found = ({}, {}, {}, {})
+    results = ({}, {}, {}, {})
     for i, (name, policy) in enumerate(policies.items()):
         n = rows[i] if isinstance(rows, list) else rows
         obs = factories.rows_of(policy.observation_space, n, seed + i)
         if isinstance(obs, dict) and "action_mask" in obs:
             obs["action_mask"][:, [0, 2]] = 1  # a choice for either cell
-        found[0][name] = obs
+        results[0][name] = obs
         rng = np.random.default_rng(i)
         if policy.is_recurrent():
             shapes = [state.shape for state in policy.get_initial_state()]
-            found[1][name] = [rng.normal(size=(n, *shape)) for shape in shapes]
+            results[1][name] = [rng.normal(size=(n, *shape)) for shape in shapes]
         read = {view.name for view in policy.driver.acting.views}
         if "prev_actions" in read:
-            found[2][name] = factories.rows_of(policy.action_space, n, seed)
+            results[2][name] = factories.rows_of(policy.action_space, n, seed)
         if "prev_rewards" in read:
-            found[3][name] = rng.normal(size=n)
-    return found
+            results[3][name] = rng.normal(size=n)
+    return results
 
 
 def one_by_one(policies, arguments, **options):
@@ -97,12 +97,12 @@ def leaves_of(value):
     return [value]
 
 
-def assert_same(found, wanted):
-    assert list(found) == list(wanted)
-    for name, batch in wanted.items():
-        assert isinstance(found[name], ActionBatch)
-        assert list(found[name].extras) == list(batch.extras)
-        for ours, theirs in zip(leaves_of(found[name]), leaves_of(batch), strict=True):
+def assert_same(actual, expected):
+    assert list(actual) == list(expected)
+    for name, batch in expected.items():
+        assert isinstance(actual[name], ActionBatch)
+        assert list(actual[name].extras) == list(batch.extras)
+        for ours, theirs in zip(leaves_of(actual[name]), leaves_of(batch), strict=True):
             assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
@@ -140,8 +140,8 @@ def test_many_policies_act_as_one_by_one(kind, inference):
     policies, twins = (made(3, inference=inference, **KINDS[kind]) for _ in range(2))
     for seed, options in enumerate([{}, {"explore": False}, {"timestep": 20}, {"explore": True}]):
         arguments = given(policies, 4, seed)
-        found = compute_actions(policies, *arguments, **options)
-        assert_same(found, one_by_one(twins, arguments, **options))
+        result = compute_actions(policies, *arguments, **options)
+        assert_same(result, one_by_one(twins, arguments, **options))
     assert_same_counters(policies, twins)
     assert is_stacked(policies["p0"])
 
@@ -151,17 +151,17 @@ def test_batches_of_other_lengths_are_filled_up_and_cut(inference):
     policies, twins = (made(6, inference=inference) for _ in range(2))
     for rows in ([3, 1, 2, 3, 2, 3], [1, 100, 1, 0, 90, 2], [0, 0, 0, 0, 0, 0]):
         arguments = given(policies, rows)
-        found = compute_actions(policies, *arguments)
-        assert [len(batch.actions) for batch in found.values()] == rows
-        assert_same(found, one_by_one(twins, arguments))
+        result = compute_actions(policies, *arguments)
+        assert [len(batch.actions) for batch in result.values()] == rows
+        assert_same(result, one_by_one(twins, arguments))
     assert_same_counters(policies, twins)
 
 
 def test_lists_of_rows_and_other_dtypes_are_converted():
     policies, twins = made(2), made(2)
     arguments = ({"p0": [[0, 1, 2]], "p1": np.ones((2, 3))}, {}, {}, {})
-    found = compute_actions(policies, arguments[0])
-    assert_same(found, one_by_one(twins, arguments))
+    result = compute_actions(policies, arguments[0])
+    assert_same(result, one_by_one(twins, arguments))
 
 
 @pytest.mark.core
@@ -189,15 +189,15 @@ def test_policies_of_any_kind_may_act_together_in_any_order():
 
     policies, twins = mixed(), mixed()
     obs = {name: factories.rows_of(SEEN, 3, i) for i, name in enumerate(policies)}
-    found = compute_actions(policies, obs)
-    assert list(found) == list(policies)
-    assert found["always"].actions.tolist() == [7, 7, 7]
-    assert found["mine"].state_outs == ["mine"]
+    result = compute_actions(policies, obs)
+    assert list(result) == list(policies)
+    assert result["always"].actions.tolist() == [7, 7, 7]
+    assert result["mine"].state_outs == ["mine"]
     for name in set(policies) - {"always", "mine"}:
-        assert_same({name: found[name]}, one_by_one(twins, ({name: obs[name]}, {}, {}, {})))
+        assert_same({name: result[name]}, one_by_one(twins, ({name: obs[name]}, {}, {}, {})))
     assert policies["a"].program is policies["b"].program
     assert not is_stacked(policies["graph"])
-    assert found["greedy"].extras["action_prob"].tolist() == [1, 1, 1]
+    assert result["greedy"].extras["action_prob"].tolist() == [1, 1, 1]
 
 
 def test_only_policies_with_observations_act():
@@ -210,8 +210,8 @@ def test_only_policies_with_observations_act():
 def test_one_policy_under_two_ids_draws_twice():
     policy, twin = factories.make(), factories.make()
     obs = factories.rows_of(SEEN, 3)
-    found = compute_actions({"a": policy, "b": policy}, {"a": obs, "b": obs})
-    assert_same(found, {name: twin.compute_actions(obs) for name in "ab"})
+    result = compute_actions({"a": policy, "b": policy}, {"a": obs, "b": obs})
+    assert_same(result, {name: twin.compute_actions(obs) for name in "ab"})
     assert policy.global_timestep == 6
 
 
@@ -241,8 +241,8 @@ def test_new_weights_act_at_once(inference):
         group["p1"].learn_on_batch(batch)
         doubled = {key: 2 * x for key, x in group["p2"].get_weights().items()}
         group["p2"].set_weights(doubled)
-    found = compute_actions(policies, *arguments)
-    assert_same(found, one_by_one(twins, arguments))
+    result = compute_actions(policies, *arguments)
+    assert_same(result, one_by_one(twins, arguments))
 
 
 def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
@@ -313,7 +313,7 @@ def test_a_hundred_policies_of_a_kind_are_traced_once():
 def test_several_threads_may_act_with_the_same_policies(inference):
     policies = made(6, inference=inference)
     obs = given(policies, 3)[0]
-    wanted = one_by_one(policies, (obs, {}, {}, {}), explore=False)
+    expected = one_by_one(policies, (obs, {}, {}, {}), explore=False)
     groups = list(itertools.combinations(policies, 3))  # more than there are stacks
     wrong = []
 
@@ -321,8 +321,8 @@ def test_several_threads_may_act_with_the_same_policies(inference):
         for i in np.random.default_rng(seed).permutation(len(groups)):
             chosen = {name: obs[name] for name in groups[i]}
             try:
-                found = compute_actions(policies, chosen, explore=False)
-                assert_same(found, {name: wanted[name] for name in chosen})
+                actual = compute_actions(policies, chosen, explore=False)
+                assert_same(actual, {name: expected[name] for name in chosen})
             except AssertionError as error:
                 wrong.append(error)
 
@@ -340,8 +340,8 @@ def test_several_threads_may_act_with_the_same_policies(inference):
 
 def test_untraced_policies_act_one_by_one():
     policies = made(2, eager_tracing=False)
-    found = compute_actions(policies, given(policies, 2)[0])
-    assert len(found) == 2
+    result = compute_actions(policies, given(policies, 2)[0])
+    assert len(result) == 2
     assert not is_stacked(policies["p0"])
 
 
@@ -356,8 +356,8 @@ def test_a_stack_that_gives_other_numbers_is_not_used(monkeypatch, caplog):
     policies, twins = (made(2, model={"fcnet_hiddens": [7]}) for _ in range(2))
     arguments = given(policies, 2)
     with caplog.at_level("INFO", "tfpolicies"):
-        found = compute_actions(policies, *arguments)
-    assert_same(found, one_by_one(twins, arguments))
+        result = compute_actions(policies, *arguments)
+    assert_same(result, one_by_one(twins, arguments))
     assert "one by one: stacked, logp differ by 0.5" in caplog.text
 
 

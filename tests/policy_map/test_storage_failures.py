@@ -32,8 +32,8 @@ def fill(policy, number):
 
 
 def number_of(policy):
-    (found,) = {float(x) for array in policy.get_weights().values() for x in array.flat}
-    return found
+    (result,) = {float(x) for array in policy.get_weights().values() for x in array.flat}
+    return result
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -96,8 +96,8 @@ def test_a_batch_that_xla_cannot_compile_the_update_of_is_learned_from_without_i
     policy, plain = make(Reading, jit_compile="auto", lr=0.01), make(lr=0.01)
     batch = batch_for(plain, 6)
     for each in (policy, plain):
-        found = each.learn_on_batch(batch)
-        assert found.get("lengths", np.ones(6)).tolist() == [1] * 6
+        result = each.learn_on_batch(batch)
+        assert result.get("lengths", np.ones(6)).tolist() == [1] * 6
     assert "learning runs without XLA, which cannot compile it" in caplog.text
     assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
 
@@ -258,10 +258,10 @@ def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now()
         [{"b": number, "a": number}, number],
         "/cpu:0",
     )
-    given = {"a": tf.constant(1.0), "b": tf.constant(10.0)}, tf.constant(5.0)
-    assert graph(*given) == {"sum": 21.0, "last": 5.0}
+    inputs = {"a": tf.constant(1.0), "b": tf.constant(10.0)}, tf.constant(5.0)
+    assert graph(*inputs) == {"sum": 21.0, "last": 5.0}
     weight.assign(3.0)
-    assert graph(*given) == {"sum": 31.0, "last": 5.0}
+    assert graph(*inputs) == {"sum": 31.0, "last": 5.0}
 
 
 # -- forms that fail or take long -------------------------------------------------------------
@@ -378,8 +378,8 @@ def work(**more):
 )
 def test_on_a_gpu_only_convolutions_and_unrolled_recurrences_are_plain(step, form):
     assert choose_compile_mode(step, allow_plain=True, on_cpu=False) is form
-    wanted = CompileMode.STEP if form is CompileMode.PLAIN else form
-    assert choose_compile_mode(step, allow_plain=False, on_cpu=False) is wanted
+    expected = CompileMode.STEP if form is CompileMode.PLAIN else form
+    assert choose_compile_mode(step, allow_plain=False, on_cpu=False) is expected
 
 
 # -- checkpoints ------------------------------------------------------------------------------

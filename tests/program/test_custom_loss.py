@@ -88,9 +88,9 @@ def test_the_gradient_is_that_of_both_losses(policy_class, kind):
     plain, own = alike(with_model(Linear, policy_class), with_model(kind, policy_class))
     batch = batch_for(plain, 6)
     (without, *_), _ = plain.compute_gradients(batch)
-    (found, *_), info = own.compute_gradients(batch)
+    (result, *_), info = own.compute_gradients(batch)
     weights, x = next(iter(plain.get_weights().values())), batch["obs"]
-    np.testing.assert_allclose(found - without, x.T @ (x @ weights) / 6, atol=1e-5)
+    np.testing.assert_allclose(result - without, x.T @ (x @ weights) / 6, atol=1e-5)
     term = 0.5 * np.square(x @ weights).sum(-1).mean()
     assert info["learner_stats"]["model/own"] == pytest.approx(term, rel=1e-4)
 
@@ -121,10 +121,10 @@ def test_rows_that_fill_up_a_minibatch_do_not_count(jit):
         for policy in (weighed, exact)
     )
     assert left["model/own"] == pytest.approx(right["model/own"], rel=1e-5)
-    found, expected = (
+    actual, expected = (
         dict(enumerate(policy.get_weights().values())) for policy in (weighed, exact)
     )
-    assert_close(found, expected, 1e-5)
+    assert_close(actual, expected, 1e-5)
 
 
 def test_a_loss_that_does_not_weigh_rows_is_not_compiled():

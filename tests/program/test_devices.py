@@ -123,8 +123,8 @@ def learn(*kinds):
 
 def learn_as(kind):
     """Returns what a policy did that learned on the second device, on the first, and the lines."""
-    found = learn(*(QUICK if kind in QUICK else SLOW))
-    return *(found["kinds"][kind][where] for where in ("second", "first")), found["lines"]
+    result = learn(*(QUICK if kind in QUICK else SLOW))
+    return *(result["kinds"][kind][where] for where in ("second", "first")), result["lines"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,8 +211,8 @@ def test_where_a_user_limits_the_gpu_nothing_is_said(fresh, caplog, how):
         machine.grows = True
     else:
         machine.visible = []
-    for wanted in (False, True):
-        gpus.limit_gpus(uses_gpu=wanted)
+    for expected in (False, True):
+        gpus.limit_gpus(uses_gpu=expected)
     assert (caplog.records, machine.done) == ([], [])
 
 
@@ -300,9 +300,9 @@ def test_rows_gathered_for_a_gpu_are_those_of_the_column(kind, shape):
     column = np.random.default_rng(0).integers(0, 120, (9, *shape)).astype(kind)
     rows = np.int32([8, 0, 3, 3])
     for device in ("/cpu:0", "/gpu:0"):
-        found = devices.gather_rows(tf.constant(column), tf.constant(rows), device)
-        assert found.dtype == kind
-        np.testing.assert_array_equal(found, column[rows])
+        result = devices.gather_rows(tf.constant(column), tf.constant(rows), device)
+        assert result.dtype == kind
+        np.testing.assert_array_equal(result, column[rows])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])

@@ -117,8 +117,8 @@ def test_a_model_is_copied_into_the_graph_and_stays_usable_outside():
     for left, right in zip(template.variables, before, strict=True):
         np.testing.assert_array_equal(left.numpy(), right)
     for model in (policy.model, policy.to_keras()):
-        wanted = policy.compute_actions(OBSERVED, explore=False).extras["action_dist_inputs"]
-        np.testing.assert_allclose(model(OBSERVED).numpy(), wanted, atol=1e-6)
+        expected = policy.compute_actions(OBSERVED, explore=False).extras["action_dist_inputs"]
+        np.testing.assert_allclose(model(OBSERVED).numpy(), expected, atol=1e-6)
 
 
 def test_a_model_that_cannot_be_copied_is_refused():
@@ -182,8 +182,8 @@ def test_the_session_is_configured_by_tf_session_args():
     assert config.allow_soft_placement
     assert config.gpu_options.allow_growth
     assert dict(config.device_count) == {"CPU": 1}
-    given = PPOConfig().framework("tf", tf_session_args={"intra_op_parallelism_threads": 1})
-    config = PPOTF1Policy(OBS, TWO, given).get_session()._config
+    settings = PPOConfig().framework("tf", tf_session_args={"intra_op_parallelism_threads": 1})
+    config = PPOTF1Policy(OBS, TWO, settings).get_session()._config
     assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (1, 2)
 
 
@@ -218,8 +218,8 @@ def test_the_session_holds_the_policys_variables():
     policy.learn_on_batch(batch_for(policy, 8))
     session = policy.get_session()
     variables = policy.program.runtime.functions.network.variables
-    for variable, wanted in zip(variables, policy.get_weights().values(), strict=True):
-        np.testing.assert_array_equal(session.run(variable.value), wanted)
+    for variable, expected in zip(variables, policy.get_weights().values(), strict=True):
+        np.testing.assert_array_equal(session.run(variable.value), expected)
 
 
 @pytest.mark.usefixtures("new_programs")
@@ -346,7 +346,7 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
 @pytest.mark.usefixtures("quick_collections", "new_programs")
 @pytest.mark.soak
 def test_policies_in_turn_give_their_memory_back():
-    eager, wanted = make(seed=3), None
+    eager, expected = make(seed=3), None
     sizes = []
     for i in range(12):
         policy = graph(seed=i, lr=0.01)
@@ -359,8 +359,8 @@ def test_policies_in_turn_give_their_memory_back():
         gc.collect()
         assert gone() is None
         acted = eager.compute_actions(OBSERVED, explore=False).extras["action_dist_inputs"]
-        wanted = acted if wanted is None else wanted
-        np.testing.assert_array_equal(acted, wanted)
+        expected = acted if expected is None else expected
+        np.testing.assert_array_equal(acted, expected)
         sizes.append(resident_megabytes())
     assert sizes[-1] - sizes[5] < 10.0
 

@@ -40,12 +40,12 @@ def test_the_other_outputs_stay_as_they_are(tmp_path, kind):
     names = [port.name for port in whole.get_outputs()]
 
     left = [port.name for port in cut.get_outputs()]
-    found = dict(zip(left, cut.run(None, feed_of(policy, cut)), strict=True))
+    actual = dict(zip(left, cut.run(None, feed_of(policy, cut)), strict=True))
 
     assert left == [name for name in names if name != "vf_preds"]
     for name, expected in zip(names, whole.run(None, feed_of(policy, whole)), strict=True):
         if name != "vf_preds":
-            np.testing.assert_array_equal(found[name], expected, err_msg=name)
+            np.testing.assert_array_equal(actual[name], expected, err_msg=name)
 
 
 @pytest.mark.core

@@ -40,8 +40,8 @@ def test_a_convolution_that_covers_its_image_is_a_product(strides):
     for rows in (1, 3):
         x = rng.normal(size=(rows, 3, 5, 2)).astype(np.float32)
         expected = np.maximum(np.einsum("bhwi,hwio->bo", x, kernel) + 0.5, 0)[:, None, None]
-        (found,) = make_cpu_session(content).run(None, {"image": x})
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        (actual,) = make_cpu_session(content).run(None, {"image": x})
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 def test_its_kernel_may_be_an_input():
@@ -52,9 +52,9 @@ def test_its_kernel_may_be_an_input():
 
     x = np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3)
     kernel = np.linspace(-1, 1, 48, dtype=np.float32).reshape(2, 2, 3, 4)
-    (found,) = make_cpu_session(content).run(None, {"image": x, "kernel": kernel})
+    (actual,) = make_cpu_session(content).run(None, {"image": x, "kernel": kernel})
     expected = x.reshape(2, 12) @ kernel.reshape(12, 4)
-    np.testing.assert_allclose(found[:, 0, 0], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(actual[:, 0, 0], expected, rtol=0, atol=1e-5)
     assert {"Conv", "Transpose"}.isdisjoint(kinds(content))  # the kernel stays as it lies
 
 
@@ -80,8 +80,8 @@ def test_other_convolutions_stay(shape, kernel, padding, image_shape):
     sizes = [size or side for size, side in zip(image_shape, (*kernel, 3), strict=True)]
     x = np.random.default_rng(1).normal(size=(2, *sizes)).astype(np.float32)
     if shape[2] == sizes[2]:  # TensorFlow has no groups on a CPU
-        (found,) = make_cpu_session(content).run(None, {"image": x})
-        np.testing.assert_allclose(found, convolved(x), rtol=0, atol=1e-5)
+        (result,) = make_cpu_session(content).run(None, {"image": x})
+        np.testing.assert_allclose(result, convolved(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [tf.uint8, tf.int8])
@@ -93,8 +93,8 @@ def test_bytes_become_floats_and_are_scaled_by_one_operation_to_the_same_bits(dt
 
     assert kinds(content) == ["DequantizeLinear"]
     x = np.arange(256, dtype=np.uint8).view(dtype.as_numpy_dtype)[None]
-    (found,) = make_cpu_session(content).run(None, {"image": x})
-    np.testing.assert_array_equal(found, x * np.float32(1 / 255))
+    (result,) = make_cpu_session(content).run(None, {"image": x})
+    np.testing.assert_array_equal(result, x * np.float32(1 / 255))
 
 
 def test_what_else_reads_the_floats_still_does():
@@ -105,8 +105,8 @@ def test_what_else_reads_the_floats_still_does():
     content = converted(both, image(4, dtype=tf.uint8))
 
     x = np.array([[0, 1, 2, 255]], np.uint8)
-    (found,) = make_cpu_session(content).run(None, {"image": x})
-    np.testing.assert_array_equal(found, [[0, 1.5, 3, 382.5]])
+    (result,) = make_cpu_session(content).run(None, {"image": x})
+    np.testing.assert_array_equal(result, [[0, 1.5, 3, 382.5]])
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float64, tf.int32])
@@ -117,8 +117,8 @@ def test_bytes_that_become_other_numbers_stay(dtype):
     content = converted(scaled, image(3, dtype=tf.uint8))
 
     assert kinds(content) == ["Cast", "Mul"]
-    (found,) = make_cpu_session(content).run(None, {"image": np.array([[0, 7, 255]], np.uint8)})
-    np.testing.assert_array_equal(found, [[0, 21, 765]])
+    (result,) = make_cpu_session(content).run(None, {"image": np.array([[0, 7, 255]], np.uint8)})
+    np.testing.assert_array_equal(result, [[0, 21, 765]])
 
 
 def test_a_branch_that_reads_the_floats_still_does():
@@ -129,15 +129,17 @@ def test_a_branch_that_reads_the_floats_still_does():
 
     content = converted(branching, image(2, dtype=tf.uint8))
 
-    (found,) = make_cpu_session(content).run(None, {"image": np.array([[2, 4]], np.uint8)})
-    np.testing.assert_array_equal(found, [[4, 7]])
+    (result,) = make_cpu_session(content).run(None, {"image": np.array([[2, 4]], np.uint8)})
+    np.testing.assert_array_equal(result, [[4, 7]])
 
 
 def test_an_export_of_images_has_both(tmp_path):
     policy = make(**{"obs": OBS, "actions": TWO, **MATRIX["image"]})
-    found = kinds(policy.export_model(tmp_path, onnx=True).path.read_bytes())
-    assert "DequantizeLinear" in found
-    assert found.count("Conv") == 2  # the first of actor and critic; the second covers what is left
+    result = kinds(policy.export_model(tmp_path, onnx=True).path.read_bytes())
+    assert "DequantizeLinear" in result
+    assert (
+        result.count("Conv") == 2
+    )  # the first of actor and critic; the second covers what is left
 
 
 def test_floats_that_are_scaled_by_several_numbers_stay():

@@ -47,12 +47,12 @@ def test_an_update_leaves_large_variables_singly_and_small_ones_joined():
 def test_acting_views_what_an_update_left_and_copies_nothing():
     state, by_key = left_state()
     with state.lock:
-        found = state.acting_arrays
-        assert found is state.acting_arrays
+        result = state.acting_arrays
+        assert result is state.acting_arrays
         for key in ("kernel", "bias", "scale"):
-            np.testing.assert_array_equal(found[key], by_key[key])
-        assert np.shares_memory(found["kernel"], by_key["kernel"])
-        assert found["mean"].tolist() == [8.0, 9.0]
+            np.testing.assert_array_equal(result[key], by_key[key])
+        assert np.shares_memory(result["kernel"], by_key["kernel"])
+        assert result["mean"].tolist() == [8.0, 9.0]
         flat = np.concatenate([np.arange(4096), [1, 2, 3, 4]]).astype(np.float32)
         assert_equal(state.acting_segments, {"model/float32": flat, "filter/float64": [8.0, 9.0]})
         assert state.pending_update is not None
@@ -62,8 +62,8 @@ def test_acting_views_what_an_update_left_and_copies_nothing():
 def test_what_an_update_left_is_copied_when_somebody_asks():
     state, by_key = left_state()
     version = state.version
-    wanted = {**by_key, "mean": [8.0, 9.0]}
-    assert_equal(state.arrays, {slot.key: wanted[slot.key] for slot in SLOTS})
+    expected = {**by_key, "mean": [8.0, 9.0]}
+    assert_equal(state.arrays, {slot.key: expected[slot.key] for slot in SLOTS})
     assert (state.pending_update, state.version) == (None, version)
     assert not np.shares_memory(state.arrays["kernel"], by_key["kernel"])
     with state.lock:

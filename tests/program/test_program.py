@@ -71,8 +71,8 @@ def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
 
         def run(self, states, inputs, noise, params):
             self.rows.append(len(noise))
-            found = self.runtime.run(states, inputs, noise, params)
-            return found._replace(values=found.values + self.wrong)
+            result = self.runtime.run(states, inputs, noise, params)
+            return result._replace(values=result.values + self.wrong)
 
     class Wrong(Own):
         def __init__(self, runtime):
@@ -203,9 +203,9 @@ def test_policies_that_take_turns_learn_as_if_each_were_alone():
     assert policies[0].program is policies[1].program
     taken = [[turn(policy, i) for policy in policies] for i in range(3)]
     assert [[row[k] for row in taken] for k in range(2)] == alone
-    for policy, wanted in zip(policies, weights, strict=True):
-        assert_equal(policy.get_weights(), wanted["weights"])
-        assert_equal(policy.get_state()["_optimizer_variables"], wanted["_optimizer_variables"])
+    for policy, expected in zip(policies, weights, strict=True):
+        assert_equal(policy.get_weights(), expected["weights"])
+        assert_equal(policy.get_state()["_optimizer_variables"], expected["_optimizer_variables"])
 
 
 def test_what_a_policy_hands_out_is_a_copy():
@@ -223,9 +223,9 @@ def test_what_a_policy_hands_out_is_a_copy():
     assert_equal(again["weights"], kept["weights"])
     assert_equal(again["_optimizer_variables"], kept["_optimizer_variables"])
     assert not (policy.compute_actions(batch["obs"], explore=False).actions == 7).any()
-    given = {key: array.copy() for key, array in kept["weights"].items()}
-    policy.set_weights(given)
-    for array in given.values():
+    copies = {key: array.copy() for key, array in kept["weights"].items()}
+    policy.set_weights(copies)
+    for array in copies.values():
         array[...] = 5
     assert_equal(policy.get_weights(), kept["weights"])
 
@@ -474,20 +474,20 @@ def test_gradients_are_clipped_in_three_ways(how):
     gradients = [np.array([3.0, -4.0]), np.array([[0.3, 0.0]]), np.array([12.0])]
     limit = 1.5
     if how == "global_norm":
-        wanted = [g * limit / 13.0 for g in gradients]  # 9 + 16 + 144 = 13^2; 0.09 is too little
-        wanted = [g * 13.0 / np.sqrt(169.09) for g in wanted]
+        expected = [g * limit / 13.0 for g in gradients]  # 9 + 16 + 144 = 13^2; 0.09 is too little
+        expected = [g * 13.0 / np.sqrt(169.09) for g in expected]
     elif how == "norm":
-        wanted = [gradients[0] * limit / 5, gradients[1], gradients[2] * limit / 12]
+        expected = [gradients[0] * limit / 5, gradients[1], gradients[2] * limit / 12]
     else:
-        wanted = [np.array([1.5, -1.5]), gradients[1], np.array([1.5])]
+        expected = [np.array([1.5, -1.5]), gradients[1], np.array([1.5])]
     pairs = [(tf.constant(g, tf.float32), None) for g in gradients]
     pairs.insert(1, (None, "unused"))
     clipped = clip_gradients(pairs, tf.constant(limit), how)
     assert clipped.pop(1) == (None, "unused")
-    for (got, _), want in zip(clipped, wanted, strict=True):
+    for (got, _), want in zip(clipped, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
-    for found in (clip_gradients, tf.function(clip_gradients)):  # known before, and an input
-        unlimited = found(pairs[:1], tf.constant(np.inf), how)[0][0]
+    for actual in (clip_gradients, tf.function(clip_gradients)):  # known before, and an input
+        unlimited = actual(pairs[:1], tf.constant(np.inf), how)[0][0]
         np.testing.assert_array_equal(unlimited, gradients[0])
 
 
@@ -517,15 +517,15 @@ def test_a_policy_clips_as_its_config_says():
         batch = batch_for(free, 6)
         (raw, _), (clipped, _) = (policy.compute_gradients(batch) for policy in (free, bound))
         if how == "value":
-            wanted = [np.clip(g, -0.01, 0.01) for g in raw]
+            expected = [np.clip(g, -0.01, 0.01) for g in raw]
         else:
             norms = [np.linalg.norm(g) for g in raw]
             whole = np.sqrt(np.square(norms).sum())
-            wanted = [
+            expected = [
                 g * min(1.0, 0.01 / max(whole if how == "global_norm" else n, 1e-12))
                 for g, n in zip(raw, norms, strict=True)
             ]
-        for got, want in zip(clipped, wanted, strict=True):
+        for got, want in zip(clipped, expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-9)
 
 

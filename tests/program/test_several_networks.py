@@ -80,15 +80,15 @@ class Three(TFPolicy):
 
     def loss(self, model, dist_class, train_batch):
         logits, _ = model(train_batch)
-        given = {"actions": tf.cast(train_batch["actions"], tf.float32)[:, None]}
-        values = self.networks["critic"](train_batch["obs"], **given)[:, 0]
-        wanted = self.target_networks["critic"](train_batch["obs"], **given)[:, 0] + 1.0
+        entries = {"actions": tf.cast(train_batch["actions"], tf.float32)[:, None]}
+        values = self.networks["critic"](train_batch["obs"], **entries)[:, 0]
+        expected = self.target_networks["critic"](train_batch["obs"], **entries)[:, 0] + 1.0
         scale, mask = self.networks["temperature"](), train_batch["loss_mask"]
         self.record(mean_value=masked_mean(values, mask), noise=self.learning_noise[:, 0])
         return [
             # what reaches the critic from here does not count: each loss is its network's alone
             masked_mean(0.5 * tf.reduce_sum(logits**2, -1) + 7.0 * values, mask),
-            masked_mean(0.5 * (values - tf.stop_gradient(wanted)) ** 2, mask),
+            masked_mean(0.5 * (values - tf.stop_gradient(expected)) ** 2, mask),
             scale * masked_mean(self.learning_noise[:, 0], mask),
         ]
 
@@ -169,9 +169,9 @@ def test_updates_are_those_on_paper(policy_class, jit):
     noise = rng.standard_normal((3, 4, 1), np.float32)
     follows = np.array([False, True, True])
     result = policy.driver.learning.replay(batch, 4, follows)
-    wanted = by_numpy(before, before[1], batch, noise, follows)
+    expected = by_numpy(before, before[1], batch, noise, follows)
     got = [*policy.get_weights().values(), *policy.get_state()["target_weights"].values()]
-    for mine, right in zip(got, wanted, strict=True):
+    for mine, right in zip(got, expected, strict=True):
         np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-6)
     assert result["num_grad_updates_lifetime"] == 3
     rates = {name: result["learner_stats"][f"cur_{name}"] for name in ("lr", "critic_lr")}
@@ -197,8 +197,8 @@ def test_a_loss_that_is_a_function_sees_what_the_others_left(policy_class, jit):
     noise = rng.standard_normal((3, 4, 1), np.float32)
     follows = [False, True, True]
     policy.driver.learning.replay(batch, 4, np.array(follows))
-    wanted = by_numpy(before, target, batch, noise, follows, in_turn=True)
-    for mine, right in zip(policy.get_weights().values(), wanted[:3], strict=True):
+    expected = by_numpy(before, target, batch, noise, follows, in_turn=True)
+    for mine, right in zip(policy.get_weights().values(), expected[:3], strict=True):
         np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-6)
     once = by_numpy(before, target, batch, noise, [False], in_turn=True)
     assert abs(once[1].sum() - 2.5) > 0.01  # the critic's step matters
@@ -302,10 +302,10 @@ def test_an_update_by_itself_counts_on_where_the_others_ended():
     policy.learn_on_batch(batch)
     noise = rng.standard_normal((1, 4, 1), np.float32)
     np.testing.assert_array_equal(first["noise"], noise[0, :, 0])
-    wanted = by_numpy(weights, weights[1], batch, noise, [False])
+    expected = by_numpy(weights, weights[1], batch, noise, [False])
     second = rng.standard_normal((1, 4, 1), np.float32)
-    wanted = by_numpy(wanted[:3], wanted[3], batch, second, [False], updated=1)
-    for mine, right in zip(policy.get_weights().values(), wanted[:3], strict=True):
+    expected = by_numpy(expected[:3], expected[3], batch, second, [False], updated=1)
+    for mine, right in zip(policy.get_weights().values(), expected[:3], strict=True):
         np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-6)
 
 
@@ -429,9 +429,9 @@ def test_workers_that_sample_have_what_acts_and_the_rest_when_they_are_asked_for
     try:
         local = workers.local_worker()
         local.policy_map["default_policy"].learn_on_batch(batch_of(8))
-        told = worker_protocol.make_weights_update(local, ["default_policy"], inference_only=True)
-        assert told.partial == {"default_policy"}
-        assert list(told.weights["default_policy"]) == ["layer_0/kernel"]
+        result = worker_protocol.make_weights_update(local, ["default_policy"], inference_only=True)
+        assert result.partial == {"default_policy"}
+        assert list(result.weights["default_policy"]) == ["layer_0/kernel"]
         workers.sync_weights()
         assert workers.sample()[0].count == 10
         mine, theirs = workers.foreach_worker(lambda worker: worker.get_weights())
@@ -483,12 +483,12 @@ PLANS = {
 @pytest.mark.core
 @pytest.mark.parametrize("how", PLANS)
 def test_a_plan_that_is_none_is_refused_when_a_policy_is_made(how):
-    change, told = PLANS[how]
+    change, message = PLANS[how]
 
     class Wrong(Three):
         @classmethod
         def network_plans(cls, observation_space, dist_class, static):
             return change(super().network_plans(observation_space, dist_class, static))
 
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         make_three(Wrong)

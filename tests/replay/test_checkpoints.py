@@ -52,10 +52,10 @@ def save(buffer, folder):
 
 
 def load(folder, kind=MultiAgentReplayBuffer):
-    found = read_checkpoint(folder, "test.json", kind="Test")
+    result = read_checkpoint(folder, "test.json", kind="Test")
     buffer = kind(CAPACITY, seed=5)
-    state = decode_value(found.manifest["state"])
-    buffer.set_state(restore_arrays(state, found.arrays["extra"], found.segments))
+    state = decode_value(result.manifest["state"])
+    buffer.set_state(restore_arrays(state, result.arrays["extra"], result.segments))
     return buffer
 
 
@@ -174,10 +174,10 @@ def test_a_crash_between_any_two_steps_leaves_old_or_new_whole(tmp_path, step):
             crashed = crash_at(patch, os, step, count)
             with contextlib.suppress(Crash):
                 save(old, folder)
-        found = load(folder)
-        seen.add(found.num_added)
-        assert found.num_added in (200, 520)
-        assert len(set(found.sample(2000, "p")["actions"].tolist())) == 100
+        result = load(folder)
+        seen.add(result.num_added)
+        assert result.num_added in (200, 520)
+        assert len(set(result.sample(2000, "p")["actions"].tolist())) == 100
         save(old, folder)
         require_same(old, load(folder), 20)
         assert len(files(folder)) == 8  # what the crash left is removed

@@ -79,8 +79,8 @@ def test_sums_stay_those_of_the_leaves_whatever_is_written_in_whatever_order(cap
     anew.set(np.arange(capacity), leaves)
     for one, other in zip(levels(tree), levels(anew), strict=True):
         np.testing.assert_array_equal(one, other)  # to the bit: nothing drifts
-    found = tree.find(rng.random(5000) * tree.total)
-    assert (leaves[found] > 0).all()
+    result = tree.find(rng.random(5000) * tree.total)
+    assert (leaves[result] > 0).all()
 
 
 def test_the_ends_of_intervals_find_leaves_that_are_not_0():
@@ -90,8 +90,8 @@ def test_the_ends_of_intervals_find_leaves_that_are_not_0():
     tree.set(np.arange(80_000), leaves)
     ends = np.cumsum(leaves)
     masses = np.concatenate([ends, np.nextafter(ends, 0), [0.0, np.nextafter(tree.total, 0)]])
-    found = tree.find(np.clip(masses, 0, np.nextafter(tree.total, 0)))
-    assert (leaves[found] > 0).all()
+    result = tree.find(np.clip(masses, 0, np.nextafter(tree.total, 0)))
+    assert (leaves[result] > 0).all()
 
 
 # -- a buffer -------------------------------------------------------------------------------------
@@ -102,10 +102,10 @@ def test_rows_are_drawn_in_proportion_to_powers_of_their_priorities():
     buffer.add(rows(0, 20))
     errors = np.linspace(-3, 5, 20) ** 2 + 0.1
     buffer.update_priorities(np.arange(20), errors * np.where(np.arange(20) % 2, 1, -1))
-    wanted = np.sqrt(errors) / np.sqrt(errors).sum()
+    expected = np.sqrt(errors) / np.sqrt(errors).sum()
     batch = buffer.sample(100_000)
     counts = np.bincount(batch["actions"], minlength=20)
-    chi_square = ((counts - 100_000 * wanted) ** 2 / (100_000 * wanted)).sum()
+    chi_square = ((counts - 100_000 * expected) ** 2 / (100_000 * expected)).sum()
     assert chi_square < 43.8  # of 19 degrees of freedom, the 99.9 % quantile
     np.testing.assert_array_equal(batch["batch_indexes"], batch["actions"])
     assert (batch["weights"].dtype, batch["batch_indexes"].dtype) == (np.float32, np.int64)
@@ -119,8 +119,8 @@ def test_weights_make_up_for_it_and_the_largest_is_1(beta):
     batch = buffer.sample(400)
     chances = np.array([1, 2, 4, 8]) / 15
     weights = (4 * chances) ** -beta
-    wanted = (weights / weights.max())[batch["actions"]]  # of all rows, drawn or not
-    np.testing.assert_allclose(batch["weights"], wanted, rtol=1e-6)
+    expected = (weights / weights.max())[batch["actions"]]  # of all rows, drawn or not
+    np.testing.assert_allclose(batch["weights"], expected, rtol=1e-6)
     one = buffer.sample(1)["weights"]  # not the largest of those drawn
     assert one[0] in (weights / weights.max()).astype(np.float32)
 
@@ -330,9 +330,9 @@ def test_after_each_update_its_errors_are_the_priorities(config, env, monkeypatc
             greatest = max(greatest, float(np.abs(np.float64(errors)).max() + 1e-6))
         assert len(seen) == updates_due
         seen.clear()
-    found = algorithm.replay_buffer.get_state()["buffers"]["default_policy"]["priorities"]
-    np.testing.assert_allclose(found["masses"], masses[:added], rtol=1e-12)
-    assert found["greatest"] == pytest.approx(greatest, rel=1e-12)
+    result = algorithm.replay_buffer.get_state()["buffers"]["default_policy"]["priorities"]
+    np.testing.assert_allclose(result["masses"], masses[:added], rtol=1e-12)
+    assert result["greatest"] == pytest.approx(greatest, rel=1e-12)
     assert algorithm.get_policy().program.functions.traces["learn_once"] == 1
 
 
@@ -353,8 +353,8 @@ def test_the_weights_of_drawn_rows_weigh_the_update():
         for i in range(4)
     ]
     for k, gradient in enumerate(gradients):  # clipped gradients are not of one direction
-        wanted = sum(w * each[k] for w, each in zip(drawn["weights"], single, strict=True)) / 4
-        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=1e-5)
+        expected = sum(w * each[k] for w, each in zip(drawn["weights"], single, strict=True)) / 4
+        np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
     assert (before.keys()) == policy.get_weights().keys()
 
 
@@ -498,8 +498,8 @@ def test_all_ways_to_learn_leave_the_same_priorities():
         config = tiny(training_intensity=1.0, target_network_update_freq=4, lr=0.1)
         return config.framework(**framework)
 
-    wanted = masses_of(made())["default_policy"]
-    assert len({*wanted.tolist()}) > 5
+    expected = masses_of(made())["default_policy"]
+    assert len({*expected.tolist()}) > 5
     moving = made().multi_agent(policies={"default_policy": PolicySpec(Moving)})
     others = [
         made(framework="tf"),
@@ -508,7 +508,7 @@ def test_all_ways_to_learn_leave_the_same_priorities():
         moving,
     ]
     for config in others:
-        np.testing.assert_allclose(masses_of(config)["default_policy"], wanted, rtol=1e-3)
+        np.testing.assert_allclose(masses_of(config)["default_policy"], expected, rtol=1e-3)
     assert {*Watching.sizes} == {4}
     assert Moving.moved == 6
 

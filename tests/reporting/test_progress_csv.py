@@ -87,10 +87,10 @@ def test_a_result_without_its_counters_is_refused() -> None:
 
 
 def test_further_numbers_about_episodes_have_columns_of_their_own() -> None:
-    told = {"episode_reward_mean": 2.0, "episode_reward_std": 0.5, "episode_media": {"a": 1.0}}
-    result = {"training_iteration": 1, "num_env_steps_sampled": 8, **told, "evaluation": told}
-    found = make_progress_row(result)
-    assert {name: value for name, value in found.items() if "/" in name} == {
+    metrics = {"episode_reward_mean": 2.0, "episode_reward_std": 0.5, "episode_media": {"a": 1.0}}
+    result = {"training_iteration": 1, "num_env_steps_sampled": 8, **metrics, "evaluation": metrics}
+    actual = make_progress_row(result)
+    assert {name: value for name, value in actual.items() if "/" in name} == {
         "episode/reward_std": 0.5,
         "evaluation/episode_reward_mean": 2.0,
         "evaluation/episode_reward_std": 0.5,
@@ -243,7 +243,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_curve_without_gaps_or_doubles(
                 time.sleep(0.01)
             time.sleep(moments.uniform(0.0, 0.05))
             writer.send_signal(signal.SIGKILL)
-        found = iterations(path)
-        assert found == list(range(1, len(found) + 1))
-        last = max(0, len(found) - 3)  # the newest checkpoint is a little older
+        result = iterations(path)
+        assert result == list(range(1, len(result) + 1))
+        last = max(0, len(result) - 3)  # the newest checkpoint is a little older
     assert last > 10

@@ -125,16 +125,16 @@ def clipping(**rollouts):
 
 
 def logits(algorithm, observation):
-    found = algorithm.compute_single_action(observation, explore=False, full_fetch=True)
-    return found[2]["action_dist_inputs"].tolist()
+    result = algorithm.compute_single_action(observation, explore=False, full_fetch=True)
+    return result[2]["action_dist_inputs"].tolist()
 
 
 @pytest.mark.core
 def test_one_observation_goes_through_the_connectors_too():
     algorithm = clipping().build()
     assert logits(algorithm, [9.0]) == logits(algorithm, [2.0]) != logits(algorithm, [1.0])
-    given = {"input_dict": {"obs": np.array([9.0])}, "explore": False, "full_fetch": True}
-    assert algorithm.compute_single_action(**given)[2]["action_dist_inputs"].tolist() == logits(
+    values = {"input_dict": {"obs": np.array([9.0])}, "explore": False, "full_fetch": True}
+    assert algorithm.compute_single_action(**values)[2]["action_dist_inputs"].tolist() == logits(
         algorithm, [2.0]
     )
     algorithm.stop()

@@ -99,9 +99,9 @@ def test_environments_are_seeded_once_and_begin_anew_each_time():
 
 def test_the_result_summarises_the_episodes_that_were_played():
     algorithm = config(uneven, evaluation_duration=7).build()
-    found = algorithm.evaluate()
-    assert list(found) == ["evaluation"]
-    metrics = found["evaluation"]
+    result = algorithm.evaluate()
+    assert list(result) == ["evaluation"]
+    metrics = result["evaluation"]
     assert metrics["episodes_this_iter"] == 7
     assert sorted(metrics["hist_stats"]["episode_lengths"]) == [2] * 4 + [20] * 3
     assert metrics["episode_len_mean"] == pytest.approx(68 / 7)
@@ -141,13 +141,13 @@ def test_evaluating_changes_nothing_about_training():
     quiet = config().build()
     busy = config(evaluation_interval=1, evaluation_duration=3).build()
     for _ in range(3):
-        expected, found = quiet.train(), busy.train()
+        expected, actual = quiet.train(), busy.train()
         assert "evaluation" not in expected
-        assert found["evaluation"]["episodes_this_iter"] == 3
+        assert actual["evaluation"]["episodes_this_iter"] == 3
         busy.evaluate()
         for name in ("episode_reward_mean", "timesteps_total", "episodes_total"):
-            np.testing.assert_equal(found[name], expected[name])
-        assert found["info"]["learner"] == expected["info"]["learner"]
+            np.testing.assert_equal(actual[name], expected[name])
+        assert actual["info"]["learner"] == expected["info"]["learner"]
     for key, value in quiet.get_weights()["default_policy"].items():
         np.testing.assert_array_equal(busy.get_weights()["default_policy"][key], value)
     a, b = quiet.worker.sample(), busy.worker.sample()
@@ -158,13 +158,13 @@ def test_evaluating_changes_nothing_about_training():
 def test_evaluation_is_due_every_interval_and_repeatable():
     def run():
         algorithm = config(evaluation_interval=2, evaluation_duration=3).build()
-        found = [algorithm.train().get("evaluation") for _ in range(4)]
-        for metrics in found[1], found[3]:  # what depends on the clock
+        results = [algorithm.train().get("evaluation") for _ in range(4)]
+        for metrics in results[1], results[3]:  # what depends on the clock
             assert metrics.pop("sampler_perf") == metrics.pop("sampler_results")["sampler_perf"]
-        return found
+        return results
 
     first, second = run(), run()
-    assert [found is not None for found in first] == [False, True, False, True]
+    assert [results is not None for results in first] == [False, True, False, True]
     assert first[1] == second[1]
     assert first[3] == second[3]
     assert first[1]["hist_stats"] != first[3]["hist_stats"]
@@ -206,9 +206,9 @@ def test_callbacks_surround_an_evaluation():
             seen.append(evaluation_metrics)
 
     algorithm = config(evaluation_duration=1).callbacks(Noting).build()
-    found = algorithm.evaluate()
-    assert found["evaluation"]["own"] == 5
-    assert seen[0] is found
+    result = algorithm.evaluate()
+    assert result["evaluation"]["own"] == 5
+    assert seen[0] is result
     assert calls == [("start", algorithm), ("end", algorithm)]
 
 
@@ -245,10 +245,10 @@ def test_callbacks_follow_the_episodes_of_an_evaluation(several):
 
     env = make_multi_agent(four_steps) if several else four_steps
     algorithm = config(env, evaluation_duration=3).callbacks(Measuring).build()
-    found = algorithm.evaluate()["evaluation"]
-    assert found["episodes_this_iter"] == 3
-    assert found["custom_metrics"]["doubled_mean"] == 8.0
-    assert sorted(found["hist_stats"]["places"]) == [0, 1, 2]
+    result = algorithm.evaluate()["evaluation"]
+    assert result["episodes_this_iter"] == 3
+    assert result["custom_metrics"]["doubled_mean"] == 8.0
+    assert sorted(result["hist_stats"]["places"]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("evaluated_before", [False, True])
@@ -289,8 +289,8 @@ def test_one_sample_of_a_function_of_ones_own_gives_whole_episodes(num_envs):
         .build()
     )
     for _ in range(4):  # all environments end at once: SeededEnv has five steps
-        found = algorithm.evaluate()["evaluation"]
-        assert found == {"lengths": [5] * num_envs, "steps": 5 * num_envs}
+        result = algorithm.evaluate()["evaluation"]
+        assert result == {"lengths": [5] * num_envs, "steps": 5 * num_envs}
 
 
 @pytest.mark.parametrize("returned", [None, 3.5, [("score", 7)]])
@@ -354,12 +354,12 @@ def test_an_evaluation_that_does_not_end_is_cut_and_says_so(several, caplog):
     asked = {"evaluation_duration": 6, "evaluation_sample_timeout_s": 0.3}
     algorithm = config(source, **asked).build()
     with caplog.at_level(logging.WARNING, "tfpolicies"):
-        found = algorithm.evaluate()["evaluation"]
-    count = found["episodes_this_iter"]
+        result = algorithm.evaluate()["evaluation"]
+    count = result["episodes_this_iter"]
     assert 0 < count < 6
-    assert found["hist_stats"]["episode_lengths"] == [4] * count
-    (told,) = caplog.messages
-    assert f"evaluation_sample_timeout_s=0.3 seconds, after {count} of 6 episodes" in told
+    assert result["hist_stats"]["episode_lengths"] == [4] * count
+    (message,) = caplog.messages
+    assert f"evaluation_sample_timeout_s=0.3 seconds, after {count} of 6 episodes" in message
     algorithm.train()
     algorithm.stop()
 
@@ -369,9 +369,9 @@ def test_an_evaluation_without_a_timeout_reports_a_long_episode(monkeypatch, cap
     envs = make_environments(lambda context: CountingEnv(0, [80]), 1, EnvContext({}))
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         assert len(play_episodes(zero_policy(), envs, EvaluationDuration(1, True))) == 1
-    (told,) = caplog.messages
-    assert "Environment 0: an episode has not ended after 50 steps, and evaluation waits" in told
-    assert "max_episode_steps" in told
+    (message,) = caplog.messages
+    assert "Environment 0: an episode has not ended after 50 steps, and evaluation waits" in message
+    assert "max_episode_steps" in message
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -87,9 +87,9 @@ def test_evaluation_and_single_actions_use_the_same_numbers_and_change_none(trai
             {"model": {"fcnet_hiddens": [8]}, "inference": "tf"},
         )
         plain.set_weights(each.get_weights())
-        wanted = plain.compute_actions(by_hand.astype(np.float32), explore=False)[2]
+        expected = plain.compute_actions(by_hand.astype(np.float32), explore=False)[2]
         np.testing.assert_allclose(
-            extras["action_dist_inputs"], wanted["action_dist_inputs"], atol=1e-5
+            extras["action_dist_inputs"], expected["action_dist_inputs"], atol=1e-5
         )
     after = policy.filter.get_state()
     assert all(np.array_equal(before[key], after[key]) for key in before)
@@ -170,10 +170,10 @@ def test_a_keras_copy_normalises_as_the_policy_does_and_is_saved_whole(space, tm
         logits, values = model(encoded(obs))
         np.testing.assert_allclose(logits, extras["action_dist_inputs"], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(values[:, 0], extras["vf_preds"], rtol=1e-5, atol=1e-6)
-        found = [layer for layer in model.layers if layer.name in names]
-        assert len(found) == len(policy.program.spec.indices_of_filtered_leaves)
-        assert not any(layer.trainable or layer.variables for layer in found)
-        seen = found[0](np.asarray(obs["place"] if space is NESTED else obs))
+        results = [layer for layer in model.layers if layer.name in names]
+        assert len(results) == len(policy.program.spec.indices_of_filtered_leaves)
+        assert not any(layer.trainable or layer.variables for layer in results)
+        seen = results[0](np.asarray(obs["place"] if space is NESTED else obs))
         assert np.abs(seen).max() == 10.0  # to the bit what the policy's model sees
         (mean, scale), *_ = policy.filter.get_scalings()
         raw = obs["place"] if space is NESTED else obs

@@ -149,9 +149,9 @@ def test_running_episodes_go_on_after_a_restore_beside_own_postprocessing():
     other.sampler.set_state(state)
     other.get_policy().set_state(worker.get_policy().get_state())
     Own.totals = ()
-    wanted, found = worker.sample(), other.sample()
-    assert wanted["infos"].tolist() == found["infos"].tolist()
-    np.testing.assert_array_equal(wanted["rewards"], found["rewards"])
+    expected, actual = worker.sample(), other.sample()
+    assert expected["infos"].tolist() == actual["infos"].tolist()
+    np.testing.assert_array_equal(expected["rewards"], actual["rewards"])
     half = len(Own.totals) // 2
     assert Own.totals[:half] == Own.totals[half:]
 
@@ -198,8 +198,8 @@ class Off(gym.Wrapper):
         return self.env.reset(**kwargs)
 
     def step(self, action):
-        *found, info = self.env.step(action)
-        return *found, {**info, "training_enabled": self.number not in self.barred}
+        *result, info = self.env.step(action)
+        return *result, {**info, "training_enabled": self.number not in self.barred}
 
 
 def of_barred(*barred, policy=Zero, **settings):
@@ -225,8 +225,8 @@ def test_of_episodes_that_are_all_barred_only_the_steps_are_counted():
 
 def test_vector_environments_say_it_for_each_of_theirs():
     assert find_excluded({}, 2) == []
-    told = {"training_enabled": np.array([True, False])}
-    assert find_excluded(told, 2) == find_excluded({"final_info": told}, 2) == [1]
-    present = {**told, "_training_enabled": np.array([True, False])}
+    infos = {"training_enabled": np.array([True, False])}
+    assert find_excluded(infos, 2) == find_excluded({"final_info": infos}, 2) == [1]
+    present = {**infos, "_training_enabled": np.array([True, False])}
     assert find_excluded({**present, "other": np.zeros(2)}, 2) == []
     assert find_excluded([{}, {"final_info": {"training_enabled": False}}], 2) == [1]

@@ -157,12 +157,12 @@ def test_agents_that_leave_and_come():
         rollout_fragment_length=4,
     )
     batch = sampler.sample()["p"]
-    found: dict[int, list] = {}
+    results: dict[int, list] = {}
     for row in range(batch.count):
-        found.setdefault(int(batch["agent_index"][row]), []).append(
+        results.setdefault(int(batch["agent_index"][row]), []).append(
             (frames(batch["obs"][row : row + 1])[0], frames(batch["new_obs"][row : row + 1])[0])
         )
-    assert found == {
+    assert results == {
         0: [([0, 0], [0, 1]), ([0, 1], [1, 2]), ([1, 2], [2, 3]), ([2, 3], [3, 4])],
         1: [([0, 0], [0, 1])],
         2: [([1, 1], [1, 2]), ([1, 2], [2, 3]), ([2, 3], [2, 3])],
@@ -538,10 +538,10 @@ def town(**settings: Any) -> PPOConfig:
 
 
 def logits(algorithm: Any, observation: Any, policy_id: str) -> list[float]:
-    found = algorithm.compute_single_action(
+    result = algorithm.compute_single_action(
         observation, policy_id=policy_id, explore=False, full_fetch=True
     )
-    return found[2]["action_dist_inputs"].tolist()
+    return result[2]["action_dist_inputs"].tolist()
 
 
 def test_a_worker_makes_each_policy_for_what_its_own_connectors_give():

@@ -52,8 +52,8 @@ def test_each_agent_has_a_memory_of_its_own_and_its_own_last_action_and_reward()
             assert prev == expected_prev
             checked += key in last
             row = part["obs"][i : i + 1]
-            given = (part[f"prev_{x}"][i : i + 1] for x in ("actions", "rewards"))
-            _, after, extras = policy.compute_actions(row, state, *given, explore=False)
+            inputs = (part[f"prev_{x}"][i : i + 1] for x in ("actions", "rewards"))
+            _, after, extras = policy.compute_actions(row, state, *inputs, explore=False)
             np.testing.assert_allclose(
                 extras["action_dist_inputs"][0], part["action_dist_inputs"][i], atol=1e-5
             )
@@ -88,9 +88,9 @@ class Boxes(World):
         self.action_space = spaces.Dict(a=box, b=spaces.Tuple((box, spaces.Discrete(2, start=3))))
 
     def obs(self, *agents: str) -> dict[str, Any]:
-        found: dict[str, Any] = super().obs(*agents)
-        found["b"] = {"x": found["b"].astype(np.float64), "n": self.now % 3}
-        return found
+        result: dict[str, Any] = super().obs(*agents)
+        result["b"] = {"x": result["b"].astype(np.float64), "n": self.now % 3}
+        return result
 
     def play(self, actions: Any) -> Any:
         assert self.action_space_contains(actions)

@@ -182,14 +182,14 @@ def test_every_true_transition_is_sampled_once(seed, copies, length, mode, unit)
         *envs, rollout_fragment_length=length, batch_mode=mode, count_steps_by=unit
     )
     batches = [sampler.sample() for _ in range(4)]
-    found, truth = sampled(batches), truth_of(envs)
+    result, truth = sampled(batches), truth_of(envs)
     if mode == "truncate_episodes":
-        assert found == truth
+        assert result == truth
     else:
-        assert len(set(found)) == len(found)
-        assert set(found) <= set(truth)
-        whole = {(round(row[0]), round(row[2])) for row in found}  # copy and episode
-        assert found == [r for r in truth if (round(r[0]), round(r[2])) in whole]
+        assert len(set(result)) == len(result)
+        assert set(result) <= set(truth)
+        whole = {(round(row[0]), round(row[2])) for row in result}  # copy and episode
+        assert result == [r for r in truth if (round(r[0]), round(r[2])) in whole]
     ends = [m.episode_length for m in sampler.metrics]
     assert all(length > 0 for length in ends)
     for batch in batches:
@@ -479,10 +479,10 @@ def test_an_observation_fn_changes_what_policies_see_and_learn_from():
     assert seen[0][2:] == (1, ["p", "q"])
 
 
-@pytest.mark.parametrize("found", [None, ["a"]])
-def test_an_observation_fn_that_gives_no_dict_is_named(found):
+@pytest.mark.parametrize("result", [None, ["a"]])
+def test_an_observation_fn_that_gives_no_dict_is_named(result):
     with pytest.raises(UsageError, match="observation_fn must return a dict"):
-        sampler_of(Staggered(), observation_fn=lambda **kwargs: found)
+        sampler_of(Staggered(), observation_fn=lambda **kwargs: result)
 
 
 def test_sampling_needs_running_episodes():
@@ -703,8 +703,8 @@ def test_answers_of_the_wrong_form_are_named():
 def test_an_observation_of_another_shape_names_the_agent():
     class Ragged(Staggered):
         def obs(self, *agents):
-            found = super().obs(*agents)
-            return {**found, "b": np.zeros(2, np.float32)} if self.now == 2 else found
+            result = super().obs(*agents)
+            return {**result, "b": np.zeros(2, np.float32)} if self.now == 2 else result
 
     words = r"agent 'b' that .* environment 0 gave policy 'p' has the shape \(2,\)"
     with pytest.raises(EnvError, match=words):

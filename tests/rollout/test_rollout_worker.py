@@ -72,13 +72,13 @@ def test_a_worker_without_config_takes_the_defaults_of_its_policy_class():
 
 
 def test_a_dict_of_settings_is_merged_over_the_defaults_and_left_as_it_is():
-    given = {"rollout_fragment_length": 4, "lambda": 0.5, "model": {"fcnet_hiddens": [4]}}
-    kept = {**given, "model": {"fcnet_hiddens": [4]}}
-    made = worker({**given})
+    settings = {"rollout_fragment_length": 4, "lambda": 0.5, "model": {"fcnet_hiddens": [4]}}
+    kept = {**settings, "model": {"fcnet_hiddens": [4]}}
+    made = worker({**settings})
     assert made.config.get_fragment_length() == 4
     assert made.get_policy().config["lambda"] == 0.5
     assert made.config.model["fcnet_activation"] == "tanh"
-    assert given == kept
+    assert settings == kept
     assert made.sample().count == 4
 
 
@@ -187,10 +187,12 @@ def test_each_environment_gets_a_context_of_its_own():
     assert [dict(context) for context in contexts] == [{"size": 7}] * 2
     assert [context.vector_index for context in contexts] == [0, 1]
     assert {(c.worker_index, c.num_workers, c.recreated_worker) for c in contexts} == {(2, 4, True)}
-    told = made.foreach_env_with_context(lambda env, context: (env, context))
-    assert [c.vector_index for _, c in told] == [0, 1]
-    assert {(c.worker_index, c.num_workers, c.recreated_worker) for _, c in told} == {(2, 4, True)}
-    assert [c["size"] for _, c in told] == [7, 7]
+    result = made.foreach_env_with_context(lambda env, context: (env, context))
+    assert [c.vector_index for _, c in result] == [0, 1]
+    assert {(c.worker_index, c.num_workers, c.recreated_worker) for _, c in result} == {
+        (2, 4, True)
+    }
+    assert [c["size"] for _, c in result] == [7, 7]
 
 
 def test_validate_env_sees_each_environment_and_its_error_gets_out():
@@ -232,11 +234,11 @@ def test_construction_calls_back_for_environments_and_then_for_the_policy():
 def test_creation_args_are_what_was_given():
     config = tiny()
     made = worker(config, worker_index=1, num_workers=2, log_dir="logs")
-    told = made.creation_args()
-    assert told["config"] is config
-    assert (told["worker_index"], told["num_workers"], told["log_dir"]) == (1, 2, "logs")
-    assert told["default_policy_class"] is PPOTF2Policy
-    assert set(told) == {
+    result = made.creation_args()
+    assert result["config"] is config
+    assert (result["worker_index"], result["num_workers"], result["log_dir"]) == (1, 2, "logs")
+    assert result["default_policy_class"] is PPOTF2Policy
+    assert set(result) == {
         "env_creator",
         "validate_env",
         "config",
@@ -259,8 +261,8 @@ def test_one_seed_gives_equal_workers():
     one, other = worker(), worker()
     for _ in range(4):
         assert_equal_batches(one.sample(), other.sample())
-    found, same = ([m._replace(perf_stats={}) for m in w.get_metrics()] for w in (one, other))
-    assert found == same != []
+    result, same = ([m._replace(perf_stats={}) for m in w.get_metrics()] for w in (one, other))
+    assert result == same != []
 
 
 def test_the_worker_index_changes_experience_but_not_weights():
@@ -435,8 +437,8 @@ def test_gradients_computed_and_applied_are_an_update():
     one.apply_gradients(gradients)
     other.learn_on_batch(batch)
     for key, value in one.get_weights()["default_policy"].items():
-        found = other.get_weights()["default_policy"][key]
-        np.testing.assert_allclose(value, found, rtol=1e-4, atol=1e-6)
+        result = other.get_weights()["default_policy"][key]
+        np.testing.assert_allclose(value, result, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_may_be_given_by_policy_id():
@@ -456,15 +458,15 @@ def test_gradients_may_be_given_by_policy_id():
 def test_filters_are_synchronised_for_the_policies_that_have_them_or_not_at_all():
     plain, filtered = worker(), worker(tiny().rollouts(observation_filter="MeanStdFilter"))
     plain.sync_filters({})
-    for made, given, words in (
+    for made, values, words in (
         (plain, {"x": 1}, r"\[\]; missing: \[\], unknown: \['x'\]"),
         (filtered, {"x": 1}, r"missing: \['default_policy'\], unknown: \['x'\]"),
         (filtered, {}, r"missing: \['default_policy'\], unknown: \[\]"),
     ):
         with pytest.raises(AssertionError, match=words):
-            made.sync_filters(given)
+            made.sync_filters(values)
         with pytest.raises(ValueError, match="new_filters"):
-            made.sync_filters(given)
+            made.sync_filters(values)
 
 
 def test_weights_are_not_set_without_the_time_step_of_their_global_variables():
@@ -550,12 +552,12 @@ def test_global_variables_are_taken_over_and_reach_the_policy():
     config = tiny().training(lr_schedule=[[0, 1.0], [100, 0.0]])
     made = worker(config)
     assert made.get_global_vars() == {"timestep": 0, "num_grad_updates_per_policy": {}}
-    given = {"timestep": 25, "num_grad_updates_per_policy": {"default_policy": 6}}
-    made.set_global_vars(given)
-    assert made.get_global_vars() == given
+    values = {"timestep": 25, "num_grad_updates_per_policy": {"default_policy": 6}}
+    made.set_global_vars(values)
+    assert made.get_global_vars() == values
     assert made.get_policy().num_grad_updates == 6
     assert made.get_policy().get_hyperparameter("lr") == pytest.approx(0.75)
-    given["num_grad_updates_per_policy"]["default_policy"] = 9
+    values["num_grad_updates_per_policy"]["default_policy"] = 9
     assert made.get_global_vars()["num_grad_updates_per_policy"]["default_policy"] == 6
     with pytest.raises(KeyError):
         made.set_global_vars({})

@@ -308,8 +308,8 @@ def test_learning_sees_clipped_rewards_and_metrics_raw_ones(clip, expected, comp
         assert batch["rewards"].dtype == np.float32
         check_advantages_use(batch)
     ended = [value for key, value in returns.items() if (*key, "ended") in returns]
-    found = [m.episode_reward for m in worker.get_metrics()]
-    np.testing.assert_allclose(sorted(found), sorted(ended))
+    actual = [m.episode_reward for m in worker.get_metrics()]
+    np.testing.assert_allclose(sorted(actual), sorted(ended))
 
 
 def check_advantages_use(batch):
@@ -369,11 +369,11 @@ def test_a_policy_of_tensorflow_may_extend_its_trajectories():
     plain = make_worker("same_step", policy=PPOTF2Policy, config=config)
     extended = make_worker("same_step", policy=Extended, config=config)
     for _ in range(3):
-        expected, found = plain.sample(), extended.sample()
+        expected, actual = plain.sample(), extended.sample()
         for name in ("obs", "new_obs", "advantages", "value_targets", "values_bootstrapped"):
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(found["doubled"], 2.0 * found["advantages"])
-        np.testing.assert_array_equal(found["actions"], expected["actions"])
+            np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(actual["doubled"], 2.0 * actual["advantages"])
+        np.testing.assert_array_equal(actual["actions"], expected["actions"])
 
 
 def tiny_ppo_config():
@@ -468,16 +468,16 @@ def test_callbacks_follow_each_episode_in_order(mode):
         worker.sample()
     assert [entry for entry in log if entry[0] == "sample"] == [("sample", 15)] * 6
     for number in range(3):
-        told = [entry for entry in log if entry[0] != "sample" and entry[1] == number]
+        actual = [entry for entry in log if entry[0] != "sample" and entry[1] == number]
         expected, episode = [], 0
-        while len(expected) < len(told):
+        while len(expected) < len(actual):
             length = CountingEnv(number).length(episode)
             expected += [("created", 0), ("start", 0)]
             expected += [("step", k + 1) for k in range(length)]
             expected += [("end", length)]
             episode += 1
-        assert [(name, length) for name, _, _, length in told] == expected[: len(told)]
-        ids = [entry[2] for entry in told if entry[0] == "created"]
+        assert [(name, length) for name, _, _, length in actual] == expected[: len(actual)]
+        ids = [entry[2] for entry in actual if entry[0] == "created"]
         assert len(set(ids)) == len(ids)
 
 
@@ -616,10 +616,10 @@ def test_a_restored_sampler_gives_the_same_batches(mode, complete):
     second.sampler.set_state(copy.deepcopy(first.sampler.get_state()))
     second.get_policy().rng.bit_generator.state = first.get_policy().rng.bit_generator.state
     for _ in range(5):
-        expected, found = first.sample(), second.sample()
-        assert list(found) == list(expected)
+        expected, actual = first.sample(), second.sample()
+        assert list(actual) == list(expected)
         for name in expected:
-            np.testing.assert_array_equal(found[name], expected[name])
+            np.testing.assert_array_equal(actual[name], expected[name])
     lengths = [[m.episode_length for m in w.get_metrics()] for w in (first, second)]
     assert lengths[0] == lengths[1] != []
 

@@ -195,9 +195,9 @@ def test_an_environment_with_other_spaces_than_in_training_is_refused(trained, w
 def test_other_bounds_of_observations_are_told_in_one_line(trained, caplog):
     config = {"env": Task, "env_config": {"observed": spaces.Box(-9, 9, (3,))}}
     again = Algorithm.from_checkpoint(trained, config=config)
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "has other bounds: Box(-9.0, 9.0, (3,), float32)." in told
-    assert "\n" not in told
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "has other bounds: Box(-9.0, 9.0, (3,), float32)." in message
+    assert "\n" not in message
     assert again.train()["training_iteration"] == 1
 
 

@@ -87,8 +87,10 @@ def worker_of(**rollouts):
 
 
 def times(raw_obs_processing=0, inference=0, action_processing=0, env_wait=0):
-    found = dict(locals())
-    return pytest.approx({f"mean_{k}_ms": x for k, x in found.items()} | {"mean_env_render_ms": 0})
+    results = dict(locals())
+    return pytest.approx(
+        {f"mean_{k}_ms": x for k, x in results.items()} | {"mean_env_render_ms": 0}
+    )
 
 
 # -- StepTimes --------------------------------------------------------------------------------
@@ -142,9 +144,9 @@ def test_connectors_count_as_processing(clock):
 def test_a_worker_takes_the_coefficient_of_its_config(clock):
     worker = worker_of(sampler_perf_stats_ema_coef=0.5)
     worker.sample()
-    found = worker.sampler.times
-    found.add(1, 0, 10_000_000, 0, 0)
-    assert found.means() == times(inference=6, env_wait=4)
+    result = worker.sampler.times
+    result.add(1, 0, 10_000_000, 0, 0)
+    assert result.means() == times(inference=6, env_wait=4)
 
 
 class SlowStaggered(Staggered):
@@ -173,9 +175,9 @@ def test_many_agents_tell_the_same(clock):
     assert len(sampler.metrics) == 2
     assert sampler.metrics[0].perf_stats == sampler.metrics[1].perf_stats
     calls = sum(len(policy.calls) for policy in policies.values())
-    found = sampler.times.means()
-    assert found == times(inference=2 * calls / 7, env_wait=8 + 18 / 7)
-    assert 7 * sum(found.values()) == pytest.approx(1e-6 * (CLOCK.ns - before))
+    result = sampler.times.means()
+    assert result == times(inference=2 * calls / 7, env_wait=8 + 18 / 7)
+    assert 7 * sum(result.values()) == pytest.approx(1e-6 * (CLOCK.ns - before))
 
 
 def test_evaluation_tells_them_too(clock):
@@ -183,8 +185,8 @@ def test_evaluation_tells_them_too(clock):
     (played,) = envs.play(EvaluationDuration(1, by_episodes=True), None).episodes
     assert set(played.perf_stats) == NAMES
     worker = worker_of()
-    found = evaluation.play(worker, 2, by_episodes=True)
-    assert [each.perf_stats for each in found.episodes] == [times(inference=2, env_wait=8)] * 2
+    result = evaluation.play(worker, 2, by_episodes=True)
+    assert [each.perf_stats for each in result.episodes] == [times(inference=2, env_wait=8)] * 2
 
 
 # -- in results -------------------------------------------------------------------------------

@@ -210,8 +210,8 @@ def test_method_foreach_env_with_context():
 
 
 def test_method_foreach_policy():
-    found = several().foreach_policy(lambda policy, policy_id, x: (policy_id, x), x=1)
-    assert sorted(found) == [("left", 1), ("right", 1)]
+    result = several().foreach_policy(lambda policy, policy_id, x: (policy_id, x), x=1)
+    assert sorted(result) == [("left", 1), ("right", 1)]
 
 
 def test_method_foreach_policy_to_train():

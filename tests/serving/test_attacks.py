@@ -268,9 +268,9 @@ def test_models_are_not_controlled_unless_the_server_lets_them_be(server):
 
 def taken(access, path="/v2", **headers):
     """Whether a request is taken, by its headers."""
-    found = {name.replace("_", "-").lower().encode(): x.encode() for name, x in headers.items()}
+    results = {name.replace("_", "-").lower().encode(): x.encode() for name, x in headers.items()}
     try:
-        access.check_http(path, found)
+        access.check_http(path, results)
     except RequestError:
         return False
     return True

@@ -54,10 +54,10 @@ def test_what_waits_together_runs_together(cost):
             feeds = [{"x": np.full((1 + i % 2, 2), i)} for i in range(6)]
             return await asyncio.gather(*map(batcher.run, feeds))
 
-    found = asyncio.run(ask())
+    result = asyncio.run(ask())
 
     assert batches == [4, 3, 2]  # of 1, 2, 1, 2, 1, 2 rows, four at most
-    for i, outputs in enumerate(found):
+    for i, outputs in enumerate(result):
         np.testing.assert_array_equal(outputs["y"], np.full((1 + i % 2, 2), 2 * i))
 
 
@@ -191,15 +191,15 @@ def folder(exports, tmp_path):
 
 def steps_of(policy, count):
     """Returns observations of a sequence, and the inputs of the distribution that answer them."""
-    state, action, found = [x[None] for x in policy.get_initial_state()], 0, []
+    state, action, result = [x[None] for x in policy.get_initial_state()], 0, []
     for step in range(count):
         obs = inputs_of(policy, 1, seed=step)
         acted = policy.compute_actions(
             obs["obs"], state, prev_action_batch=[action], prev_reward_batch=[0.0], explore=False
         )
         state, action = acted.state_outs, int(acted.actions[0])
-        found.append((obs, acted.extras["action_dist_inputs"]))
-    return found
+        result.append((obs, acted.extras["action_dist_inputs"]))
+    return result
 
 
 async def loaded(folder):
@@ -211,8 +211,8 @@ async def loaded(folder):
 
 def sequences_of(repository):
     """Returns how many sequences the metrics count."""
-    found = re.search(r'sequences{model="agent"} (\S+)', repository.metrics.to_text().decode())
-    return float(found[1])
+    match = re.search(r'sequences{model="agent"} (\S+)', repository.metrics.to_text().decode())
+    return float(match[1])
 
 
 def test_steps_that_come_at_once_are_taken_in_their_order(folder):
@@ -228,13 +228,13 @@ def test_steps_that_come_at_once_are_taken_in_their_order(folder):
                     sequence=name, starts_sequence=step == 0, ends_sequence=step == 5
                 )
                 calls.append(model.infer(InferRequest(obs, options, ["action_dist_inputs"])))
-        found = await asyncio.gather(*calls)
-        return found, repository.metrics.to_text().decode()
+        actual = await asyncio.gather(*calls)
+        return actual, repository.metrics.to_text().decode()
 
-    found, text = asyncio.run(ask())
+    actual, text = asyncio.run(ask())
 
     for step, (_, answer) in enumerate(expected):
-        for answered in found[2 * step : 2 * step + 2]:
+        for answered in actual[2 * step : 2 * step + 2]:
             outputs = answered.outputs["action_dist_inputs"]
             np.testing.assert_allclose(outputs, answer, rtol=0, atol=1e-5)
     assert 'tfpolicies_batch_rows_count{model="agent"} 6.0' in text  # two sequences in each batch
@@ -323,8 +323,8 @@ def test_a_step_is_taken_even_if_its_caller_goes(folder):
                 await gone
         return last.outputs["action_dist_inputs"], sequences_of(repository)
 
-    found, left = asyncio.run(ask())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    actual, left = asyncio.run(ask())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     assert left == 0  # the last step ended it
 
 
@@ -343,8 +343,8 @@ def test_a_sequence_that_begins_anew_during_a_step_carries_nothing_of_it(folder)
         await stepping
         return anew.outputs["action_dist_inputs"], sequences_of(repository)
 
-    found, left = asyncio.run(ask())
-    np.testing.assert_allclose(found, before, rtol=0, atol=1e-5)
+    result, left = asyncio.run(ask())
+    np.testing.assert_allclose(result, before, rtol=0, atol=1e-5)
     assert left == 0
 
 
@@ -370,20 +370,20 @@ def test_masks_of_steps_that_only_fill_a_sequence_up_may_be_anything(tmp_path):
     settings = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 2}
     policy = make(obs=MASKED, actions=spaces.Discrete(3), model=settings)
     version = ModelVersion(export(policy, tmp_path / "masked"))
-    given = {
+    values = {
         "obs": np.zeros((2, 3, 3), np.float32),
         "action_mask": np.ones((2, 3, 3), np.int64),
         "state_in_0": np.zeros((2, 2), np.float32),
         "state_in_1": np.zeros((2, 2), np.float32),
         "seq_lens": np.array([3, 1], np.int32),
     }
-    given["action_mask"][1, 1:] = 0
-    version.make_feed(given, InferOptions())
+    values["action_mask"][1, 1:] = 0
+    version.make_feed(values, InferOptions())
 
-    given["action_mask"][0, 2] = 0
+    values["action_mask"][0, 2] = 0
     with pytest.raises(RequestError, match=r"row 0, step 2 is \[0, 0, 0\]"):
-        version.make_feed(given, InferOptions())
-    step = {name: given[name][:, 2] for name in ("obs", "action_mask")}
+        version.make_feed(values, InferOptions())
+    step = {name: values[name][:, 2] for name in ("obs", "action_mask")}
     with pytest.raises(RequestError, match=r"row 0 is \[0, 0, 0\]"):
         version.make_step_feed(step, InferOptions())
 
@@ -596,9 +596,9 @@ def test_what_a_request_says_of_its_tensors_costs_next_to_nothing(shape, data, w
 
 @pytest.mark.parametrize("name", [[], {}, False, 1.0, "a" * 257, [1] * 1_000_000])
 def test_a_sequence_has_a_short_name(name):
-    with pytest.raises(RequestError, match=r"an int, or a str of at most 256 characters") as found:
+    with pytest.raises(RequestError, match=r"an int, or a str of at most 256 characters") as result:
         InferOptions.from_parameters({"sequence_id": name})
-    assert len(str(found.value)) < 200
+    assert len(str(result.value)) < 200
 
 
 def test_new_files_in_a_numbered_folder_are_taken_up(tmp_path, exports):

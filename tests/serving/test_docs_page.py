@@ -88,8 +88,8 @@ def test_the_rest_form_of_tensorflow_serving_fits_the_saved_model(folder, pole):
         """Does with `:predict` what TensorFlow Serving's page says of the columnar form."""
 
         def do_POST(self):
-            given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
-            outputs = signature(**{name: tf.constant(x) for name, x in given.items()})
+            data = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
+            outputs = signature(**{name: tf.constant(x) for name, x in data.items()})
             body = json.dumps({"outputs": {k: x.numpy().tolist() for k, x in outputs.items()}})
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -130,11 +130,11 @@ def ray_serve(monkeypatch):
 def test_two_replicas_on_ray_serve_act_as_the_policy_does(ray_serve, folder, pole):
     import tritonclient.http
 
-    from tfpolicies.serving import ray_serve
+    from tfpolicies.serving import deployment
 
     options = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}}
     serve, address = ray_serve
-    serve.run(ray_serve(folder / "cartpole" / "onnx", name="cartpole", **options))
+    serve.run(deployment(folder / "cartpole" / "onnx", name="cartpole", **options))
 
     client = tritonclient.http.InferenceServerClient(address)
     obs = tritonclient.http.InferInput("obs", [1, 4], "FP32").set_data_from_numpy(OBS)

@@ -27,11 +27,11 @@ LACKING += ["cloudpickle", "tensorboard", "pyarrow"]
 def python(tmp_path_factory):
     """The interpreter of an environment where the distribution is installed."""
     folder = tmp_path_factory.mktemp("environment")
-    uv, found = [sys.executable, "-m", "uv", "-q"], folder / "bin" / "python"
+    uv, result = [sys.executable, "-m", "uv", "-q"], folder / "bin" / "python"
     subprocess.run([*uv, "venv", "--python", sys.executable, "--clear", folder], check=True)
-    install = ["pip", "install", "--python", found, HOME / "distributions" / "serve"]
+    install = ["pip", "install", "--python", result, HOME / "distributions" / "serve"]
     subprocess.run([*uv, *install], check=True, env=without_python_path())
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_nothing_else_is_installed(python, tmp_path):
 
     _, said = run(python, "-c", code, folder=tmp_path)
 
-    found, place, requires = json.loads(said)
-    assert found == []
+    result, place, requires = json.loads(said)
+    assert result == []
     assert Path(place).is_relative_to(python.parent.parent)
     config = ConfigParser(interpolation=None)
     config.read(HOME / "setup.cfg")

@@ -40,14 +40,14 @@ def server(tmp_path_factory, policies):
 @pytest.fixture(params=["http", "grpc"])
 def client(request, server):
     kind = request.param
-    with client_of(server, kind) as found:
-        yield found
+    with client_of(server, kind) as result:
+        yield result
 
 
 def client_of(server, kind="http"):
-    found = TENSORS[kind].InferenceServerClient(getattr(server, kind))
-    found.kind = kind
-    return found
+    result = TENSORS[kind].InferenceServerClient(getattr(server, kind))
+    result.kind = kind
+    return result
 
 
 DATATYPES = {"float32": "FP32", "int64": "INT64", "uint8": "UINT8", "int32": "INT32"}
@@ -95,18 +95,18 @@ def acts(policy, arrays):
     actions = acted.actions
     names = ["_0", "_1"] if isinstance(actions, tuple) else [""]
     parts = actions if isinstance(actions, tuple) else (actions,)
-    found = {f"actions_normalized{name}": x for name, x in zip(names, parts, strict=True)}
-    return {**found, "vf_preds": acted.extras["vf_preds"]}
+    results = {f"actions_normalized{name}": x for name, x in zip(names, parts, strict=True)}
+    return {**results, "vf_preds": acted.extras["vf_preds"]}
 
 
 @pytest.mark.parametrize("kind", ["mlp", "mixed", "masked", "image"])
 def test_a_served_policy_acts_as_the_policy_does(client, policies, kind):
     arrays = inputs_of(policies[kind], 5)
 
-    found, _ = asked(client, kind, arrays)
+    result, _ = asked(client, kind, arrays)
 
     for name, array in acts(policies[kind], arrays).items():
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(result[name], array, rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_a_policy_with_a_memory_remembers_a_sequence(client, policies):
@@ -120,12 +120,14 @@ def test_a_policy_with_a_memory_remembers_a_sequence(client, policies):
         )
         flags = {"sequence_start": step == 0, "sequence_end": step == 4}
 
-        found, _ = asked(client, "memory", {"obs": obs, "rewards": rewards}, sequence_id=7, **flags)
+        actual, _ = asked(
+            client, "memory", {"obs": obs, "rewards": rewards}, sequence_id=7, **flags
+        )
 
-        np.testing.assert_array_equal(found["actions"], acted.actions)
+        np.testing.assert_array_equal(actual["actions"], acted.actions)
         expected = acted.extras["action_dist_inputs"]
-        np.testing.assert_allclose(found["action_dist_inputs"], expected, rtol=0, atol=1e-5)
-        assert not any(name.startswith("state_out") for name in found)
+        np.testing.assert_allclose(actual["action_dist_inputs"], expected, rtol=0, atol=1e-5)
+        assert not any(name.startswith("state_out") for name in actual)
         state, action, reward = acted.state_outs, int(acted.actions[0]), step + 0.5
     with pytest.raises(Exception, match=r"no sequence 7.*sequence_start"):
         asked(client, "memory", inputs_of(policy, 1), sequence_id=7)
@@ -134,24 +136,24 @@ def test_a_policy_with_a_memory_remembers_a_sequence(client, policies):
 def test_whole_sequences_need_no_sequence_id(client, policies):
     policy = policies["memory"]
     obs = inputs_of(policy, 6)["obs"].reshape(2, 3, 3)
-    given = {f"state_in_{i}": np.zeros((2, 4), np.float32) for i in range(2)}
-    given |= {"obs": obs, "seq_lens": np.full(2, 3, np.int32)}
-    given["prev_actions"] = np.ones((2, 3), np.int64)
-    given["prev_rewards"] = np.ones((2, 3), np.float32)
+    inputs = {f"state_in_{i}": np.zeros((2, 4), np.float32) for i in range(2)}
+    inputs |= {"obs": obs, "seq_lens": np.full(2, 3, np.int32)}
+    inputs["prev_actions"] = np.ones((2, 3), np.int64)
+    inputs["prev_rewards"] = np.ones((2, 3), np.float32)
 
-    found, _ = asked(client, "memory", given)
+    result, _ = asked(client, "memory", inputs)
 
     state, before = [np.zeros((2, 4), np.float32)] * 2, {"prev_action_batch": [1, 1]}
     before["prev_reward_batch"] = np.ones(2, np.float32)
     for step in range(3):
         acted = policy.compute_actions(obs[:, step], state, **before, explore=False)
-        np.testing.assert_array_equal(found["actions"][:, step], acted.actions)
+        np.testing.assert_array_equal(result["actions"][:, step], acted.actions)
         state = acted.state_outs
-    np.testing.assert_allclose(found["state_out_0"], state[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(result["state_out_0"], state[0], rtol=0, atol=1e-5)
     with pytest.raises(Exception, match=r"reads earlier steps: give the parameter sequence_id"):
         asked(client, "memory", {"obs": obs[:, 0]})
     with pytest.raises(Exception, match=r"'seq_lens' must be from 1 to 3"):
-        asked(client, "memory", {**given, "seq_lens": np.full(2, 4, np.int32)})
+        asked(client, "memory", {**inputs, "seq_lens": np.full(2, 4, np.int32)})
 
 
 def test_a_seed_gives_the_same_actions_however_requests_are_batched(client, server, policies):
@@ -163,24 +165,24 @@ def test_a_seed_gives_the_same_actions_however_requests_are_batched(client, serv
             return asked(own, "mixed", arrays, parameters={"seed": seed})[0]["actions_1"]
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ask, [3, 4] * 8))
+        results = list(pool.map(ask, [3, 4] * 8))
 
-    for actions in found[::2]:
+    for actions in results[::2]:
         np.testing.assert_allclose(actions, alone["actions_1"], rtol=0, atol=1e-6)
-    assert np.abs(found[1] - found[0]).max() > 1e-3
+    assert np.abs(results[1] - results[0]).max() > 1e-3
     drawn = [asked(client, "mixed", arrays, parameters={"explore": True})[0] for _ in range(2)]
     assert np.abs(drawn[0]["actions_1"] - drawn[1]["actions_1"]).max() > 1e-3
 
 
 def test_metadata_is_what_the_spec_says(client, server):
-    found = client.get_model_metadata("memory")
+    result = client.get_model_metadata("memory")
     config = client.get_model_config("memory")
     if client.kind == "grpc":
-        shapes = {x.name: (x.datatype, [*x.shape]) for x in found.inputs}
+        shapes = {x.name: (x.datatype, [*x.shape]) for x in result.inputs}
         assert config.config.sequence_batching.oldest.max_candidate_sequences == 4
         assert [[*x.dims] for x in config.config.input] == [[3], []]
     else:
-        shapes = {x["name"]: (x["datatype"], x["shape"]) for x in found["inputs"]}
+        shapes = {x["name"]: (x["datatype"], x["shape"]) for x in result["inputs"]}
         assert config["sequence_batching"]["oldest"] == {"max_candidate_sequences": 4}
         assert config["input"][0] == {"name": "obs", "data_type": "TYPE_FP32", "dims": [3]}
         assert config["input"][1]["optional"] is True
@@ -281,9 +283,9 @@ def test_who_asks_for_actions_alone_gets_the_same_ones(client, policies, kind):
 
     for parameters, expected in [({}, everything), ({"seed": 3}, drawn)]:
         wanted = [TENSORS[client.kind].InferRequestedOutput(name)]
-        found, _ = asked(client, kind, arrays, outputs=wanted, parameters=parameters)
-        assert [*found] == [name]
-        np.testing.assert_array_equal(found[name], expected[name])
+        actual, _ = asked(client, kind, arrays, outputs=wanted, parameters=parameters)
+        assert [*actual] == [name]
+        np.testing.assert_array_equal(actual[name], expected[name])
 
 
 def test_a_client_that_hangs_up_in_the_middle_harms_nobody(server):
@@ -385,8 +387,8 @@ def test_a_new_version_is_taken_up_and_a_broken_one_is_not(tmp_path):
 
         content = (folder / "model.onnx").read_bytes()
         (folder / "model.onnx").write_bytes(content[:-9] + b"123456789")
-        told = server.line("mine: refused a new version", so_far)
-        assert f"{second} stays active" in told
+        result = server.line("mine: refused a new version", so_far)
+        assert f"{second} stays active" in result
         assert asked(client, "mine", arrays)[1] == second
         assert server.end(signal.SIGINT) == 0
 
@@ -406,12 +408,12 @@ def test_versions_change_under_load_and_no_request_is_lost_or_mixed(versions, tm
         is_over = threading.Event()
 
         def ask(kind):
-            found = []
+            results = []
             with client_of(server, kind) as client:
                 while not is_over.is_set():
                     outputs, version = asked(client, "agent", obs)
-                    found.append((version, float(outputs["vf_preds"][0])))
-            return found
+                    results.append((version, float(outputs["vf_preds"][0])))
+            return results
 
         with ThreadPoolExecutor(4) as pool:
             clients = [pool.submit(ask, kind) for kind in ("http", "grpc") * 2]
@@ -425,9 +427,9 @@ def test_versions_change_under_load_and_no_request_is_lost_or_mixed(versions, tm
 
     values = {version: {v for name, v in answers if name == version} for version, _ in answers}
     assert len(values) == 2
-    spread = [max(found) - min(found) for found in values.values()]
+    spread = [max(results) - min(results) for results in values.values()]
     assert max(spread) <= 1e-5  # a version answers as itself, whatever comes and goes
-    first, second = (min(found) for found in values.values())
+    first, second = (min(results) for results in values.values())
     assert abs(first - second) > 1e-3
 
 
@@ -465,15 +467,15 @@ def test_a_checkpoint_is_exported_first(tmp_path):
     with Server(f"mine={tmp_path / 'trained'}") as server, client_of(server) as client:
         assert server.lines[0].startswith("exporting ")
         arrays = inputs_of(policy, 3)
-        found, _ = asked(client, "mine", arrays)
+        actual, _ = asked(client, "mine", arrays)
         expected = acts(policy, arrays)["vf_preds"]
-        np.testing.assert_allclose(found["vf_preds"], expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(actual["vf_preds"], expected, rtol=0, atol=1e-5)
         assert "tensorflow" not in Path(f"/proc/{server.process.pid}/maps").read_text()
         assert server.end() == 0
 
 
 @pytest.mark.parametrize(
-    ("place", "told", "named"),
+    ("place", "message", "named"),
     [
         ("1", {"artefact": "saved_model"}, "a SavedModel"),
         (".", {"artefact": "litert"}, "a LiteRT file"),
@@ -483,11 +485,11 @@ def test_a_checkpoint_is_exported_first(tmp_path):
     ids=["saved_model", "litert", "triton", "kserve"],
 )
 def test_exports_that_are_not_served_are_named_with_the_command(
-    tmp_path, capsys, place, told, named
+    tmp_path, capsys, place, message, named
 ):
     folder = tmp_path / "exported" / place
     folder.mkdir(parents=True)
-    (folder / "policy_spec.json").write_text(json.dumps(told))
+    (folder / "policy_spec.json").write_text(json.dumps(message))
     assert main(["serve", str(tmp_path / "exported")]) == 2
     shown = capsys.readouterr().err
     assert f"{named}, but serve takes ONNX" in shown

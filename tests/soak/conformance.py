@@ -129,8 +129,8 @@ def possible(combination: Combination) -> bool:
 
 
 def every_combination() -> list[Combination]:
-    found = itertools.starmap(Combination, itertools.product(OBSERVATIONS, ACTIONS, MODELS))
-    return [combination for combination in found if possible(combination)]
+    result = itertools.starmap(Combination, itertools.product(OBSERVATIONS, ACTIONS, MODELS))
+    return [combination for combination in result if possible(combination)]
 
 
 def make_policy(combination: Combination, policy_class: Any = PPOTF2Policy, **config: Any) -> Any:
@@ -154,14 +154,14 @@ def make_policy(combination: Combination, policy_class: Any = PPOTF2Policy, **co
 
 
 def runs(options: argparse.Namespace) -> Iterator[tuple[int, Any, Combination]]:
-    found = [
+    results = [
         (cls, combination)
         for combination in every_combination()
         for cls in (PPOTF2Policy, PGTF2Policy)
         # PG has no value: once per model and action space is enough
         if cls is PPOTF2Policy or combination.observation in ("box", "image")
     ]
-    for number, (cls, combination) in enumerate(found):
+    for number, (cls, combination) in enumerate(results):
         named = f"{cls.__name__} {combination}"
         if number >= getattr(options, "from") and options.only in named:
             yield number, cls, combination
@@ -172,8 +172,8 @@ def runs(options: argparse.Namespace) -> Iterator[tuple[int, Any, Combination]]:
 def largest_difference(report: CheckReport) -> float:
     """Returns the figure in the note of the check `exports`."""
     notes = {result.check: result.note for result in report.results}
-    found = re.search(r"largest difference (\S+)", notes.get("exports", ""))
-    return float(found.group(1)) if found else 0.0
+    match = re.search(r"largest difference (\S+)", notes.get("exports", ""))
+    return float(match.group(1)) if match else 0.0
 
 
 def main() -> int:

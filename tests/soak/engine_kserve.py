@@ -16,10 +16,10 @@ def unknown(value, kind, path=""):
     if not isinstance(value, dict) or model is None:
         return []
     names = {v: k for k, v in model.attribute_map.items()}
-    found = [f"{path}/{key}" for key in value if key not in names]
+    results = [f"{path}/{key}" for key in value if key not in names]
     for key in value.keys() & names.keys():
-        found += unknown(value[key], model.openapi_types[names[key]], f"{path}/{key}")
-    return found
+        results += unknown(value[key], model.openapi_types[names[key]], f"{path}/{key}")
+    return results
 
 
 missing = unknown(given, "V1beta1InferenceService")

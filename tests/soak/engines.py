@@ -38,13 +38,15 @@ def expected(policy: Any, file: Path) -> None:
     else:
         inputs = {name: x[:, 0] for name, x in inputs.items()}
     rows = [x[:, 0] for x in drawn[: len(ports.obs)]]
-    given: dict[str, Any] = {"explore": False}
+    values: dict[str, Any] = {"explore": False}
     if ports.is_recurrent:
-        given |= {"state_batches": drawn[-len(ports.states) :]}
-        given |= {name: inputs[name][:, 0] for name in ("prev_actions", "prev_rewards")}
-        given = {k.removesuffix("s") + "_batch" if "prev" in k else k: x for k, x in given.items()}
+        values |= {"state_batches": drawn[-len(ports.states) :]}
+        values |= {name: inputs[name][:, 0] for name in ("prev_actions", "prev_rewards")}
+        values = {
+            k.removesuffix("s") + "_batch" if "prev" in k else k: x for k, x in values.items()
+        }
     obs = rows[0] if len(rows) == 1 else dict(zip(("speed", "gear", "camera"), rows, strict=True))
-    extras = policy.compute_actions(obs, **given).extras
+    extras = policy.compute_actions(obs, **values).extras
     outputs = {name: extras[name] for name in ("action_dist_inputs", "vf_preds")}
     outputs = {k: x[:, None] if ports.is_recurrent else x for k, x in outputs.items()}
     np.savez(file, **inputs, **outputs)
@@ -79,8 +81,8 @@ def main() -> int:
             policy = make_policy(combination)
             with tempfile.TemporaryDirectory() as folder:
                 expected(policy, Path(folder, "expected.npz"))
-                told = checked(layout, policy, Path(folder), python)
-            print(f"{layout}, {name}: {told}", flush=True)
+                actual = checked(layout, policy, Path(folder), python)
+            print(f"{layout}, {name}: {actual}", flush=True)
     return 0
 
 

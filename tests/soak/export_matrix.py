@@ -171,8 +171,8 @@ def faults(algorithm: Any, network: str) -> Iterator[tuple[str, Any]]:
         other.stop()
     if "filtered" in network:
         other = built("PPO", "mlp")
-        given = [x for key, x in policy.get_weights().items() if not key.startswith("filter")]
-        other.get_policy().set_weights(given)
+        arrays = [x for key, x in policy.get_weights().items() if not key.startswith("filter")]
+        other.get_policy().set_weights(arrays)
         yield "no filter", other.get_policy()
         other.stop()
     if policy.program.ports.is_recurrent:

@@ -120,18 +120,18 @@ _SPACES: tuple[dict[str, Any], ...] = (
 @functools.cache
 def own_callables() -> tuple[str, ...]:
     """Returns the import paths of this package's functions and classes."""
-    found = []
+    results = []
     for module in pkgutil.walk_packages(tfpolicies.__path__, "tfpolicies."):
         if ".distributed" in module.name or module.name.endswith("__main__"):
             continue
         with contextlib.suppress(ImportError):
             loaded = importlib.import_module(module.name)
-            found += [
+            results += [
                 f"{module.name}:{name}"
                 for name, value in vars(loaded).items()
                 if callable(value) and getattr(value, "__module__", None) == module.name
             ]
-    return tuple(sorted(found))
+    return tuple(sorted(results))
 
 
 def _named(rng: random.Random) -> str:
@@ -143,18 +143,18 @@ def _named(rng: random.Random) -> str:
 # Places in JSON -----------------------------------------------------------------------------------
 
 
-def _places(tree: Any, wanted: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
+def _places(tree: Any, expected: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
     """Returns (container, key) of each entry of nested dicts and lists that is wanted."""
-    found: list[tuple[Any, Any]] = []
+    actual: list[tuple[Any, Any]] = []
     stack = [tree]
     while stack:
         node = stack.pop()
         for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
-            if wanted(key, value):
-                found.append((node, key))
+            if expected(key, value):
+                actual.append((node, key))
             if isinstance(value, dict | list):
                 stack.append(value)
-    return found
+    return actual
 
 
 def _attack_aliases(victim: Checkpoint, rng: random.Random) -> None:
@@ -506,10 +506,10 @@ def algorithm_victims(root: Path, single: Algorithm, algorithm: Algorithm) -> di
     single.save(sound_single)
 
     def state() -> dict[str, Any]:
-        found = {pid: policy.get_state() for pid, policy in algorithm.worker.policy_map.items()}
-        for each in found.values():
+        results = {pid: policy.get_state() for pid, policy in algorithm.worker.policy_map.items()}
+        for each in results.values():
             each.pop("policy_spec", None)
-        return {"policies": found, "progress": repr(get_progress(algorithm))}
+        return {"policies": results, "progress": repr(get_progress(algorithm))}
 
     def restored(rng: random.Random) -> Attempt:
         hostile = root / "algorithm hostile"
@@ -532,9 +532,9 @@ def algorithm_victims(root: Path, single: Algorithm, algorithm: Algorithm) -> di
         what = _make_hostile(sound_single, hostile, ALGORITHM_MANIFEST, "Algorithm", rng)
 
         def load() -> Algorithm:
-            found = Algorithm.from_checkpoint(hostile)
-            found.stop()
-            return found
+            results = Algorithm.from_checkpoint(hostile)
+            results.stop()
+            return results
 
         return Attempt(what, load, _unchanged, _all_weights)
 
@@ -572,8 +572,8 @@ def stash_victim(root: Path, policy: Any) -> Victim:
             damage_file(path, rng)
 
         def load() -> list[np.ndarray]:
-            with PolicyMap(capacity=2, path=hostile) as found:
-                return [x for policy_id in list(found) for x in _weights(found[policy_id])]
+            with PolicyMap(capacity=2, path=hostile) as result:
+                return [x for policy_id in list(result) for x in _weights(result[policy_id])]
 
         return Attempt(what, load, _unchanged, lambda arrays: arrays)
 
@@ -605,10 +605,10 @@ def run_victim(root: Path, algorithm: Algorithm) -> Victim:
             _no_regular_file(path, rng)
 
         def load() -> None:
-            found = find_run(str(hostile))
-            if found is not None:
+            result = find_run(str(hostile))
+            if result is not None:
                 TrainSettings.from_json(
-                    found.settings.get("train", {}), str(found.run_json)
+                    result.settings.get("train", {}), str(result.run_json)
                 ).make_config().validate()
 
         return Attempt(what, load, _unchanged, _no_arrays)

@@ -115,9 +115,9 @@ def _finished(name: str, folder: Path) -> None:
 
 def differences(one: Path, other: Path) -> list[str]:
     """Returns what differs in the last checkpoints of two runs."""
-    found = [dict(_state_of(folder)) for folder in (one, other)]
-    names = found[0].keys() | found[1].keys()
-    return sorted(name for name in names if not _are_equal(*(x.get(name) for x in found)))
+    results = [dict(_state_of(folder)) for folder in (one, other)]
+    names = results[0].keys() | results[1].keys()
+    return sorted(name for name in names if not _are_equal(*(x.get(name) for x in results)))
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -169,9 +169,9 @@ def main() -> int:
             whole, resumed = Path(place) / "whole", Path(place) / "resumed"
             _finished(name, whole)
             kills = killed(name, resumed, options.kills, rng)
-            found = differences(whole, resumed)
-        differs |= bool(found)
-        words = f"differs in {', '.join(found[:5])}" if found else "equal to the bit"
+            result = differences(whole, resumed)
+        differs |= bool(result)
+        words = f"differs in {', '.join(result[:5])}" if result else "equal to the bit"
         print(f"{name}: killed {kills} times in the middle, {words}", flush=True)
     return int(differs)
 

@@ -413,8 +413,8 @@ def rounding_of_differences(reference: Reference, weights: Weights, index: int, 
 
 
 def largest_gradient(reference: Reference, weights: Weights) -> float:
-    found = [differentiate(reference, weights, i) for i in range(len(reference.networks))]
-    return max(float(np.abs(x).max()) for each in found for x in each.values())
+    results = [differentiate(reference, weights, i) for i in range(len(reference.networks))]
+    return max(float(np.abs(x).max()) for each in results for x in each.values())
 
 
 class Verdict(Exception):
@@ -454,18 +454,18 @@ def run_case(policy: Any, kind: type, rng: np.random.Generator) -> str:
     with np.errstate(all="ignore"):
         losses = reference.losses(weights, weights)
     largest = max(reference.largest, *map(abs, losses)) if np.isfinite(losses).all() else np.inf
-    given = SampleBatch(
+    inputs = SampleBatch(
         {k: x for k, x in columns.items() if k != "n_steps" or policy.config.get("n_step", 1) > 1}
     )
     before = policy.get_weights()
     try:
         if is_filled:
-            policy.load_batch_into_buffer(given)
+            policy.load_batch_into_buffer(inputs)
             result = policy.learn_on_loaded_batch(FULL)
             gradients = None
         else:
             learning_rng = policy.get_state().get("learning_rng")
-            gradients, result = policy.compute_gradients(given)
+            gradients, result = policy.compute_gradients(inputs)
             del learning_rng
     except NonFiniteError as error:
         if largest < 1e34 and largest_gradient(reference, weights) < 1e34:

@@ -48,12 +48,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=25)
     parser.add_argument("--only", type=int, help="the number of one way, from 0")
-    given = parser.parse_args()
+    options = parser.parse_args()
     for i, (name, settings) in enumerate(_SETTINGS.items()):
-        if given.only in (None, i):
+        if options.only in (None, i):
             started = time.perf_counter()
-            grown, seconds = growth(given.count, settings), time.perf_counter() - started
-            print(f"{name}: {grown:+.1f} MB each ({given.count} in {seconds:.0f} s)")
+            grown, seconds = growth(options.count, settings), time.perf_counter() - started
+            print(f"{name}: {grown:+.1f} MB each ({options.count} in {seconds:.0f} s)")
 
 
 if __name__ == "__main__":

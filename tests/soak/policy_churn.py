@@ -101,9 +101,9 @@ def main() -> None:
         took.append(time.perf_counter() - started)
         result = algorithm.train()
         if "evaluation" in result:
-            found = algorithm.workers.foreach_worker(contents_of)
-            found += algorithm.evaluation_workers.foreach_worker(contents_of)
-            if found[0].keys() != {"main", *living} or any(x != found[0] for x in found[1:]):
+            actual = algorithm.workers.foreach_worker(contents_of)
+            actual += algorithm.evaluation_workers.foreach_worker(contents_of)
+            if actual[0].keys() != {"main", *living} or any(x != actual[0] for x in actual[1:]):
                 # Evaluation took place after the last update, so that all have its weights.
                 raise SystemExit(f"workers differ after {i + 1} policies")
             checks += 1

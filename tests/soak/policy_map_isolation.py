@@ -60,8 +60,8 @@ class Planned:
         rows = rng.normal(size=(1 + step % 4, 3)).astype(np.float32)
         what = int(rng.integers(8))
         if what < 3:
-            found = policy.compute_actions(rows)
-            self.results.append({"actions": found.actions, **found.extras})
+            result = policy.compute_actions(rows)
+            self.results.append({"actions": result.actions, **result.extras})
         elif what < 6:
             self.results.append(policy.learn_epochs(self.batch, 1, 4)["learner_stats"])
         elif what == 6:
@@ -91,13 +91,13 @@ def untouched_global_state() -> Iterator[None]:
     """Raises an AssertionError if TensorFlow's, Keras's or NumPy's global state changes."""
     tf.random.set_seed(5)
     tf.random.uniform([])
-    wanted = float(tf.random.uniform([]))
+    expected = float(tf.random.uniform([]))
     tf.random.set_seed(5)
     tf.random.uniform([])
     before = _global_state()
     yield
     require_same(_global_state(), before, "the global state")
-    require_same(float(tf.random.uniform([])), wanted, "TensorFlow's next random number")
+    require_same(float(tf.random.uniform([])), expected, "TensorFlow's next random number")
 
 
 def run(accesses: int, threads: int) -> CacheStatistics:
@@ -140,10 +140,10 @@ def run(accesses: int, threads: int) -> CacheStatistics:
 def _require_sessions(m: PolicyMap, graphs: list[Any]) -> None:
     """Checks that each graph-mode policy had one session made, on its Program's graph."""
     in_graph = [c.__name__ for c in CLASSES if c.runtime == "session"]
-    found = [m[name].get_session() for name in in_graph]
-    if len({id(session) for session in found}) != len(in_graph):
+    results = [m[name].get_session() for name in in_graph]
+    if len({id(session) for session in results}) != len(in_graph):
         raise AssertionError("two policies share a session")
-    if graphs != [session.graph for session in found]:
+    if graphs != [session.graph for session in results]:
         raise AssertionError(f"{len(graphs)} sessions were made for {len(in_graph)} policies")
     if any(m.get_handle(c.__name__).get_session() for c in CLASSES if c.runtime != "session"):
         raise AssertionError("an eager policy has a session")
@@ -179,11 +179,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     begun = time.perf_counter()
-    found = run(args.accesses, args.threads)
+    result = run(args.accesses, args.threads)
     print(
         f"{args.accesses} accesses from {args.threads} threads to {len(CLASSES)} policies, "
         f"{CAPACITY} of them in memory: all results and states equal to the bit, global state "
-        f"untouched; {found.evictions} evictions, {time.perf_counter() - begun:.0f} s"
+        f"untouched; {result.evictions} evictions, {time.perf_counter() - begun:.0f} s"
     )
 
 

@@ -92,8 +92,8 @@ def difference(left: Any, right: Any, path: str = "") -> str | None:
     if isinstance(left, dict) and isinstance(right, dict):
         if list(left) != list(right):
             return f"{path}: {list(left)} != {list(right)}"
-        found = (difference(left[key], right[key], f"{path}/{key}") for key in left)
-        return next(filter(None, found), None)
+        result = (difference(left[key], right[key], f"{path}/{key}") for key in left)
+        return next(filter(None, result), None)
     if isinstance(left, np.ndarray | np.generic):
         x, y = np.asarray(left), np.asarray(right)
         same = x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
@@ -104,9 +104,9 @@ def difference(left: Any, right: Any, path: str = "") -> str | None:
 
 def require_same(left: Any, right: Any, what: str) -> None:
     """Raises an AssertionError that says where two values differ, if they do."""
-    found = difference(left, right)
-    if found:
-        raise AssertionError(f"{what} differs at {found}")
+    result = difference(left, right)
+    if result:
+        raise AssertionError(f"{what} differs at {result}")
 
 
 # -- one step, done to a policy -------------------------------------------------------------------
@@ -116,8 +116,8 @@ def act(policy: Any, seed: int) -> dict[str, Any]:
     """Acts on 1 to 3 rows, with exploration or without."""
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(1 + seed % 3, 2)).astype(np.float32)
-    found = policy.compute_actions(rows, explore=bool(seed % 2))
-    return {"actions": found.actions, **found.extras}
+    result = policy.compute_actions(rows, explore=bool(seed % 2))
+    return {"actions": result.actions, **result.extras}
 
 
 def learn(policy: Any, seed: int) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def learn(policy: Any, seed: int) -> dict[str, Any]:
 def set_weights(policy: Any, seed: int) -> dict[str, Any]:
     """Sets random weights."""
     rng = np.random.default_rng(seed)
-    given = policy.get_weights()
-    policy.set_weights({k: rng.normal(size=x.shape).astype(x.dtype) for k, x in given.items()})
+    weights = policy.get_weights()
+    policy.set_weights({k: rng.normal(size=x.shape).astype(x.dtype) for k, x in weights.items()})
     return {}
 
 
@@ -223,8 +223,8 @@ class MapAndDict(RuleBasedStateMachine):
         if policy_id in self.frozen and step is observe:
             step(policy, seed)
             return
-        found, wanted = step(policy, seed), step(self.plain[policy_id], seed)
-        require_same(found, wanted, f"what {step.__name__} of {policy_id} gives")
+        actual, expected = step(policy, seed), step(self.plain[policy_id], seed)
+        require_same(actual, expected, f"what {step.__name__} of {policy_id} gives")
 
     @precondition(lambda self: self.plain)
     @rule(index=_seeds)
@@ -395,8 +395,8 @@ class Worker(threading.Thread):
             del self.m[f"{policy_id} copy"]
         else:
             step = self.random.choice(STEPS)
-            found, wanted = step(self.m[policy_id], seed), step(self.plain[policy_id], seed)
-            require_same(found, wanted, f"what {step.__name__} of {policy_id} gives")
+            actual, expected = step(self.m[policy_id], seed), step(self.plain[policy_id], seed)
+            require_same(actual, expected, f"what {step.__name__} of {policy_id} gives")
 
     def _use_shared(self) -> None:
         policy_id = self.random.choice(self.shared)
@@ -455,9 +455,11 @@ def _require_counts(policy: Any, learned: int, acted: int) -> None:
     iterations = next(
         int(x) for key, x in state["_optimizer_variables"].items() if key.endswith("iteration")
     )
-    found = state["num_grad_updates"], iterations, state["global_timestep"]
-    if found != (learned, learned, acted):
-        raise AssertionError(f"{policy.policy_id} counts {found}, not {(learned, learned, acted)}")
+    results = state["num_grad_updates"], iterations, state["global_timestep"]
+    if results != (learned, learned, acted):
+        raise AssertionError(
+            f"{policy.policy_id} counts {results}, not {(learned, learned, acted)}"
+        )
 
 
 def main() -> None:

@@ -70,18 +70,18 @@ def train_until_whole(algorithm: Any, limit: float) -> None:
 def find_differences(algorithm: Any) -> list[str]:
     """Returns what remote workers have that the local one does not, or the other way round."""
     own, *others = algorithm.workers.foreach_worker(state_of)
-    found = []
+    results = []
     if len(others) != 2:
-        found.append(f"{len(others)} workers")
+        results.append(f"{len(others)} workers")
     for state in others:
         if state.keys() != own.keys():
-            found.append(f"policies {sorted(state)}, not {sorted(own)}")
+            results.append(f"policies {sorted(state)}, not {sorted(own)}")
             continue
         for policy_id, arrays in own.items():
             pairs = zip(arrays, state[policy_id], strict=True)
             if not all(np.array_equal(a, b) for a, b in pairs):
-                found.append(f"other weights of {policy_id}")
-    return found
+                results.append(f"other weights of {policy_id}")
+    return results
 
 
 def main() -> None:
@@ -135,10 +135,10 @@ def main() -> None:
             ends[f"{name} {end.partition(':')[0]}"] += 1
             train_until_whole(algorithm, options.limit)
             algorithm.workers.sync_weights()
-            found = find_differences(algorithm)
-            if found or seconds > options.limit or not end.startswith("done"):
-                wrong += bool(found) or seconds > options.limit
-                print(f"{turn} {name} after {delay:.3f} s ({seconds:.1f} s): {end}; {found}")
+            result = find_differences(algorithm)
+            if result or seconds > options.limit or not end.startswith("done"):
+                wrong += bool(result) or seconds > options.limit
+                print(f"{turn} {name} after {delay:.3f} s ({seconds:.1f} s): {end}; {result}")
     print(
         f"{options.rounds} rounds: {dict(ends)}, slowest {slowest:.1f} s, {wrong} wrong", flush=True
     )

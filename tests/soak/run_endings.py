@@ -149,13 +149,13 @@ class Bench:
 
 def processes_of(session: int) -> list[int]:
     """Returns the processes of a session that are no zombies."""
-    found = []
+    results = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
             if int(of) == session and state != "Z":
-                found.append(int(stat.parent.name))
-    return found
+                results.append(int(stat.parent.name))
+    return results
 
 
 def wait_for(run: Path, seen: int, process: Process) -> bool:
@@ -182,7 +182,7 @@ def kills(bench: Bench, count: int) -> None:
 
 def pairs(bench: Bench, count: int) -> None:
     run = bench.new_run("--steps", str(BATCH))
-    seen, found = iteration_of(run), len(bench.violations)
+    seen, result = iteration_of(run), len(bench.violations)
     ends: Counter[tuple[int, ...]] = Counter()
     for pair in range(1, count + 1):
         words = ["--resume", str(run), "--steps", str((seen + 20) * BATCH)]
@@ -198,12 +198,12 @@ def pairs(bench: Bench, count: int) -> None:
             trained_by_one_process=now == seen + 20,
         )
         seen = now
-    told = ", ".join(f"{n} ended with {a} and {b}" for (a, b), n in ends.items())
-    print(f"{count} pairs: {told}, {len(bench.violations) - found} violations", flush=True)
+    actual = ", ".join(f"{n} ended with {a} and {b}" for (a, b), n in ends.items())
+    print(f"{count} pairs: {actual}, {len(bench.violations) - result} violations", flush=True)
 
 
 def signals(bench: Bench, number: signal.Signals, count: int) -> None:
-    found, slowest = len(bench.violations), 0.0
+    result, slowest = len(bench.violations), 0.0
     ends: Counter[int] = Counter()
     run = bench.new_run("--steps", str(BATCH))
     began = time.monotonic()
@@ -240,10 +240,10 @@ def signals(bench: Bench, number: signal.Signals, count: int) -> None:
             without_temporary_files=not list(run.rglob(".*.tfp-tmp")) + _left(bench),
             without_processes=not left,
         )
-    told = ", ".join(f"{n} with {status}" for status, n in sorted(ends.items()))
-    new = len(bench.violations) - found
+    actual = ", ".join(f"{n} with {status}" for status, n in sorted(ends.items()))
+    new = len(bench.violations) - result
     print(
-        f"{count} {number.name} over {whole:.1f} s: ended {told}; slowest {slowest:.1f} s, "
+        f"{count} {number.name} over {whole:.1f} s: ended {actual}; slowest {slowest:.1f} s, "
         f"iteration {iteration_of(run)}, {new} violations",
         flush=True,
     )

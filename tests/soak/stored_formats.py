@@ -108,10 +108,10 @@ class Pair(MultiAgentEnv):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
         seeds = {agent: None if seed is None else seed + i for i, agent in enumerate("lr")}
-        found = {
+        results = {
             agent: walker.reset(seed=seeds[agent[0]])[0] for agent, walker in self._walkers.items()
         }
-        return found, {}
+        return results, {}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
         steps = {agent: self._walkers[agent].step(action) for agent, action in actions.items()}
@@ -143,7 +143,7 @@ def configs() -> dict[str, Any]:
     """Returns the config of each algorithm whose checkpoint is kept."""
     small = {"train_batch_size": 64, "model": NETWORK}
     ppo = {**small, "sgd_minibatch_size": 32, "num_sgd_iter": 2}
-    found = {
+    results = {
         "ppo": PPOConfig().environment(Line).training(**ppo).rollouts(num_envs_per_worker=4),
         "lstm": PPOConfig()
         .environment(Corners)
@@ -157,12 +157,12 @@ def configs() -> dict[str, Any]:
         .framework(jit_compile=False)
         .multi_agent(policies={"left", "right"}, policy_mapping_fn=policy_of),
     }
-    found["ppo"].rollouts(observation_filter="MeanStdFilter")
-    found["dqn"].training(num_steps_sampled_before_learning_starts=32)
+    results["ppo"].rollouts(observation_filter="MeanStdFilter")
+    results["dqn"].training(num_steps_sampled_before_learning_starts=32)
     buffer = {"type": "MultiAgentReplayBuffer", "capacity": 128}
-    found["dqn"].training(replay_buffer_config=buffer).framework(jit_compile=False)
-    found |= _of_each_algorithm() | _of_each_feature()
-    return {name: config.debugging(seed=3) for name, config in found.items()}
+    results["dqn"].training(replay_buffer_config=buffer).framework(jit_compile=False)
+    results |= _of_each_algorithm() | _of_each_feature()
+    return {name: config.debugging(seed=3) for name, config in results.items()}
 
 
 def _of_each_algorithm() -> dict[str, Any]:
@@ -314,11 +314,11 @@ def _algorithm(path: Path) -> Arrays:
 
 def _trained_on(algorithm: Algorithm) -> Arrays:
     result = algorithm.train()
-    found = {"return": np.float64(result["episode_reward_mean"])}
+    results = {"return": np.float64(result["episode_reward_mean"])}
     for policy_id, policy in sorted(algorithm.worker.policy_map.items()):
         for key, array in policy.get_weights().items():
-            found[f"{policy_id}/{key}"] = array
-    return found
+            results[f"{policy_id}/{key}"] = array
+    return results
 
 
 def _policy(path: Path) -> Arrays:
@@ -338,7 +338,7 @@ def _exported(path: Path) -> Arrays:
         player = OnnxPolicy(path)
         acted = {"acted": np.stack([player.act(row) for row in ROWS])}
         return acted | _answers_of_onnx(path / "model.onnx") if path.name == "onnx" else acted
-    (version,) = (found for found in path.iterdir() if found.name.isdigit())
+    (version,) = (result for result in path.iterdir() if result.name.isdigit())
     loaded = tf.saved_model.load(str(version))
     answers = loaded.signatures["serving_default"](obs=tf.constant(ROWS))
     return {name: tensor.numpy() for name, tensor in answers.items()}
@@ -385,10 +385,10 @@ def _run(path: Path) -> Arrays:
 def _stash(path: Path) -> Arrays:
     stash = PolicyMap(capacity=1, path=path)
     try:
-        found = {name: _acted(stash[name]) for name in sorted(stash)}
+        results = {name: _acted(stash[name]) for name in sorted(stash)}
     finally:
         stash.close()
-    return {f"{name}/{key}": x for name, arrays in found.items() for key, x in arrays.items()}
+    return {f"{name}/{key}": x for name, arrays in results.items() for key, x in arrays.items()}
 
 
 _PLAYERS: dict[str, Callable[[Path], Arrays]] = {
@@ -442,8 +442,8 @@ def digests_of(tree: Path, folder: Path) -> dict[str, str]:
     answer = json.loads(done.stdout.splitlines()[-1])
     if not Path(answer["package"]).is_relative_to(tree.resolve()):
         raise SystemExit(f"loaded {answer['package']} instead of {tree}")
-    found: dict[str, str] = answer["digests"]
-    return found
+    result: dict[str, str] = answer["digests"]
+    return result
 
 
 def main() -> int:

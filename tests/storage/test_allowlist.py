@@ -100,11 +100,11 @@ OBJECTS = [MAIN, *map(encode_value, NAMED.values())]
 @pytest.mark.parametrize("inside", INSIDE)
 def test_a_place_takes_what_belongs_there_and_nothing_else(inside):
     for path, value in itertools.product(PATHS, OBJECTS):
-        found = decode_settings(at(f"{inside}{path}", value), ALGORITHM_SETTINGS)
+        result = decode_settings(at(f"{inside}{path}", value), ALGORITHM_SETTINGS)
         taken = path in NAMED and value == encode_value(NAMED[path])
         missing = [] if taken else [UnresolvedObject(value["$import"], importable=True)]
-        assert list(find_unresolved(found).values()) == missing, path
-        assert not taken or NAMED[path] in leaves_of(found), path
+        assert list(find_unresolved(result).values()) == missing, path
+        assert not taken or NAMED[path] in leaves_of(result), path
 
 
 def leaves_of(value):
@@ -119,8 +119,8 @@ def leaves_of(value):
 def test_a_text_that_would_be_imported_is_held_back_wherever_it_stands(inside):
     text = "antigravity.Strategy"
     for path in ("type", "sub_exploration.type", "deep.er.type"):
-        found = decode_settings(at(f"{inside}exploration_config.{path}", text), ALGORITHM_SETTINGS)
-        assert [each.name for each in find_unresolved(found).values()] == [text]
+        result = decode_settings(at(f"{inside}exploration_config.{path}", text), ALGORITHM_SETTINGS)
+        assert [each.name for each in find_unresolved(result).values()] == [text]
     env = decode_settings(at(f"{inside}env", "antigravity:Env"), ALGORITHM_SETTINGS)
     assert bool(find_unresolved(env)) is ("policies" not in inside)  # a policy makes none
 
@@ -134,8 +134,8 @@ def every_setting():
 @pytest.mark.parametrize("places", [ALGORITHM_SETTINGS, POLICY_SETTINGS], ids=["all", "policy"])
 def test_a_setting_without_a_place_takes_no_object_at_all(places):
     for path, value in itertools.product(set(every_setting()) - PATHS.keys(), OBJECTS):
-        found = decode_settings(at(path, value), places)
-        assert [each.name for each in find_unresolved(found).values()] == [value["$import"]], path
+        result = decode_settings(at(path, value), places)
+        assert [each.name for each in find_unresolved(result).values()] == [value["$import"]], path
 
 
 def test_every_setting_that_takes_something_callable_has_a_place():
@@ -156,8 +156,8 @@ def test_every_setting_that_takes_something_callable_has_a_place():
 def test_a_file_names_a_schedule_of_keras_own_or_none():
     for name, is_taken in (("CosineDecay", True), ("LearningRateSchedule", False), ("a.B", False)):
         lr = {"type": name, "initial_learning_rate": 0.1, "decay_steps": 2}
-        found = decode_settings({"lr": lr}, POLICY_SETTINGS)["lr"]
-        assert found == (lr if is_taken else UnresolvedObject(name))
+        result = decode_settings({"lr": lr}, POLICY_SETTINGS)["lr"]
+        assert result == (lr if is_taken else UnresolvedObject(name))
 
 
 def objects_of_the_package():
@@ -322,8 +322,8 @@ def test_variables_of_other_processes_are_asked_for(forge):
     folder = forge(change)
     with pytest.raises(CheckpointError, match=r"\(the variables LD_PRELOAD\)"):
         Algorithm.from_checkpoint(folder)
-    given = {"extra_python_environs_for_worker": {"A": "1"}}
-    again = Algorithm.from_checkpoint(folder, config=given)
+    values = {"extra_python_environs_for_worker": {"A": "1"}}
+    again = Algorithm.from_checkpoint(folder, config=values)
     assert again.config.extra_python_environs_for_worker == {"A": "1"}
 
 
@@ -426,8 +426,8 @@ def test_of_several_policies_those_of_the_class_are_loaded(tmp_path):
     policies = {pid: PolicySpec(kind, SPACE, THREE) for pid, kind in KINDS.items()}
     made = config(Staged).multi_agent(policies=policies, policy_mapping_fn=mapping)
     made.build().save(tmp_path)
-    found = Policy.from_checkpoint(tmp_path)
-    assert {pid: type(policy) for pid, policy in found.items()} == KINDS
+    result = Policy.from_checkpoint(tmp_path)
+    assert {pid: type(policy) for pid, policy in result.items()} == KINDS
     words = r"other classes, 'q' \(PGTF2Policy\).*PPOTF2Policy\.from_checkpoint\(path, policy_ids="
     with pytest.raises(CheckpointError, match=words + r"\['p'\]\) or Policy\.from_checkpoint"):
         PPOTF2Policy.from_checkpoint(tmp_path)
@@ -459,15 +459,15 @@ def test_an_array_or_an_endless_number_in_a_file_is_refused_by_an_error_of_ours(
     tmp_path, way, value
 ):
     make().export_checkpoint(tmp_path / "sound")
-    found = read_checkpoint(tmp_path / "sound", "policy.json", kind="Policy")
+    result = read_checkpoint(tmp_path / "sound", "policy.json", kind="Policy")
     added = ("format_version", "tfpolicies_version", "arrays", "policies", "segments", "checksum")
-    manifest = {name: entry for name, entry in found.manifest.items() if name not in added}
+    manifest = {name: entry for name, entry in result.manifest.items() if name not in added}
     node = manifest
     for name in way[:-1]:
         node = node[name]
     assert way[-1] in node
     node[way[-1]] = value
-    write_checkpoint(tmp_path / "hostile", "policy.json", manifest, found.arrays)
+    write_checkpoint(tmp_path / "hostile", "policy.json", manifest, result.arrays)
     with pytest.raises(TfPoliciesError):
         PPOTF2Policy.from_checkpoint(tmp_path / "hostile")
 

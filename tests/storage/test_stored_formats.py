@@ -21,14 +21,14 @@ def expected_of(commit):
 @pytest.mark.soak
 @pytest.mark.parametrize(("commit", "name"), FILES)
 def test_files_of_an_earlier_commit_give_what_they_gave(commit, name):
-    given = play(STORED / commit, name)
+    results = play(STORED / commit, name)
     expected = {key: x for key, x in expected_of(commit).items() if key.startswith(f"{name}/")}
-    assert expected.keys() <= given.keys()
+    assert expected.keys() <= results.keys()
     # Processors round differently, and many small updates by replayed rows build on it.
     replays = name.startswith(("algorithms/dqn", "algorithms/ddpg", "algorithms/td3"))
     atol = 5e-3 if replays else 1e-5
     for key, array in expected.items():
-        np.testing.assert_allclose(given[key], array, rtol=1e-4, atol=atol, err_msg=key)
+        np.testing.assert_allclose(results[key], array, rtol=1e-4, atol=atol, err_msg=key)
 
 
 @pytest.mark.parametrize("commit", COMMITS)

@@ -21,11 +21,11 @@ TOUCHED = ("", "absl", "keras", "onnx", "tensorflow", "tf2onnx", "tf2onnx.tfonnx
 
 def process():
     loggers = {name: logging.getLogger(name) for name in TOUCHED}
-    found = {
+    results = {
         name: (each.level, list(each.handlers), list(each.filters), each.propagate, each.disabled)
         for name, each in loggers.items()
     }
-    return found, list(warnings.filters), sys.stderr, sys.stdout, dict(os.environ)
+    return results, list(warnings.filters), sys.stderr, sys.stdout, dict(os.environ)
 
 
 @contextlib.contextmanager

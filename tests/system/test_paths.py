@@ -176,10 +176,10 @@ def test_checkpoints_are_found_by_what_saving_them_returned(place):
     loaded = [Algorithm.from_checkpoint(x, config={"env": Painted}) for x in (place.written, saved)]
     policies = Policy.from_checkpoint(place.written)
     place.leave()
-    wanted = algorithm.get_policy().get_weights()
+    expected = algorithm.get_policy().get_weights()
     for each in (*(x.get_policy() for x in loaded), policies["default_policy"]):
         for name, array in each.get_weights().items():
-            np.testing.assert_array_equal(array, wanted[name])
+            np.testing.assert_array_equal(array, expected[name])
     for each in (algorithm, *loaded):
         assert each._last_finite_checkpoint == str(place.path)
         each.stop()
@@ -225,17 +225,17 @@ def test_exports_stay_and_imports_travel_to_processes_in_other_folders(place):
     assert saved.path == place.path / "saved" / "1"
     assert onnx.path == place.path / "onnx" / "model.onnx"
     assert player.file == place.path / "onnx" / "model.onnx"
-    wanted = policy.compute_actions(rows, explore=False)[0]
+    expected = policy.compute_actions(rows, explore=False)[0]
     for each in (*imported, *map(pickle.loads, map(pickle.dumps, imported))):
-        np.testing.assert_array_equal(each.compute_actions(rows, explore=False)[0], wanted)
+        np.testing.assert_array_equal(each.compute_actions(rows, explore=False)[0], expected)
 
 
 def test_a_stash_stays_in_its_folder(place):
     policies = PolicyMap(capacity=1, path=place.written)
-    wanted = {}
+    expected = {}
     for name in ("a", "b"):
         policies[name] = make()
-        wanted[name] = policies[name].get_weights()
+        expected[name] = policies[name].get_weights()
         place.leave()
     policies.freeze("b")
     policies.close()
@@ -244,7 +244,7 @@ def test_a_stash_stays_in_its_folder(place):
     place.leave()
     for name in ("a", "b"):
         for key, array in again[name].get_weights().items():
-            np.testing.assert_array_equal(array, wanted[name][key])
+            np.testing.assert_array_equal(array, expected[name][key])
     again.close()
     assert {each.name for each in place.path.iterdir()} >= {"worker_0", "frozen"}
 
@@ -426,8 +426,8 @@ def test_names_of_export_folders_may_have_characters_of_patterns(how, tmp_path):
     for _ in range(2):
         assert policy.export_model(folder, **how).path.exists()
     if "litert" not in how:
-        wanted = policy.compute_actions(rows, explore=False)[0]
-        found = import_policy(folder).compute_actions(rows, explore=False)[0]
-        np.testing.assert_array_equal(found, wanted)
+        expected = policy.compute_actions(rows, explore=False)[0]
+        actual = import_policy(folder).compute_actions(rows, explore=False)[0]
+        np.testing.assert_array_equal(actual, expected)
     assert [each.name for each in tmp_path.iterdir()] == ["a[1] *b*"]
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]

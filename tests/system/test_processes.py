@@ -248,7 +248,7 @@ for kind, (actions, stats, weights) in zip(KINDS, before):
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("around", "wanted"),
+    ("around", "expected"),
     [
         ("strategy", ["ConfigError: A policy cannot be made inside the scope of a Mirrored"] * 3),
         (
@@ -265,10 +265,10 @@ for kind, (actions, stats, weights) in zip(KINDS, before):
         ),
     ],
 )
-def test_what_surrounds_a_policy_that_is_made_is_named_in_one_line(around, wanted):
+def test_what_surrounds_a_policy_that_is_made_is_named_in_one_line(around, expected):
     lines = printed_by(MODES)[around]
 
-    assert [line[: len(start)] for line, start in zip(lines, wanted, strict=True)] == wanted
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
 
 
 @pytest.mark.soak

@@ -512,12 +512,12 @@ def test_checks_leave_the_generators_of_spaces_alone():
     space = spaces.Tuple([spaces.Discrete(1000), spaces.MultiBinary(9)])
     policy = tf_policy(PPOTF2Policy, space, inference="onnx")
     space.seed(3)
-    wanted = space.sample()
+    expected = space.sample()
     space.seed(3)
     check_policy(policy, exports=False)
-    found = space.sample()
-    assert found[0] == wanted[0]
-    np.testing.assert_array_equal(found[1], wanted[1])
+    actual = space.sample()
+    assert actual[0] == expected[0]
+    np.testing.assert_array_equal(actual[1], expected[1])
 
 
 def test_a_hand_written_policy_may_respect_masks():
