@@ -49,6 +49,8 @@ bleed breed embed exceed feed indeed need proceed reseed seed shed speed succeed
 
 LOCALS = frozenset({"found", "given", "known", "told", "made", "wanted"})
 
+EXPORTS = frozenset({"__all__", "_NAMES"})
+"""Variables of a subpackage that list its exported names."""
 
 # Names of RLlib, Keras and Gymnasium, which stay.
 NAMES_OF_OTHERS = """
@@ -230,12 +232,34 @@ def find_guard_words(root: Path, *, in_pages: bool) -> Iterator[Finding]:
 
 
 def public_names(root: Path) -> set[str]:
-    """Names exported to users, and to authors of algorithms."""
+    """Names exported to users, to authors of algorithms and to ported code, and their bases."""
     names = set((root / "tests/public_api.txt").read_text().split())
     for node in ast.parse((root / "tfpolicies/extending.py").read_text()).body:
         if isinstance(node, ast.ImportFrom):
             names |= {alias.name for alias in node.names}
+    for path in root.glob("tfpolicies/*/__init__.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in EXPORTS:
+                constants = (c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant))
+                names |= {name for text in constants for name in str(text).split()}
+    bases = get_base_names(root)
+    unvisited = list(names)
+    while unvisited:
+        new = bases.get(unvisited.pop(), set()) - names
+        names |= new
+        unvisited += new
     return names
+
+
+def get_base_names(root: Path) -> dict[str, set[str]]:
+    """Returns the names of the base classes of each class in the package."""
+    bases: dict[str, set[str]] = {}
+    for path in python_files(root):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                used = {ast.unparse(base).partition("[")[0].split(".")[-1] for base in node.bases}
+                bases.setdefault(node.name, set()).update(used)
+    return bases
 
 
 def code_lines(source: str) -> set[int]:

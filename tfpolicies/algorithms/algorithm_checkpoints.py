@@ -579,12 +579,6 @@ class StoredAlgorithm:
         return algorithm
 
     def _resolve_class(self, base_class: type) -> type:
-        """Returns the class of the algorithm: `base_class` or a subclass of it.
-
-        Raises:
-            CheckpointError: if it is another class, or a custom class and `from_checkpoint` was not
-                called on it.
-        """
         class_record = self.checkpoint.manifest["algorithm_class"]
         allowed = {get_declared_path(base_class): base_class}
         stored_class = resolve_allowed(
@@ -621,11 +615,6 @@ class StoredAlgorithm:
             raise
 
     def _make_config(self, algorithm_class: type) -> Any:
-        """Returns the stored config with overrides, for an algorithm class.
-
-        Raises:
-            CheckpointError: if settings that a file cannot hold are missing, or do not fit.
-        """
         manifest = self.checkpoint.manifest
         with self._convert_manifest_errors():
             roster = self.get_mapping_and_trainable()._asdict()

@@ -28,11 +28,6 @@ class AlgorithmPolicies:
         self._check = check
 
     def get(self, policy_id: str) -> Any:
-        """Returns the policy of an id.
-
-        Raises:
-            UnknownPolicyError: if there is none; the message names the nearest ids.
-        """
         policies = self._workers.local_worker().policy_map
         try:
             return policies.get_handle(policy_id)

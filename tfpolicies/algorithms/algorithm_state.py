@@ -13,7 +13,6 @@ _EVAL_MAPPING_KEY = "eval_policy_mapping_fn"  # key of a state
 
 
 def make_state(algorithm: AlgorithmProtocol) -> dict[str, Any]:
-    """Returns the state of an algorithm; see `Algorithm.__getstate__`."""
     evaluation_worker = algorithm.evaluation_worker
     mapping = (
         {}
@@ -32,7 +31,6 @@ def make_state(algorithm: AlgorithmProtocol) -> dict[str, Any]:
 
 
 def restore_state(algorithm: AlgorithmProtocol, state: Mapping[str, Any]) -> None:
-    """Restores the state of an algorithm; see `Algorithm.__setstate__`."""
     local_worker = algorithm.worker
     worker_state, iteration = state["worker"], int(state["training_iteration"])
     worker_state = algorithm_checkpoints.apply_worker_hyperparameters(local_worker, worker_state)
@@ -54,7 +52,6 @@ def restore_state(algorithm: AlgorithmProtocol, state: Mapping[str, Any]) -> Non
 
 
 def build_from_state(state: Mapping[str, Any]) -> Any:
-    """Builds the algorithm of a state; see `Algorithm.from_state`."""
     algorithm_class, config = (state.get(name) for name in ("algorithm_class", "config"))
     if algorithm_class is None or config is None:
         raise UsageError(

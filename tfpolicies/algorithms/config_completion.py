@@ -26,9 +26,6 @@ def complete_config(
         algorithm_class: a subclass of `Algorithm`.
         config: a config, a dict of settings, or None.
         env: the environment, if the config names none.
-
-    Raises:
-        ConfigError: if settings contradict each other, or `env` contradicts the config.
     """
     if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
         raise ConfigError(describe_positional_config(algorithm_class.__name__, config))
@@ -51,11 +48,6 @@ def complete_config(
 
 
 def _add_defaults(algorithm_class: Any, config: AlgorithmConfig) -> AlgorithmConfig:
-    """Returns a general config completed with an algorithm's defaults.
-
-    Raises:
-        ConfigError: if it is the config of another algorithm.
-    """
     if not issubclass(algorithm_class.config_class, type(config)):
         raise ConfigError(
             f"{algorithm_class.__name__} has settings that {type(config).__name__} lacks; begin "
@@ -65,11 +57,7 @@ def _add_defaults(algorithm_class: Any, config: AlgorithmConfig) -> AlgorithmCon
 
 
 def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
-    """Checks that a checkpoint of the algorithm can restore all settings of a config.
-
-    Raises:
-        ConfigError: if the default config of the algorithm lacks a setting.
-    """
+    """Checks that a checkpoint of the algorithm can restore all settings of a config."""
     if type(config) is algorithm_class.config_class:
         return
     default = make_default_config(algorithm_class)

@@ -316,7 +316,6 @@ class Evaluator:
         )
 
     def stop(self) -> None:
-        """Stops the evaluation workers."""
         if self.workers is not None:
             self.workers.stop()
             self.workers = None
@@ -332,7 +331,6 @@ def compute_std(returns: Sequence[float]) -> float:
 
 
 def make_metrics(result: EvaluationResult, workers: WorkerSet) -> dict[str, Any]:
-    """Returns the metrics of an evaluation."""
     summary = summarize_episodes(result.episodes)
     steps = result.get_amount(by_episodes=False)
     summary["episode_reward_std"] = compute_std(summary["hist_stats"]["episode_reward"])

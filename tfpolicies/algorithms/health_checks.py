@@ -115,7 +115,6 @@ class RowMagnitudes:
         self._rewards: dict[str, float] = {}
 
     def begin_iteration(self) -> None:
-        """Starts a new iteration."""
         self._obs.clear()
 
     def measure(self, policy_id: str, batch: SampleBatch) -> None:

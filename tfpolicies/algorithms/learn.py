@@ -82,7 +82,6 @@ def learn(
     progress: bool,
     callbacks: Callback | Sequence[Callback],
 ) -> LearnResult:
-    """Trains an algorithm; see `Algorithm.learn`."""
     folder = None if run_dir is None else resolve_path(run_dir)  # environments may change the cwd
     options = _validate_options(options, algorithm)
     if options.record_every and folder is None:
@@ -146,11 +145,7 @@ def _validate_options(options: TrainingOptions, algorithm: AlgorithmProtocol) ->
 
 
 def to_positive_int(name: str, value: float) -> int:
-    """Converts a whole number >= 1 to int.
-
-    Raises:
-        UsageError: for other values; it names the argument.
-    """
+    """Converts a whole number >= 1 to int."""
     number = to_number(value)
     if number is None or number < 1 or not float(number).is_integer():
         raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")
@@ -276,11 +271,7 @@ def _encode_settings(config: AlgorithmConfig) -> dict[str, Any]:
 def _split_callbacks(
     callbacks: Callback | Sequence[Callback],
 ) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
-    """Splits callbacks into `DefaultCallbacks` instances and plain functions.
-
-    Raises:
-        UsageError: for other objects, and for overridden methods that only workers call.
-    """
+    """Splits callbacks into `DefaultCallbacks` instances and plain functions."""
     callback_objects: list[DefaultCallbacks] = []
     functions: list[Callable[..., Any]] = []
     for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:

@@ -186,9 +186,6 @@ def check_feed_forward(name: str, config: Mapping[str, Any], class_name: str) ->
         name: of the setting.
         config: complete.
         class_name: the policy class, for messages.
-
-    Raises:
-        ConfigError: if the model is recurrent, or has no final linear layer.
     """
     for key in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
         if config[key]:
@@ -205,9 +202,6 @@ def check_action_vectors(action_space: gym.Space, class_name: str, other_spaces:
         action_space: of the policy.
         class_name: the policy class, for messages.
         other_spaces: other supported spaces, for messages.
-
-    Raises:
-        UnsupportedSpaceError: for another space.
     """
     if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
         raise UnsupportedSpaceError(
@@ -226,9 +220,6 @@ def check_action_bounds(action_space: gym.Space, class_name: str, alternative: s
         action_space: of the policy, a vector of floats.
         class_name: the policy class, for messages.
         alternative: an alternative to bounds, for the message.
-
-    Raises:
-        UnsupportedSpaceError: if a bound is not finite; it names the dimension.
     """
     low, high = action_space.low, action_space.high  # type: ignore[attr-defined]
     unbounded = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))
@@ -256,11 +247,7 @@ def check_action_bounds(action_space: gym.Space, class_name: str, alternative: s
 
 
 def require_single_transitions(model: keras.Model) -> keras.Model:
-    """Returns a custom model after checking that it takes single transitions.
-
-    Raises:
-        ModelError: if it is recurrent or reads past steps.
-    """
+    """Returns a custom model after checking that it takes single transitions."""
     sequence_inputs = [*get_extra_inputs(model), *get_acting_requirements(model)]
     sequence_inputs += ["state_in" for _ in get_state_shapes(model)]
     if sequence_inputs:

@@ -63,7 +63,6 @@ class PlaySetup(NamedTuple):
 
     @property
     def is_single_policy(self) -> bool:
-        """Whether the player is a single policy, not an algorithm."""
         return isinstance(self.player, Policy)
 
 

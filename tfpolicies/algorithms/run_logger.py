@@ -111,7 +111,6 @@ class RunLogger:
         self._snapshot_due_at = -math.inf
 
     def close(self) -> None:
-        """Closes the files."""
         self._events.close()
 
     def snapshot(self) -> None:

@@ -49,9 +49,6 @@ class TrainableCheck:
         """Checks that the training step gives a policy the rows its loss needs.
 
         Custom policy classes and training steps are not checked.
-
-        Raises:
-            ConfigError: if only one of policy and training step uses replay.
         """
         algorithm_class = self._algorithm_class
         modules = policy_class.__module__, algorithm_class.training_step.__module__

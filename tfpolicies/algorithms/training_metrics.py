@@ -56,7 +56,6 @@ class TrainingMetrics:
         self._restored_at = (0, 0.0)  # iteration and seconds when built or restored
 
     def begin_iteration(self) -> None:
-        """Starts the timer of an iteration."""
         self._started_at, self._counters_at_start = time.perf_counter(), dict(self.counters)
         self.seconds.clear()
 
@@ -188,7 +187,6 @@ class TrainingMetrics:
         }
 
     def set_progress(self, progress: Mapping[str, Any]) -> None:
-        """Restores a value of `progress`."""
         self.counters.update(progress["counters"])
         self.episodes.clear()
         self.episodes.extend(restore_metrics(progress["episodes"]))

@@ -41,11 +41,6 @@ def find_tuned(algo: str, env: str) -> TunedSettings | None:
 
 
 def require_tuned(algo: str, env: str) -> TunedSettings:
-    """Returns the entry of an algorithm and an environment.
-
-    Raises:
-        ConfigError: if there is none; the message names the nearest ones.
-    """
     entry = find_tuned(algo, env)
     if entry is None:
         nearest = suggest_tuned(algo, env)

@@ -107,11 +107,7 @@ class Extensions(dict[str, Any], Extension):
         return [_load(value) for value in self.values()]
 
     def get_attribute(self, owner: Any, name: str) -> Any:
-        """Returns an additional attribute of an object or a class.
-
-        Raises:
-            LookupError: if no extension has it.
-        """
+        """Returns an additional attribute of an object or a class."""
         is_class = isinstance(owner, type)
         for extension in self._load_all():
             getters = extension.class_attributes if is_class else extension.attributes

@@ -74,9 +74,6 @@ def load_entry_point(kind: str, entry_point: EntryPoint, attribute: str = "") ->
         kind: of the object, for messages.
         entry_point: of the package.
         attribute: default attribute if the entry point names only a module; "" for the module.
-
-    Raises:
-        ConfigError: if it cannot be imported; the message names the package.
     """
     try:
         module = importlib.import_module(entry_point.module)

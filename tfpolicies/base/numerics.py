@@ -15,11 +15,6 @@ _LARGE_SIZE = 4096
 
 
 def require_real(array: np.ndarray) -> np.ndarray:
-    """Returns an array of real numbers as it is.
-
-    Raises:
-        TypeError: if it has text, objects or complex numbers.
-    """
     if array.dtype.kind in NON_NUMERIC_KINDS:
         raise TypeError(f"{array.dtype} is not a real number type")
     return array

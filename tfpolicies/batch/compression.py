@@ -32,12 +32,10 @@ class PackedColumn:
 
     @property
     def shape(self) -> tuple[int]:
-        """The shape `(rows,)`."""
         return (self.rows,)
 
     @property
     def nbytes(self) -> int:
-        """The size of the packed text."""
         return len(self.text)
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -48,15 +46,6 @@ class PackedColumn:
 
 
 def pack_array(array: np.ndarray) -> str:
-    """Returns `array` as text.
-
-    Raises:
-        BatchError: if it holds Python objects.
-
-    >>> unpack_array(pack_array(np.array([[1, 2], [3, 4]], np.uint8)))
-    array([[1, 2],
-           [3, 4]], dtype=uint8)
-    """
     if array.dtype.hasobject:
         raise BatchError(
             f"Only arrays of numbers or text can be compressed, but got dtype {array.dtype}. "
@@ -68,11 +57,7 @@ def pack_array(array: np.ndarray) -> str:
 
 
 def unpack_array(text: str) -> np.ndarray:
-    """Returns the array that `pack` converted; it is writable and owns its memory.
-
-    Raises:
-        BatchError: if the text is damaged.
-    """
+    """Returns the array that `pack` converted; it is writable and owns its memory."""
     try:
         _, dtype_name, shape_text, data = text.split(";", 3)
         dtype = np.dtype(dtype_name)

@@ -117,9 +117,6 @@ def count_valid_rows(columns: Columns, layout: Layout) -> int | None:
     """Returns the number of rows, without padding; None if unknown inside a trace.
 
     Infos and states do not count as rows without other columns, and a number applies to all rows.
-
-    Raises:
-        BatchError: if the columns' lengths differ, naming the column and both lengths.
     """
     rows = _count_array_rows(columns, layout)
     if rows is not None:
@@ -169,7 +166,6 @@ def _count_array_rows(columns: Columns, layout: Layout) -> int | None:
 
 
 def _get_row_leaves(column: Column) -> list[Any]:
-    """Returns the leaves of a column that have rows."""
     return [leaf for leaf in iterate_leaves(column) if not is_number(leaf)]
 
 
@@ -270,9 +266,6 @@ def cut_sequences(columns: Columns, start: int, stop: int, states: slice | None)
 
     A negative `start` adds that many rows of zeros (None in lists) in front. `states` selects the
     sequences whose states are kept; None means those that contain the rows.
-
-    Raises:
-        BatchUsageError: if `states` does not cover the rows.
     """
     lengths = columns[SEQ_LENS]
     ends = np.cumsum(lengths, dtype=np.int64)

@@ -164,11 +164,7 @@ def get_padded_positions(seq_lens: np.ndarray, max_seq_len: int) -> np.ndarray:
 
 
 def concatenate_columns(name: str, columns: Sequence[Any], axis: int = 0) -> Any:
-    """Joins columns of one structure leaf by leaf along `axis`.
-
-    Raises:
-        BatchError: if their structures or shapes differ; the message names the column.
-    """
+    """Joins columns of one structure leaf by leaf along `axis`."""
     first = columns[0]
     if isinstance(first, dict | tuple):
         if any(_get_keys(column) != _get_keys(first) for column in columns):

@@ -69,9 +69,6 @@ class Trajectories:
         Args:
             columns: the collected columns: `[R, *shape]` each, possibly nested.
             requirements: by the name of the resulting column.
-
-        Raises:
-            MissingColumnError: if a source column was not collected.
         """
         result = {}
         for name, view in requirements.items():

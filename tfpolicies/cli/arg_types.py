@@ -76,7 +76,6 @@ def positive_float(text: str) -> float:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parses a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -91,11 +91,6 @@ class _Command(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line.
-
-    Raises:
-        UsageError: for unknown arguments; the message names similar ones.
-    """
     parser, commands = _make_parsers(next((word for word in argv or () if word[:1] != "-"), ""))
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:

@@ -55,7 +55,6 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def _play_with_policy(source: PlaySetup, episodes: int, seed: int) -> list[RolloutMetrics]:
-    """Plays episodes with a single policy."""
     from tfpolicies.rollout.connector_env import wrap_connectors
     from tfpolicies.rollout.evaluation import play_episodes
     from tfpolicies.rollout.sampler import EvaluationDuration

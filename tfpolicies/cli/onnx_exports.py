@@ -42,9 +42,6 @@ def play_in_subprocess(
 
     Returns:
         The player's report, with `mean_return` among others.
-
-    Raises:
-        ExportError: if there is no such file, or the player fails.
     """
     folder = find_export(exported)
     arguments = ["--model", str(folder), "--env", env, "--json"]
@@ -63,11 +60,7 @@ def play_in_subprocess(
 
 
 def find_export(exported: str | os.PathLike[str]) -> Path:
-    """Returns the folder of an ONNX file, or the only one below a folder that has an export.
-
-    Raises:
-        ExportError: if there is none, or more than one.
-    """
+    """Returns the folder of an ONNX file, or the only one below a folder that has an export."""
     export_path = resolve_path(exported)
     name = describe_path(exported, export_path)
     if not export_path.exists():
@@ -85,11 +78,6 @@ def find_export(exported: str | os.PathLike[str]) -> Path:
 
 
 def find_providers(device: str) -> list[str]:
-    """Returns the providers of ONNX Runtime for `--device`.
-
-    Raises:
-        UsageError: if this ONNX Runtime cannot compute there.
-    """
     from tfpolicies.export.player import get_providers
 
     try:

@@ -50,11 +50,7 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def _find_target(to: str | None, data: Path) -> Path:
-    """Returns the path of the output file.
-
-    Raises:
-        UsageError: if it is the input file, or cannot be written.
-    """
+    """Returns the path of the output file."""
     target = data.with_name(f"{data.stem}.actions.parquet") if to is None else resolve_path(to)
     if target.is_dir() or not target.parent.is_dir():
         raise UsageError(

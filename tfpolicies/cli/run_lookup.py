@@ -47,11 +47,7 @@ def find_run(path: str) -> RunFolder | None:
 
 
 def find_checkpoint(path: str, *, best: bool = False) -> Path:
-    """Returns the checkpoint folder for the path of a run, a folder of runs or a checkpoint.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
+    """Returns the checkpoint folder for the path of a run, a folder of runs or a checkpoint."""
     run = find_run(path)
     if run is None:
         unsaved_runs = find_runs(path)
@@ -174,11 +170,7 @@ def find_run_folder(checkpoint: Path) -> RunFolder | None:
 
 
 def get_environment(config: Mapping[str, Any], env: str | None) -> Any:
-    """Returns the environment to play in: the given one, or else that of the config.
-
-    Raises:
-        ConfigError: if there is none, or if the config's would have to be imported.
-    """
+    """Returns the environment to play in: the given one, or else that of the config."""
     source = check_environment_name(config["env"]) if env is None else env
     if isinstance(source, UnresolvedObject):
         raise ConfigError(

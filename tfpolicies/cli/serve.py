@@ -97,11 +97,7 @@ def _require_unique_names(names: Sequence[str]) -> None:
 
 
 def _parse_source(source: str) -> tuple[str, Path]:
-    """Splits `NAME=PATH`; the name is "" if there is none.
-
-    Raises:
-        ExportError: if there is no such file or folder.
-    """
+    """Splits `NAME=PATH`; the name is "" if there is none."""
     name, equals_sign, path_text = source.partition("=")
     if not equals_sign or resolve_path(source).exists():
         name, path_text = "", source
@@ -124,11 +120,7 @@ def _get_folder(path: Path) -> Path:
 
 
 def _parse_pins(options: Sequence[str], models: Sequence[str]) -> dict[str, str]:
-    """Returns the versions of `--pin VERSION` and `--pin NAME=VERSION`, by model.
-
-    Raises:
-        UsageError: for an unknown model, or a model with two versions.
-    """
+    """Returns the versions of `--pin VERSION` and `--pin NAME=VERSION`, by model."""
     pins: dict[str, str] = {}
     for option in options:
         name, _, version = option.rpartition("=")
@@ -155,11 +147,7 @@ def _parse_pins(options: Sequence[str], models: Sequence[str]) -> dict[str, str]
 def _find_or_make_export(
     path: Path, temp_folder: Path, log: Callable[[str], object] = print
 ) -> Path:
-    """Returns the folder of an export or of its versions; a run is exported into `temp_folder`.
-
-    Raises:
-        ExportError: if the path is neither an export nor a run.
-    """
+    """Returns the folder of an export or of its versions; a run is exported into `temp_folder`."""
     folder = _get_folder(path)
     for candidate in (folder, folder / ONNX_FOLDER):
         if specs := _find_specs(candidate):
@@ -194,11 +182,7 @@ def _find_specs(folder: Path) -> list[Path]:
 
 
 def _require_servable(path: Path, spec: Path) -> None:
-    """Refuses an export that is not ONNX with both greedy and sampling outputs.
-
-    Raises:
-        ExportError: with its format, and the command that writes the right one.
-    """
+    """Refuses an export that is not ONNX with both greedy and sampling outputs."""
     if (format_name := _get_unserved_format(spec)) is not None:
         raise ExportError(
             f"{shorten_path(path)} holds {format_name}, but serve takes ONNX. Export the run "
@@ -212,11 +196,7 @@ def _get_unserved_format(spec: Path) -> str | None:
 
 
 def _require_no_nested_exports(folder: Path) -> None:
-    """Reports exports that are nested deeper in a folder than `serve` searches.
-
-    Raises:
-        ExportError: if there are any; with the command that serves them, if they can be served.
-    """
+    """Reports exports that are nested deeper in a folder than `serve` searches."""
     exports: dict[Path, Path] = {}  # the newest spec of each export
     for part in (*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))):  # KServe's are 2 deep
         specs = (

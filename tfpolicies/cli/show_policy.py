@@ -93,11 +93,6 @@ def make_title(source: PlaySetup) -> str:
 
 
 def _get_video_paths(to: str | None, checkpoint: Path, *, gif: bool) -> list[Path]:
-    """Returns the paths of the videos.
-
-    Raises:
-        UsageError: for a file with another suffix.
-    """
     run = find_run_folder(checkpoint)
     default_folder = resolve_path("videos") if run is None else run.videos
     path = default_folder if to is None else resolve_path(to)

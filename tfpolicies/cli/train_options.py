@@ -306,7 +306,6 @@ class TrainSettings:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the settings as JSON values."""
         from tfpolicies.storage.json_values import encode_value
 
         from_file = encode_value(dict(self.from_file))
@@ -319,9 +318,6 @@ class TrainSettings:
         Args:
             content: the settings.
             where: the run, for the message.
-
-        Raises:
-            CheckpointError: if these are not settings of a training run.
         """
         from tfpolicies.storage.json_values import decode_value, find_unresolved
         from tfpolicies.storage.migrations import migrate_assignment, migrate_settings
@@ -454,9 +450,6 @@ def import_option(name: str, path: str) -> Any:
     Args:
         name: of the option, for messages.
         path: `"package.module:name"`; modules are found as Python finds them.
-
-    Raises:
-        UsageError: if it cannot be imported, or is not callable.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -483,15 +476,6 @@ def require_no_duplicate_settings(arguments: Mapping[str, Any]) -> None:
 
     Args:
         arguments: the arguments of the command, by name.
-
-    Raises:
-        UsageError: naming the setting and both options.
-
-    >>> require_no_duplicate_settings({"lr": 1e-4, "set": ["gamma=0.9"]})
-    >>> require_no_duplicate_settings({"lr": 1e-4, "set": ["lr=1e-3"]})
-    Traceback (most recent call last):
-    ...
-    tfpolicies.errors.UsageError: --lr and --set lr=1e-3 both set lr. Leave one of them out.
     """
     settings = {"env": "env", **{name: option.setting for name, option in OPTIONS.items()}}
     for text in arguments.get("set", ()):
@@ -509,15 +493,6 @@ def apply_settings(config: AlgorithmConfig, assignments: Sequence[str]) -> None:
 
     A value is a Python literal, `inf`, or otherwise a string. `model.fcnet_hiddens=[64,64]`
     changes one key of a dict.
-
-    Raises:
-        ConfigError: for a text without `=`, and for an unknown or invalid setting.
-
-    >>> from tfpolicies import PPOConfig
-    >>> config = PPOConfig()
-    >>> apply_settings(config, ["clip_param=0.1", "model.fcnet_hiddens=[32]", "inference=tf"])
-    >>> config.clip_param, config.model["fcnet_hiddens"], config.inference
-    (0.1, [32], 'tf')
     """
     for text in assignments:
         name, equals, value = text.partition("=")

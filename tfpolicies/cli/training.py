@@ -162,11 +162,7 @@ def _make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
 
 
 def _read_config_file(path: str | None) -> dict[str, Any]:
-    """Returns the settings in a JSON file; none without a file.
-
-    Raises:
-        UsageError: if it cannot be read, or is not a JSON object.
-    """
+    """Returns the settings in a JSON file; none without a file."""
     if path is None:
         return {}
     try:

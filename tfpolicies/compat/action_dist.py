@@ -147,7 +147,6 @@ class RLlibDistribution(SpaceDistribution):
 
     @cached_property
     def default_distribution(self) -> SpaceDistribution:
-        """The default distribution of the space."""
         return SpaceDistribution.for_space(self.space)
 
 
@@ -185,7 +184,6 @@ class RLlibDistributionBatch:
         return unflatten(self._distribution.space, self.sample_leaves(noise))
 
     def deterministic_sample(self) -> Any:
-        """Returns the greedy actions of the class."""
         return self._call_inner("deterministic_sample")
 
     def sampled_action_logp(self) -> tf.Tensor:
@@ -276,7 +274,6 @@ class _LeafDistribution(NamedTuple):
     mode: tf.Tensor
 
     def deterministic_sample(self) -> tf.Tensor:
-        """Returns the greedy action."""
         return self.mode
 
 

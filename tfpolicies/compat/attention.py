@@ -133,9 +133,6 @@ def add_step_count(
 
     Returns:
         The complete state, and a function that converts the next state to the newest outputs.
-
-    Raises:
-        LookupError: if the policy's state has another form.
     """
     *units, count = (port.shape for port in policy.program.ports.states)
     is_windows = count == (1,) and all(len(shape) == 2 for shape in units)

@@ -39,10 +39,6 @@ def get_single_step_input(
         batch: one trajectory.
         view_requirements: those of a policy or model; those that acting does not read are ignored.
         index: the row; "last" is the step after the last row, which observes its `new_obs`.
-
-    Raises:
-        BatchError: if the batch is padded or time-major, or has no row `index`.
-        MissingColumnError: if the source column of a view is missing.
     """
     if batch.layout.is_rectangular:
         raise BatchError(

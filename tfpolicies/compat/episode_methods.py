@@ -88,11 +88,7 @@ def _get_policy(episode: Episode, agent_id: Any) -> Any:
 
 
 def _require_records(episode: Episode) -> Episode:
-    """Returns an episode whose agents' steps were recorded.
-
-    Raises:
-        UsageError: if they were not.
-    """
+    """Returns an episode whose agents' steps were recorded."""
     if episode.length and not episode._acted:
         raise UsageError(
             f"This episode of {episode.length} steps has no records of its agents, since no "

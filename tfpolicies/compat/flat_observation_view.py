@@ -39,7 +39,6 @@ class DictWithFlatRows(dict[str, Any]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the rows."""
         return self._rows().shape
 
     def __getitem__(self, key: Any) -> Any:

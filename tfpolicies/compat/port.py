@@ -92,9 +92,6 @@ def port_script(source: bytes, name: str = "the script") -> PortedScript:
     Args:
         source: the script, in any encoding that Python reads.
         name: the script's name, for messages.
-
-    Raises:
-        UsageError: if it is not a Python script, or if more than imports would change.
     """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
@@ -280,11 +277,6 @@ class _Script:
         return self.lines[node.lineno - 1] + node.col_offset, self.lines[end_line - 1] + column
 
     def require_same(self, new: _Script) -> None:
-        """Compares the script with its ported version.
-
-        Raises:
-            ValueError: if anything differs except the intended imports.
-        """
         expected = Counter(
             self.find_replacement(old)
             for node in self.imports

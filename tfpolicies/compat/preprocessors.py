@@ -152,7 +152,6 @@ def get_preprocessor(space: gym.Space, include_multi_binary: bool = False) -> ty
 
 
 def make_flat_space(space: gym.Space) -> gym.spaces.Box:
-    """Returns the space of flattened observations."""
     return gym.spaces.Box(-np.inf, np.inf, (sum(map(flat_size, leaves(space))),), np.float32)
 
 

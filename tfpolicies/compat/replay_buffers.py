@@ -582,11 +582,7 @@ def _parse_enum(kind: type[Any], name: str, value: Any) -> Any:
 
 
 def _resolve_buffer_class(kind: Any) -> type[Any]:
-    """Returns a buffer class, given itself or its name, with or without a module path.
-
-    Raises:
-        UsageError: for an unknown name.
-    """
+    """Returns a buffer class, given itself or its name, with or without a module path."""
     kinds = (ReplayBuffer, PrioritizedReplayBuffer, ReservoirReplayBuffer)
     classes_by_name = {buffer_class.__name__: buffer_class for buffer_class in kinds}
     result = kind if isinstance(kind, type) else classes_by_name.get(str(kind).rpartition(".")[2])

@@ -70,12 +70,6 @@ class CheckpointSettings(NamedTuple):
 
 
 def convert_policy_spec(spec: Any) -> CheckpointSettings:
-    """Converts a `policy_spec` of RLlib.
-
-    Raises:
-        CheckpointError: if it lacks a required entry, or has an unsupported algorithm or framework;
-            the message names it.
-    """
     if not isinstance(spec, Mapping) or "config" not in spec:
         raise CheckpointError(
             "The checkpoint has no policy_spec with a config. It is from another version than "
@@ -108,11 +102,6 @@ def convert_policy_spec(spec: Any) -> CheckpointSettings:
 
 
 def get_dict(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns a setting that must be a dict.
-
-    Raises:
-        CheckpointError: if it is missing, or not a dict.
-    """
     value = stored.get(name)
     if not isinstance(value, Mapping):
         raise CheckpointError(
@@ -255,11 +244,7 @@ def _list_unused_model_settings(config: str, model: Mapping[str, Any]) -> Iterat
 
 
 def require_valid_values(model: Mapping[str, Any]) -> None:
-    """Validates the settings of a `model` config that this package has.
-
-    Raises:
-        ModelSettingError: if one has an invalid value.
-    """
+    """Validates the settings of a `model` config that this package has."""
     for name, (_, rule) in MODEL_SETTINGS.items():
         if name in model and not rule.is_valid(model[name]):
             raise ModelSettingError(
@@ -269,11 +254,7 @@ def require_valid_values(model: Mapping[str, Any]) -> None:
 
 
 def convert_model_settings(model: Mapping[str, Any], network: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `model` config of this package, from RLlib's and its network's settings.
-
-    Raises:
-        ModelSettingError: if a setting has an invalid value.
-    """
+    """Returns the `model` config of this package, from RLlib's and its network's settings."""
     unreadable = [name for name in MODEL_DEFAULTS if _has_object_record(model.get(name))]
     if unreadable:
         raise ModelSettingError(

@@ -68,11 +68,7 @@ def _get_recorded(statistic: str) -> Callable[[Any], Any]:
 
 
 def _get_context(view: Any) -> dict[str, Any]:
-    """Returns the attributes of a traced view.
-
-    Raises:
-        LookupError: if it is a policy.
-    """
+    """Returns the attributes of a traced view."""
     if view._context is None:
         raise LookupError(f"{view!r} is not traced")
     return vars(view._context)

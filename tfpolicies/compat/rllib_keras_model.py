@@ -70,7 +70,6 @@ class KerasAsTFModel(TFModelV2):
 
     @property
     def class_name(self) -> str:
-        """The name of the Keras model's class."""
         return type(self.base_model).__name__
 
     @property
@@ -173,11 +172,6 @@ class _CallRecorder:
         return outputs
 
     def get_values(self) -> tf.Tensor:
-        """Returns the values `[N]` of the last call.
-
-        Raises:
-            ConfigError: if there was none, or the model gives no values.
-        """
         values = get_value(self._outputs)
         if values is None:
             problem = "was not called yet" if self._outputs is None else "has no value output"

@@ -489,9 +489,6 @@ def find_distribution_class(
         space: the action space.
         settings: the `model` config; only `custom_action_dist` is read.
         dist_type: None, "deterministic" or "gumbel_softmax".
-
-    Raises:
-        ConfigError: for another `dist_type`.
     """
     custom = settings.get("custom_action_dist")
     custom = BOX_DISTRIBUTIONS.find(custom) or custom

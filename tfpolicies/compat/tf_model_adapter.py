@@ -56,9 +56,6 @@ class TFModelFactory:
         The constructor gets the `custom_model_config` as keyword arguments if it accepts them, and
         always in `model_config`. If an LSTM or attention is added after the model, `num_outputs` is
         None: the model chooses its number of features, and its `value_function` is not called.
-
-        Raises:
-            ModelError: if it cannot be made, or has a form that is not supported.
         """
         kind, make = self.model_class, get_tf_model_factory(self.model_class)
         obs_space = make_preprocessed_space(observation_space)
@@ -176,11 +173,7 @@ class TFModelAdapter(keras.Model):
         self.built = True
 
     def collect_parts(self) -> None:
-        """Registers the layers and variables of the inner model as those of this model.
-
-        Raises:
-            ModelError: for a `tf.Variable`, to which a policy's weights cannot be assigned.
-        """
+        """Registers the layers and variables of the inner model as those of this model."""
         parts = find_parts(self.inner)
         for part in parts:
             if isinstance(part, tf.Variable):
@@ -226,7 +219,6 @@ class TFModelAdapter(keras.Model):
         )
 
     def custom_metrics(self) -> dict[str, Any]:
-        """Returns the metrics of the inner model."""
         return dict(self.inner.metrics())
 
     def _encode_observations(self, obs: Any) -> Any:
@@ -419,9 +411,6 @@ def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gy
     """Builds a model by two calls, the second of which must not make variables.
 
     The first call bypasses Keras, which does not accept new layers after a model was called.
-
-    Raises:
-        ModelError: if it makes variables again, or cannot be called.
     """
     ports = get_input_ports(model, observation_space, ActionDistribution.for_space(action_space))
     example_inputs = {name: tf.convert_to_tensor(x) for name, x in make_zero_inputs(ports).items()}

@@ -68,9 +68,6 @@ def decode_config(
         source: the checkpoint, for messages.
         places: where the record may name objects.
         unneeded: settings in which a `UnresolvedObject` may stay.
-
-    Raises:
-        CheckpointError: if settings that could not be stored are not among the overrides.
     """
     config = decode_and_override(record, overrides, source, places)
     missing = find_unresolved({name: x for name, x in config.items() if name not in unneeded})
@@ -177,11 +174,7 @@ def get_stored_auto(
 
 
 def to_pickle(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces a model in settings by its architecture, for pickle.
-
-    Raises:
-        UnpicklableError: if Keras cannot rebuild the model.
-    """
+    """Replaces a model in settings by its architecture, for pickle."""
     custom = settings.get("model", {}).get("custom_model")
     if not isinstance(custom, keras.Model):
         return dict(settings)

@@ -151,9 +151,6 @@ def check_recorded_statistics(view: object) -> None:
 
     Args:
         view: the `self` of the loss, after its call.
-
-    Raises:
-        ConfigError: if it does; the message names them and the replacement.
     """
     unread_names = [name for name in vars(view) if name.startswith("_mean_")]
     if not unread_names:

@@ -27,9 +27,6 @@ def make_policy_config(
     It has the `config_class` of the policy's class, if there is one. Overrides for a custom policy
     class without `config_class` may have names that are not settings; they are kept. Multi-agent
     settings are set to their defaults.
-
-    Raises:
-        ConfigError: for an override that is unknown or invalid, naming the policy.
     """
     named_class = (
         type(config) if policy_class is None else getattr(policy_class, "config_class", None)
@@ -60,11 +57,7 @@ class SpaceResolver:
     spaces: Mapping[str, Spaces]
 
     def get_space(self, policy_id: str, i: int) -> gym.Space[Any] | None:
-        """Returns a policy's observation (0) or action (1) space.
-
-        Raises:
-            ConfigError: if there is none, or its agents have different ones.
-        """
+        """Returns a policy's observation (0) or action (1) space."""
         given_space = self.spaces.get(policy_id, (None, None))[i]
         if given_space is not None:
             return given_space

@@ -13,11 +13,7 @@ from tfpolicies.errors import ConfigError, WorkerError
 
 
 def require_sendable(arguments: Mapping[str, Any]) -> None:
-    """Checks that functions can be sent to workers, before anything is changed.
-
-    Raises:
-        ConfigError: for a function that cannot be pickled.
-    """
+    """Checks that functions can be sent to workers, before anything is changed."""
     functions = {name: value for name, value in arguments.items() if callable(value)}
     for name, value in functions.items():
         try:

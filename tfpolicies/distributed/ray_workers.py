@@ -203,7 +203,6 @@ class RayWorkers:
         return len(self._remotes)
 
     def get_healthy_indices(self) -> list[int]:
-        """Returns the indices of the workers that work."""
         return [remote.index for remote in self._remotes if remote.healthy]
 
     @property
@@ -490,9 +489,6 @@ class RayWorkers:
         """Restarts workers that died, as the config says, and adds those that are ready.
 
         Waits if no other worker is healthy.
-
-        Raises:
-            WorkerError: if none is left, and none can be restarted.
         """
         self._check_unawaited_calls()
         while True:

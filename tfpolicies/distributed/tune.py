@@ -13,11 +13,6 @@ from tfpolicies.system.log_suppression import extend_sys_path, load_tensorflow
 
 
 def import_ray_tune() -> Any:
-    """Imports `ray.tune`.
-
-    Raises:
-        ConfigError: if it is not installed.
-    """
     try:
         from ray import tune
     except ImportError as error:
@@ -39,7 +34,6 @@ def make_default_config(algorithm: Any) -> AlgorithmConfig:
 
 
 def get_worker_resources(config: AlgorithmConfig) -> dict[str, float]:
-    """Returns the Ray resources of one remote worker."""
     resources = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
     return {**resources, **config.custom_resources_per_worker}
 

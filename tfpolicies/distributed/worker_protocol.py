@@ -279,7 +279,6 @@ class WorkerSnapshot(NamedTuple):
 
 
 def make_snapshot(worker: RolloutWorker) -> WorkerSnapshot:
-    """Returns the snapshot of a worker."""
     policies = dict(worker.policy_map.items())
     states = {pid: get_inference_state(policy) for pid, policy in policies.items()}
     configs = {pid: policy.config for pid, policy in policies.items()}

@@ -16,11 +16,7 @@ _FINAL_OBS_KEYS = ("final_obs", "final_observation", "terminal_observation")
 
 
 def get_declared_mode(env: VectorEnv) -> AutoresetMode | None:
-    """Returns the autoreset mode in an environment's metadata; None if it has none.
-
-    Raises:
-        EnvError: if the metadata names an unknown mode.
-    """
+    """Returns the autoreset mode in an environment's metadata; None if it has none."""
     mode = (env.metadata or {}).get("autoreset_mode")
     try:
         return None if mode is None else AutoresetMode(mode)

@@ -169,7 +169,6 @@ class ChildProcess:
         return self._lost
 
     def close(self) -> None:
-        """Ends the process."""
         self.end()
 
     def wait(self, seconds: float) -> None:

@@ -198,11 +198,7 @@ def make_environments(
     *,
     checked: bool = True,
 ) -> VectorEnvAdapter:
-    """Makes environments of one agent; the arguments are those of `make_any_environments`.
-
-    Raises:
-        EnvError: for an unknown name, or if nothing usable is made; also for several agents.
-    """
+    """Makes environments of one agent; the arguments are those of `make_any_environments`."""
     envs = make_any_environments(source, num_envs, context, on_created, checked=checked)
     if not isinstance(envs, VectorEnvAdapter):
         envs.close()  # type: ignore[union-attr]
@@ -223,11 +219,7 @@ def is_env_instance(source: EnvSource) -> TypeGuard[AnyEnv]:
 def check_instance_suffices(
     env: AnyEnv, num_envs: int, num_workers: int, *, evaluates: bool, num_processes: int = 0
 ) -> None:
-    """Checks that an environment instance is the only environment needed, and in this process.
-
-    Raises:
-        EnvError: if more environments are needed.
-    """
+    """Checks that an environment instance is the only environment needed, and in this process."""
     is_batch = num_envs > 1 and not isinstance(env, _VECTOR_TYPES)
     reasons = {
         f"{num_envs} environments are to be stepped together": is_batch,
@@ -245,11 +237,6 @@ def check_instance_suffices(
 
 
 def check_process_count(num_envs: int, num_processes: int) -> None:
-    """Checks that each process has an environment.
-
-    Raises:
-        ConfigError: if there are more processes than environments.
-    """
     if num_processes > num_envs:
         raise ConfigError(
             f"env_processes={num_processes} is more than num_envs_per_worker={num_envs}, the "
@@ -319,11 +306,7 @@ def _set_env_factory(make: Callable[[int], Any], envs: _EnvsT) -> _EnvsT:
 
 
 def get_gym_spec(name: str) -> gym.envs.registration.EnvSpec:
-    """Returns the Gymnasium spec of a registered name.
-
-    Raises:
-        EnvError: if the name is not registered; the message lists close matches.
-    """
+    """Returns the Gymnasium spec of a registered name."""
     register_namespace(name)
     try:
         return gym.spec(name)
@@ -452,14 +435,6 @@ def call_env_factory(create: Callable[..., Any], context: Mapping[str, Any]) -> 
     Args:
         create: a class, or a function.
         context: the `env_config`.
-
-    Raises:
-        EnvError: if none of these holds; it shows the signature.
-
-    >>> call_env_factory(lambda env_config: env_config["size"], {"size": 4})
-    4
-    >>> call_env_factory(lambda render_mode=None, size=5: size, {"size": 4})
-    4
     """
     try:
         signature = inspect.signature(create)

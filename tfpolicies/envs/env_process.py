@@ -211,11 +211,7 @@ class EnvProcess:
         self._recreated: list[int] = []
 
     def make(self, assignment: MakeRequest) -> MakeResult | None:
-        """Makes the environments of this process; returns None if the creator returns None.
-
-        Raises:
-            EnvError: if they are not plain environments with one agent, or cannot be made.
-        """
+        """Makes the environments of this process; returns None if the creator returns None."""
         logging.getLogger().setLevel(assignment.log_level)
         for name, creator in assignment.creators.items():
             ENVIRONMENTS.add(name, creator)
@@ -361,7 +357,6 @@ class EnvProcess:
         return env.unwrapped if is_unwrapped else env
 
     def close(self) -> None:
-        """Closes the environments."""
         if hasattr(self, "_envs"):
             self._envs.close()
 

@@ -32,9 +32,6 @@ def register_environment(name: str, creator: Callable[[Any], Any]) -> None:
     Args:
         name: a non-empty text.
         creator: `f(env_context)` or a class; `make_any_environments` lists its possible results.
-
-    Raises:
-        EnvError: if the name is not a text or the creator cannot be called.
     """
     if not callable(creator):
         raise EnvError(

@@ -32,11 +32,7 @@ def is_envpool_name(name: str) -> bool:
 
 
 def get_task(name: str) -> str:
-    """Returns the EnvPool task of a name.
-
-    Raises:
-        EnvError: if EnvPool is not installed, or has no such task.
-    """
+    """Returns the EnvPool task of a name."""
     task = name.removeprefix(PREFIX)
     tasks = _import_envpool().list_all_envs()
     if task not in tasks:
@@ -56,9 +52,6 @@ def make_envpool_environments(
         name: `"envpool:<task>"`.
         num_envs: how many.
         settings: EnvPool's settings, such as `{"stack_num": 4}`.
-
-    Raises:
-        EnvError: if EnvPool is not installed, has no such task, or refuses a setting.
     """
     task = get_task(name)
     for key, why in _RESERVED_SETTINGS.items():

@@ -70,11 +70,7 @@ class Watchdog:
     def call(
         self, description: str, function: Callable[..., Any], *args: object, **kwargs: object
     ) -> Any:
-        """Returns `function(*args, **kwargs)`.
-
-        Raises:
-            EnvError: if it took too long.
-        """
+        """Returns `function(*args, **kwargs)`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
@@ -114,7 +110,6 @@ class Watchdog:
             logger.error("%s. It is here:\n%s", status, stack)
 
     def close(self) -> None:
-        """Ends the thread."""
         self._closed.set()
 
 
@@ -254,9 +249,6 @@ class EnvSupervisor:
             index: of the environment.
             env: is closed first.
             start: resets the new one, and checks the result.
-
-        Raises:
-            EnvError: if it failed too often, or if no environment here was ever reset.
         """
         if self.make is None:
             raise EnvError(f"{self.describe_env(index)} cannot be re-created.")
@@ -328,7 +320,6 @@ class EnvCopies:
         return list(self.envs)
 
     def close(self) -> None:
-        """Closes all copies."""
         for env in self.envs:
             env.close()
 
@@ -442,11 +433,6 @@ def _shape(value: ArrayLike) -> Any:
 
 
 def require_space(owner: object, name: str) -> gym.Space:
-    """Returns a space of an environment.
-
-    Raises:
-        EnvError: if the environment does not have it.
-    """
     space = getattr(owner, name, None)
     if not isinstance(space, gym.Space):
         kind = type(getattr(owner, "unwrapped", owner)).__name__
@@ -463,9 +449,6 @@ def check_accepts_seed(reset: Callable[..., Any], subject: str) -> None:
     Args:
         reset: the method.
         subject: how messages call it.
-
-    Raises:
-        EnvError: if it takes no `seed`.
     """
     try:
         inspect.signature(reset).bind(seed=0)

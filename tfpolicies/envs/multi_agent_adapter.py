@@ -85,7 +85,6 @@ class MultiAgentEnvAdapter(EnvCopies):
         return result
 
     def get_state(self) -> list[Any] | None:
-        """Returns the state of each copy, or None if one has no `get_state`."""
         getters = [getattr(env, "get_state", None) for env in self.envs]
         states = [getter() if callable(getter) else None for getter in getters]
         return None if any(state is None for state in states) else states

@@ -40,9 +40,6 @@ def make_renderable_env(source: EnvSource, context: EnvContext, modes: Sequence[
 
     Returns:
         A `gymnasium.Env` or a `MultiAgentEnv`.
-
-    Raises:
-        EnvError: if the environment cannot be made, is a vector environment, or lacks `modes`.
     """
     plain_env = _make_single_env(source, context)
     mode = next((mode for mode in modes if mode in get_render_modes(plain_env)), None)
@@ -119,9 +116,6 @@ def render_frames(env: gym.Env) -> list[np.ndarray]:
 
     Returns:
         uint8 `[height, width, 3]` each.
-
-    Raises:
-        EnvError: if rendering fails, or returns something else.
     """
     try:
         frames = env.render()

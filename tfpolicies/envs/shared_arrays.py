@@ -61,9 +61,6 @@ def get_layout(space: gym.Space, *, is_observed: bool) -> LeafLayouts:
     Args:
         space: of observations or of actions.
         is_observed: whether it is for observations, whose float64 become float32.
-
-    Raises:
-        EnvError: if a leaf of the space is not an array of fixed shape.
     """
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts = space.values() if isinstance(space, gym.spaces.Dict) else space.spaces

@@ -17,9 +17,6 @@ def register_namespace(name: str) -> None:
 
     Args:
         name: such as `"MinAtar/Breakout-v1"`.
-
-    Raises:
-        EnvError: if the package is not installed.
     """
     namespace, slash, _ = name.partition("/")
     if not slash or namespace not in _PACKAGES or name in gym.registry:

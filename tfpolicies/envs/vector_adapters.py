@@ -579,9 +579,6 @@ def require_same_spaces(index: int, env: Any, first: Any) -> None:
         index: of the environment.
         env: object with the attributes `observation_space` and `action_space`.
         first: object with the same attributes.
-
-    Raises:
-        EnvError: if a space differs.
     """
     for kind in ("observation", "action"):
         space, expected = getattr(env, f"{kind}_space"), getattr(first, f"{kind}_space")

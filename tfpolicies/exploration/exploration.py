@@ -172,9 +172,6 @@ def check_array(
         method: its method, for messages.
         result: the result.
         shape: the required shape; the dtype is float32.
-
-    Raises:
-        UsageError: for anything else.
     """
     if isinstance(result, np.ndarray) and result.shape == shape and result.dtype == np.float32:
         return result
@@ -211,12 +208,6 @@ def make_schedule_function(
             clipped to the range; or None for `line`.
         high: the largest allowed number.
         line: points as in such a list, which are not checked.
-
-    Raises:
-        ConfigError: if `value` is none of these, or out of range.
-
-    >>> make_schedule_function("epsilon_schedule", [[0, 1.0], [100, 0.0]], 1.0)(25)
-    0.75
     """
     if value is None:
         return functools.partial(piecewise_linear, line)

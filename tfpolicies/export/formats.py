@@ -61,10 +61,6 @@ def export_policy(
     """Writes a Program with a state in one format.
 
     For the arguments see `TFPolicy.export_model`.
-
-    Raises:
-        ExportError: if they contradict each other, the folder contains an export of another format
-            that would mix with this one, or the policy cannot be exported.
     """
     opset = OPSET if onnx is None or isinstance(onnx, bool) else check_opset(onnx)
     export_format = _choose_format(onnx, layout, litert, web)
@@ -129,7 +125,6 @@ def _check_folder(folder: Path, export_format: str) -> None:
 
 
 def _list_formats(folder: Path) -> set[str]:
-    """Returns the formats of the exports in a folder."""
     if (folder / SERVICE_FILE).exists():
         return {_KSERVE}
     formats = [

@@ -52,9 +52,6 @@ def get_providers(device: str) -> list[str]:
 
     Args:
         device: "cpu", "cuda", or "auto": a GPU if ONNX Runtime can use one.
-
-    Raises:
-        ValueError: if this ONNX Runtime cannot use the device; see `require_providers`.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r:.200}.")
@@ -64,11 +61,6 @@ def get_providers(device: str) -> list[str]:
 
 
 def require_providers(providers: Sequence[str]) -> list[str]:
-    """Returns providers of ONNX Runtime, if it has them.
-
-    Raises:
-        ValueError: if it lacks one, or the list is empty; says what to install.
-    """
     available = onnxruntime.get_available_providers()
     if isinstance(providers, str) or not providers:
         raise ValueError(f"providers must be a list of names, such as [{_CPU!r}].")
@@ -443,7 +435,6 @@ class _ChoiceInput(NamedTuple):
 def _find_choice_inputs(
     observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]
 ) -> list[_ChoiceInput]:
-    """Returns the inputs of choices among the inputs for observations."""
     inputs = []
     for port in observed:
         leaf = space
@@ -892,9 +883,6 @@ def rebuild_model(
         read_external: returns the bytes of a tensor in another file, by the entries that locate it:
             `location`, and optionally `offset` and `length`. A ValueError refuses them; its text is
             a verb with an object. By default such tensors are refused.
-
-    Raises:
-        ValueError: if the file is damaged or refused.
     """
     if content[4:8] == b"ORTM":
         raise ValueError(
@@ -1004,9 +992,6 @@ class LimitedSession:
             feed: all inputs by name.
             options: of this call, by which the caller can end it; then its time is not limited
                 here.
-
-        Raises:
-            ValueError: if it needs too much time or memory.
         """
         is_timed = self._limited and options is None
         if is_timed:
@@ -1109,11 +1094,7 @@ _passed_trials: set[bytes] = set()  # the hashes of models that passed their tri
 
 
 def _run_trial(source: str, model: bytes) -> None:
-    """Loads and runs a model in a separate process with limits.
-
-    Raises:
-        ValueError: if it cannot be loaded, needs too much, or ends the process.
-    """
+    """Loads and runs a model in a separate process with limits."""
     digest = hashlib.sha256(model).digest()
     if digest in _passed_trials:
         return

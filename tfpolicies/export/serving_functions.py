@@ -58,7 +58,6 @@ class ServingPort(NamedTuple):
 
     @property
     def tensor_spec(self) -> tf.TensorSpec:
-        """The tensor with its dynamic axes."""
         shape = [None] * self.axes + list(self.port.shape)
         return tf.TensorSpec(shape, self.port.dtype, name=self.name)
 
@@ -173,7 +172,6 @@ def make_serving_explorer(program: Program) -> Any:
 
 
 def make_input_ports(program: Program, *, stepwise: bool = False) -> list[ServingPort]:
-    """Returns the inputs of `serving_default`."""
     ports = program.ports
     if stepwise or not ports.is_recurrent:
         return [ServingPort(port, 1) for port in ports.all]
@@ -183,7 +181,6 @@ def make_input_ports(program: Program, *, stepwise: bool = False) -> list[Servin
 
 
 def make_output_ports(program: Program, *, stepwise: bool = False) -> list[ServingPort]:
-    """Returns the outputs of both signatures."""
     layout = program.act_layout
     per_row = 1 + (program.ports.is_recurrent and not stepwise)
     ports = []
@@ -195,7 +192,6 @@ def make_output_ports(program: Program, *, stepwise: bool = False) -> list[Servi
 
 
 def name_outputs(program: Program, outputs: list[Any]) -> dict[str, Any]:
-    """Returns flat outputs of acting by their names in an export."""
     ports = program.act_layout.get_ports()
     pairs = zip(ports, outputs, strict=True)
     return {_get_output_name(program, port): x for port, x in pairs if port.name != "prob"}

@@ -144,9 +144,6 @@ def verify(
         signatures: those of the artefact.
         tolerance: the largest allowed difference; infinity if numbers were rounded on purpose, so
             that the difference is only reported.
-
-    Raises:
-        ExportError: naming the output that differs and by how much.
     """
     for slot in program.layout.acting_slots:
         if not np.isfinite(state.arrays[slot.key]).all():

@@ -164,11 +164,7 @@ class ImportedPolicy(Policy):
         return result | dict(zip(self._io_mapping.previous_actions, previous_actions, strict=True))
 
     def _require_rows(self, outputs: Mapping[str, np.ndarray], rows: int) -> None:
-        """Checks the shapes of the outputs, since a file may declare other shapes.
-
-        Raises:
-            ModelImportError: if an output has another number of rows, or rows of another size.
-        """
+        """Checks the shapes of the outputs, since a file may declare other shapes."""
         io_mapping = self._io_mapping
         if io_mapping.kind == LOGITS:
             sizes = {io_mapping.outputs[0]: sum(count_choices(self.action_space))}

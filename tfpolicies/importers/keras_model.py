@@ -102,11 +102,6 @@ def read_keras_file(path: Path, model_work_limit: float = 1.0) -> ImportedKerasM
     Args:
         path: the file.
         model_work_limit: see `limit_work`.
-
-    Raises:
-        MissingModelFileError: if there is none.
-        ModelImportError: if it is damaged, names anything else, describes other weights than it
-            holds, or exceeds the computation limit.
     """
     source = f"The Keras file {os.fspath(path)!r}"
     try:

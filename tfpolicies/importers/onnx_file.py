@@ -63,11 +63,7 @@ class ImportedOnnxFile(ImportedModel):
         return type(self), (self._path, self._limited, self._providers)
 
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns all outputs by name; see `ImportedModel.run`.
-
-        Raises:
-            ModelImportError: if the call exceeds the time or memory limit.
-        """
+        """Returns all outputs by name; see `ImportedModel.run`."""
         names = [tensor.name for tensor in self.outputs]
         try:
             return dict(zip(names, self._model.run(names, dict(feed)), strict=True))

@@ -57,7 +57,6 @@ class ActionMapping:
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
-        """The action space's leaves."""
         return action_leaves(self.space)
 
     @cached_property

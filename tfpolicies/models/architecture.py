@@ -40,7 +40,6 @@ class Architecture(NamedTuple):
         return architecture
 
     def build(self) -> keras.Model:
-        """Returns a new model of the architecture."""
         with keras.saving.custom_object_scope(self.classes):
             # Keras empties a functional model's config while reading it.
             config = copy.deepcopy(self.config)
@@ -92,9 +91,6 @@ def check_copy_is_equal(model: keras.Model, copy: keras.Model, ports: InputPorts
         model: the original; it is not changed.
         copy: the model as Keras rebuilt it; it gets the original's weights.
         ports: the inputs of the policy.
-
-    Raises:
-        ModelError: if the outputs differ; the message names the first such layer where possible.
     """
     call_with_zeros(model, ports)
     call_with_zeros(copy, ports)

@@ -66,9 +66,6 @@ def make_critic_source(
         config: a complete `model` config.
         count: the number of critics.
         setting: the name of `config` in errors.
-
-    Raises:
-        ModelError: for a model instance; and when a model is built, if it is not as described.
     """
     custom = resolve_custom_model(config["custom_model"])
     if isinstance(custom, keras.Layer):
@@ -104,12 +101,7 @@ def make_critic_source(
 
 
 def _build_critics(critics: Critics, inputs: Mapping[str, np.ndarray], num_values: int) -> None:
-    """Builds critics by calling them with inputs of zeros.
-
-    Raises:
-        ModelError: if a critic cannot be called with these, or does not compute `num_values`
-            values.
-    """
+    """Builds critics by calling them with inputs of zeros."""
     allowed = [(ZERO_ROWS, num_values), *([(ZERO_ROWS,)] if num_values == 1 else [])]
     for critic in critics.critics:
         try:

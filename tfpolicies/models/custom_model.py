@@ -71,11 +71,7 @@ def get_factory_context(
 def call_factory(
     factory: Factory, space: gym.Space, num_outputs: int, arguments: Settings
 ) -> keras.Model:
-    """Calls a factory of models with a space, the number of outputs and its configured arguments.
-
-    Raises:
-        ModelError: if it does not accept them, or does not return a Keras model.
-    """
+    """Calls a factory of models with a space, the number of outputs and its arguments."""
     signature = _get_signature(factory)
     if signature is not None and not arguments and not signature.parameters:
         model = factory()
@@ -183,11 +179,7 @@ class ModelRequirements(NamedTuple):
         return model
 
     def _wrap_with_memory(self, model: keras.Model) -> keras.Model:
-        """Builds a custom model and the memory that the settings ask for around it.
-
-        Raises:
-            ModelError: if it already has a memory, or does not compute rows of features.
-        """
+        """Builds a custom model and the memory that the settings ask for around it."""
         require_float32()
         ports = get_input_ports(model, self.observation_space, self.dist_class)
         if ports.memory:
@@ -261,11 +253,6 @@ def _warn_about_probabilities(model: keras.Model) -> None:
 def check_outputs(
     model: keras.Model, outputs: TensorStructure, num_outputs: int, ports: InputPorts
 ) -> None:
-    """Checks the outputs of a model for inputs of zeros.
-
-    Raises:
-        ModelError: naming the expected and the actual shape.
-    """
     rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
     axes = "B, T" if ports.is_recurrent else "B"
     dist_inputs, values = get_dist_inputs(outputs), get_value(outputs)

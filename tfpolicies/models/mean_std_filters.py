@@ -77,11 +77,6 @@ def make_reward_filter(name: str) -> RewardFilter | None:
 
 
 def check_filter_name(name: Setting) -> None:
-    """Checks the `observation_filter` of a policy.
-
-    Raises:
-        ConfigError: if it is not the name of a filter.
-    """
     if callable(name):
         raise ConfigError(
             f"`observation_filter` of a single policy must be {FILTER_RULE.description}, got "

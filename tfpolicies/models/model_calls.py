@@ -79,9 +79,6 @@ def arrange_inputs(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
 
     The inputs of a functional model have names: `obs_<key>`, or only the key. A single input
     matches any name, and a model without named inputs gets several as a dict.
-
-    Raises:
-        ModelError: if a functional model has an input of another name.
     """
     structure = getattr(model, "_inputs_struct", None)
     if structure is None:
@@ -194,7 +191,6 @@ def _require_float_inputs(model: keras.Model, ports: InputPorts, inputs: Mapping
 
 
 def get_all_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns a model and the layers in it, at every depth."""
     layers: list[keras.layers.Layer] = [model]
     for layer in getattr(model, "layers", []):
         layers.extend(get_all_layers(layer))

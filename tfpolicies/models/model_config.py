@@ -20,13 +20,6 @@ def complete_model_config(config: Settings) -> dict[str, Any]:
 
     Returns:
         A new dict with every setting.
-
-    Raises:
-        ModelSettingError: if a setting is unknown, out of its range, without effect or in
-            contradiction to another one; it names the setting, the rule and the value.
-
-    >>> complete_model_config({"use_gru": True})["lstm_cell_size"]
-    256
     """
     for key in config:
         if key not in MODEL_DEFAULTS:

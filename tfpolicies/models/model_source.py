@@ -63,9 +63,6 @@ def make_model_source(
 
     With `use_lstm`, `use_gru` or `use_attention` a custom model computes features, of any number,
     for the memory around it; `num_outputs` is then the width of the memory.
-
-    Raises:
-        ModelError: if it is something else.
     """
     custom, num_outputs = resolve_custom_model(config["custom_model"]), dist_class.num_outputs
     requirements = ModelRequirements(observation_space, dist_class, config, with_value)
@@ -165,11 +162,6 @@ def _check_model_memory(architecture: Architecture, ports: InputPorts, name: str
 
 
 def _check_copied_views(instance: keras.Model, architecture: Architecture | None) -> None:
-    """Checks that copies of a model instance have its view requirements.
-
-    Raises:
-        ModelError: if Keras loses them.
-    """
     requirements = get_view_requirements(instance)
     if (
         requirements

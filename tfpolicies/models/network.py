@@ -90,7 +90,6 @@ class Network:
         return network
 
     def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
-        """Runs the model with its own variables."""
         return self._run(inputs, self.filter_variables, training=training)
 
     def use_weights(self, weights: Tensors) -> keras.StatelessScope:

@@ -83,7 +83,6 @@ class ViewInput:
 
     @cached_property
     def source_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of one step."""
         return action_leaves(self.space) if self.source == ACTIONS else leaves(self.space)
 
     @cached_property
@@ -94,7 +93,6 @@ class ViewInput:
 
     @cached_property
     def ports(self) -> tuple[PolicyPort, ...]:
-        """One input per leaf."""
         return make_leaf_ports(self.name, self.leaves)
 
     @property
@@ -120,7 +118,6 @@ class ViewInput:
         return [get_at_path(column, leaf.path) for leaf in self.leaves]
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """Inverts `flatten`."""
         return unflatten(self.space, arrays)
 
     def advance(self, views: Arrays, current: Arrays, next_obs: Arrays) -> list[np.ndarray]:
@@ -146,7 +143,6 @@ class ViewInput:
         return arrays
 
     def get_encoded_shapes(self) -> list[tuple[int, ...]]:
-        """Returns the shape of a row of each encoded leaf."""
         if self.source == REWARDS:
             return [self.leaves[0].shape or (1,)]
         lead = (len(self.shifts),) if self.is_window else ()
@@ -251,7 +247,6 @@ class InputPorts:
 
     @cached_property
     def view_ports(self) -> tuple[PolicyPort, ...]:
-        """The ports of the views, in order."""
         return tuple(port for view in self.views for port in view.ports)
 
     @cached_property
@@ -264,12 +259,10 @@ class InputPorts:
 
     @cached_property
     def all(self) -> tuple[PolicyPort, ...]:
-        """All inputs of acting, in order."""
         return (*self.obs, *self.view_ports, *self.states)
 
     @property
     def is_recurrent(self) -> bool:
-        """True if the model has a memory."""
         return bool(self.memory)
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -53,12 +53,7 @@ class RunningStat:
         return np.sqrt(self.var)
 
     def push_batch(self, batch: ArrayLike) -> None:
-        """Adds the rows of `batch` `[B, *shape]`, of any real dtype.
-
-        Raises:
-            ObservationError: if the shape differs, or a value or the sum of squares is not finite;
-                then nothing has changed.
-        """
+        """Adds the rows of `batch` `[B, *shape]`, of any real dtype."""
         rows = np.asarray(batch)
         if rows.ndim == 0 or rows.shape[1:] != self.shape:
             expected = ", ".join(("B", *map(str, self.shape)))
@@ -87,7 +82,6 @@ class RunningStat:
         self._merge_moments(other.count, other.mean, other.m2)
 
     def copy(self) -> RunningStat:
-        """Returns an independent copy."""
         new = RunningStat(self.shape)
         new.count, new.mean, new.m2 = self.count, self.mean, self.m2
         return new

@@ -85,13 +85,7 @@ def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
 
 
 def require_non_empty(space: spaces.Space, argument: str) -> None:
-    """Checks that a space, and each part of it, has something to observe or to choose.
-
-    Raises:
-        SpaceError: for a Dict or Tuple without parts, a space whose shape holds a 0, or one of
-            more than 1000 parts.
-        UnsupportedSpaceError: for a Dict with keys that are not strings.
-    """
+    """Checks that a space, and each part of it, has something to observe or to choose."""
     count = 0
     for location, part in _iter_subspaces(space, argument):
         problem = None
@@ -233,10 +227,6 @@ def batch_leaves(space_leaves: Leaves, batch: Structure, argument: str) -> list[
     """Converts a batch to one array `[B, *leaf.shape]` of the leaf's dtype per leaf.
 
     Lists of rows and other dtypes are accepted; arrays that fit are returned without a copy.
-
-    Raises:
-        ObservationError: if a leaf is missing, does not hold real numbers (strings and objects are
-            not converted), or its shape is not `[B, *leaf.shape]`.
     """
     if len(space_leaves) == 1 and not space_leaves[0].path:
         return [_to_leaf_array(space_leaves[0], batch, argument)]

@@ -119,11 +119,7 @@ def get_acting_requirements(model: keras.Model) -> dict[str, Any]:
 
 
 def _resolve_view(model: keras.Model, name: str, requirement: Any) -> _Source:
-    """Returns source, shifts and form of a view that a model requires for acting.
-
-    Raises:
-        ModelError: if it is not available.
-    """
+    """Returns source, shifts and form of a view that a model requires for acting."""
     requirement.require_causal(name)
     if name in _COLLECTED_COLUMNS or not name.isidentifier():
         raise ModelError(

@@ -117,12 +117,6 @@ def match_weights(
             classifier for a policy that also has a critic); they are left out of the result. Every
             layer of the file must still have its place, by a user-given name, by its
             place, or in the only order that fits.
-
-    Raises:
-        ModelImportError: if a layer of the file has no place or not only one, a layer of the model
-            gets no weights, shapes differ, a weight is NaN, infinite or out of the range of its
-            variable, the layers that share a variable have different values for it, or the model
-            of the file was quantized. The message names the file, the layers and both shapes.
     """
     if not any(str(variable.dtype) in _QUANTIZED_DTYPES for variable in model.variables):
         require_unquantized(source, file)
@@ -179,9 +173,6 @@ def require_unquantized(source: KerasWeights, file: str | PurePath) -> None:
     Args:
         source: The result of `read_keras_weights`.
         file: The file's name, for the message.
-
-    Raises:
-        ModelImportError: if a layer has 8-bit integers.
     """
     for layer in source.layers:
         dtypes = [str(weight.array.dtype) for weight in layer.weights]

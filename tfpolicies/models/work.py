@@ -50,7 +50,6 @@ class ModelWork:
         return ModelWork(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def __mul__(self, times: int) -> ModelWork:
-        """Returns the work of `times` repetitions."""
         return ModelWork(*(times * amount for amount in dataclasses.astuple(self)))
 
 
@@ -72,9 +71,6 @@ def limit_work(model_work_limit: float) -> Iterator[None]:
 
     Args:
         model_work_limit: the factor of `WORK_LIMITS`; `math.inf` for no limit.
-
-    Raises:
-        ConfigError: if it is not a positive number.
     """
     is_number = isinstance(model_work_limit, int | float) and model_work_limit > 0
     if not is_number or isinstance(model_work_limit, bool):
@@ -100,9 +96,6 @@ def check_work_limits(work: ModelWork, description: str) -> None:
     Args:
         work: the work of the whole model.
         description: the model's name in messages.
-
-    Raises:
-        CheckpointError: if it is more; the message names `model_work_limit` and a sufficient value.
     """
     factor = _limit_factor.get()
     shares = {name: getattr(work, name) / getattr(WORK_LIMITS, name) for name in _DESCRIPTIONS}

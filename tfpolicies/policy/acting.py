@@ -94,7 +94,6 @@ class CompiledActing(Acting):
 
     @functools.cached_property
     def acting_runtime(self) -> ActingRuntime:
-        """The runtime that acts."""
         *preferred, fallback = self._candidates()
         for name in preferred:
             try:
@@ -111,7 +110,6 @@ class CompiledActing(Acting):
 
     @property
     def tries_onnx(self) -> bool:
-        """Whether ONNX Runtime is a candidate for acting."""
         return "onnx" in self._candidates()
 
     def _candidates(self) -> Sequence[str]:
@@ -388,11 +386,7 @@ class CompiledActing(Acting):
             return runtime.run(state, inputs, noise, params)
 
     def check_actions(self, actions: Structure) -> list[np.ndarray]:
-        """Returns normalised actions as one array per leaf.
-
-        Raises:
-            ObservationError: if an action does not fit the action space.
-        """
+        """Returns normalised actions as one array per leaf."""
         spec = self.program.spec
         arrays = batch_leaves(spec.action_leaves, actions, "actions")
         for leaf, array in zip(spec.action_leaves, arrays, strict=True):

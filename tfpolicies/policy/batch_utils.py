@@ -83,11 +83,7 @@ def make_dummy_batch(policy: TFPolicyHooks) -> SampleBatch:
 def run_postprocessing(
     policy: Policy, batch: SampleBatch, other_agent_batches: Mapping[Any, Any], episode: Any
 ) -> SampleBatch:
-    """Returns the result of a policy's own `postprocess_trajectory` for one trajectory.
-
-    Raises:
-        UsageError: if the result is not a SampleBatch.
-    """
+    """Returns the result of a policy's own `postprocess_trajectory` for one trajectory."""
     result = policy.postprocess_trajectory(batch.copy(shallow=True), other_agent_batches, episode)
     if not isinstance(result, SampleBatch):
         raise UsageError(
@@ -102,9 +98,6 @@ def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
 
     Real numbers may be outside of the bounds of their Box, as sampled ones are. Columns with other
     shapes are not checked here; the code that reads the batch does.
-
-    Raises:
-        BatchError: if an action is not in its space; it names the row.
     """
     if SampleBatch.ACTIONS not in batch:
         return

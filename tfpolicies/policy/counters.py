@@ -11,5 +11,4 @@ class VariableLikeInt(int):
     """
 
     def numpy(self) -> int:
-        """Returns the number."""
         return int(self)

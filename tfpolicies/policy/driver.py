@@ -55,11 +55,6 @@ class _DriverPart:
 
     @property
     def policy(self) -> Any:
-        """The policy.
-
-        Raises:
-            ReferenceError: if it is gone.
-        """
         policy = self._reference()
         if policy is None:
             raise ReferenceError("The policy of this driver is gone. Keep the policy itself.")
@@ -279,7 +274,6 @@ class Learning(_DriverPart):
         return "postprocess_trajectory" in self.policy._overridden
 
     def freeze_views(self) -> Mapping[str, ViewRequirement]:
-        """Returns the views that batches must have, and freezes them."""
         requirements = self.policy._get_views()
         requirements.is_frozen = True
         views: Mapping[str, ViewRequirement] = requirements.added_views
@@ -562,11 +556,7 @@ class PolicyDriver(_DriverPart):
 
 
 def validate_result(policy: object, method: str, result: object) -> Mapping[str, Any]:
-    """Returns the result of an update method after checking its type.
-
-    Raises:
-        UsageError: if it is not a dict.
-    """
+    """Returns the result of an update method after checking its type."""
     if isinstance(result, Mapping):
         return result
     raise UsageError(

@@ -31,11 +31,7 @@ def make_row(
     prev_reward: Structure | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the input dict of one row, without a batch axis.
-
-    Raises:
-        UsageError: if there is no observation.
-    """
+    """Returns the input dict of one row, without a batch axis."""
     if obs is None:
         raise UsageError("compute_single_action needs obs or input_dict; both are missing.")
     columns = {"obs": obs, "prev_actions": prev_action, "prev_rewards": prev_reward, "infos": info}

@@ -129,7 +129,6 @@ class PolicyLearner:
         return {**result, "custom_metrics": custom_metrics}
 
     def has_minibatch_callback(self) -> bool:
-        """Whether a callback must see every minibatch."""
         callbacks = self._policy.callbacks
         return callbacks is not None and overrides(callbacks, "on_learn_on_batch")
 

@@ -259,7 +259,6 @@ class StoredPolicy:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state, as `set_state` takes it."""
         stored, arrays = self.checkpoint.manifest["state"], self.checkpoint.arrays
         if not isinstance(stored, Mapping):
             raise CheckpointError(f"A checkpoint's state must be a dict, got {stored!r:.80}.")
@@ -295,7 +294,6 @@ class StoredPolicy:
 
     @property
     def spaces(self) -> tuple[Any, Any]:
-        """The observation and the action space."""
         stored = self.checkpoint.manifest
         return decode_space(stored["observation_space"]), decode_space(stored["action_space"])
 
@@ -359,9 +357,6 @@ class StoredPolicy:
         """Returns class, spaces and complete config, from which a worker creates the policy.
 
         The observation space is the environment's, before connectors; None if they do not store it.
-
-        Raises:
-            CheckpointError: if the manifest lacks it, or names an unknown class.
         """
         with limit_to_stored_weights(self.source, self.weight_shapes):
             spec = self._read_spec()
@@ -391,11 +386,6 @@ class StoredPolicy:
         return PolicySpec(policy_class, *spaces, config)
 
     def get_policy_class(self) -> Any:
-        """Returns the stored class.
-
-        Raises:
-            CheckpointError: if the manifest has none, or an unknown one.
-        """
         stored: Any = self.checkpoint.manifest.get("policy_class")
         reference = stored if isinstance(stored, Mapping) else {}
         name = reference.get("$import") or reference.get("$unavailable")

@@ -21,12 +21,7 @@ AUTO_SETTINGS = ("inference", "jit_compile")
 def complete_config(
     policy_class: type[TFPolicyHooks], config: Mapping[str, Setting] | AlgorithmConfig | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the complete flat config of a policy, and the settings that identify the policy.
-
-    Raises:
-        ConfigError: if the config names another framework than the class has (ignored for complete
-            configs, which always set it), or lacks settings that the class lists.
-    """
+    """Returns the complete flat config of a policy, and the settings that identify the policy."""
     identity: dict[str, Any] = {
         "__policy_id": DEFAULT_POLICY_ID,
         "worker_index": 0,

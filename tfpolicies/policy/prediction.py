@@ -24,7 +24,6 @@ def predict(
     explore: bool | None = False,
     batched: bool | None = None,
 ) -> Any:
-    """Implements `Policy.predict`."""
     agent_connectors, action_connectors = policy.agent_connectors, policy.action_connectors
     changes_observations = any(
         connector.changes_observations for connector in agent_connectors or ()

@@ -200,7 +200,6 @@ class RecurrentState:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows, N."""
         return len(self._history[REWARDS][0])
 
     def grow(self, rows: int) -> None:
@@ -249,7 +248,6 @@ class RecurrentState:
                 yield _HISTORY_NAMES[source].format(i), history
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restores a state from `get_state`."""
         self._states = [np.array(state[f"state_{i}"]) for i in range(len(self._states))]
         for name, history in self._iter_history():
             if name in state:  # older states lack history that was not read

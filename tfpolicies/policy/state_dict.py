@@ -38,9 +38,6 @@ def match_arrays(
         parts: of the layout.
         argument: the name of `values` in messages.
         finite: whether NaN and infinity are refused.
-
-    Raises:
-        WeightsError: if number, types or shapes differ, or a number is not finite.
     """
     if not isinstance(values, Mapping | Sequence):
         raise WeightsError(

@@ -121,11 +121,7 @@ class PolicyStore:
             self.unloaded[policy_id] = entry
 
     def load_policy(self, policy_id: str) -> Any:
-        """Returns the unloaded policy of an id; its variables stay in the stash.
-
-        Raises:
-            StashError: if its record is damaged, or names an unknown class.
-        """
+        """Returns the unloaded policy of an id; its variables stay in the stash."""
         stash, name = self.unloaded[policy_id]
         record = stash.read_record(name)
         source = f"the stash's record of {policy_id!r}"
@@ -212,11 +208,7 @@ class PolicyStore:
         return False
 
     def freeze(self, policy_id: str, policy: Policy, image: np.ndarray) -> tuple[StoreEntry, bool]:
-        """Writes a policy to the frozen ones; returns its entry, and whether it is this map's.
-
-        Raises:
-            StashError: if it cannot be written, or another one was frozen under this id.
-        """
+        """Writes a policy to the frozen ones; returns its entry, and whether it is this map's."""
         entry = self._get_frozen_entry(policy_id)
         stash, name = entry
         with _lock_exclusively(stash) as is_exclusive:

@@ -410,7 +410,6 @@ class StateCache:
                 self._mark_in_memory(cache_entry)
 
     def get_statistics(self) -> CacheStatistics:
-        """Returns the statistics so far."""
         with self._lock:
             entries = self._entries.values()
             written = [x for x in entries if x.written_version is not None]

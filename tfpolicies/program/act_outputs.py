@@ -59,7 +59,6 @@ class ActOutputLayout(NamedTuple):
         )
 
     def get_ports(self) -> list[PolicyPort]:
-        """Returns all outputs, in the order of `flatten`."""
         fixed = [PolicyPort("logp", (), _FLOAT), PolicyPort("prob", (), _FLOAT)]
         fixed.append(PolicyPort("dist_inputs", (self.num_dist_inputs,), _FLOAT))
         values = [PolicyPort("values", (), _FLOAT)] if self.has_values else []

@@ -52,9 +52,6 @@ def check_plans(
         plans: the result of its `network_plans`.
         owner: the class, for messages.
         hyperparameters: of the class.
-
-    Raises:
-        ConfigError: naming the network and the error in its plan.
     """
     if not isinstance(plans, Mapping) or next(iter(plans), None) != "model":
         result = list(plans) if isinstance(plans, Mapping) else plans

@@ -226,7 +226,6 @@ class PolicyState:
 
     @property
     def generators(self) -> dict[str, np.random.Generator]:
-        """The generators, by the keys that they have in a stored state."""
         self.flush_noise_buffer()
         learning = {} if self.learning_rng is self.rng else {"learning_rng": self.learning_rng}
         return {"rng": self.rng, **learning}

@@ -186,7 +186,6 @@ class TracedModel:
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """The variables by which the loss is differentiated."""
         return list(self._network.model.trainable_variables)
 
     def __getattr__(self, name: str) -> Any:

@@ -40,9 +40,6 @@ class UpdateCompiler:
 
         Args:
             hyper: the hyper-parameters of a policy, float32 `[H]`.
-
-        Raises:
-            ConfigError: if `jit_compile=True` and the loss cannot run on padded minibatches.
         """
         functions = self._runtime.functions
         spec, reads_mask = functions.spec, self._signature.reads_mask

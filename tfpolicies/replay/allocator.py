@@ -55,11 +55,6 @@ class BufferAllocator:
         self.bytes_in_files = 0
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
-        """Returns an uninitialised array.
-
-        Raises:
-            ConfigError: if there is not enough memory or disk space for it.
-        """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._limit is None:
             self._limit = get_available_memory() // 2
@@ -121,7 +116,6 @@ def _reserve_space(file: int, size: int) -> None:
 def check_allocator_arguments(
     memory_limit_bytes: int | None, storage_path: str | Path | None
 ) -> None:
-    """Checks the arguments of a `BufferAllocator`."""
     limit = memory_limit_bytes
     is_count = isinstance(limit, int | np.integer) and not isinstance(limit, bool) and limit >= 0
     if limit is not None and not is_count:

@@ -71,7 +71,6 @@ class FrameStore:
         self._row_floors: list[tuple[int, int]] = []  # (row, lowest frame number from that row on)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        """Returns one frame, read-only."""
         chunk, offset = divmod(number, self._per_chunk)
         return self._chunks[chunk][offset]
 
@@ -127,7 +126,6 @@ class FrameStore:
         return {_ARRAY_NAME: self._chunks[chunk][offset : offset + stop - start]}
 
     def make_empty_segment(self) -> dict[str, np.ndarray]:
-        """Returns a segment without frames."""
         return {_ARRAY_NAME: np.empty((0, *self.shape), self.dtype)}
 
     def get_state(self) -> dict[str, Any]:

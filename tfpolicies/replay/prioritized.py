@@ -88,11 +88,7 @@ class Priorities:
         return {"alpha": self.alpha, "greatest": self.max_priority, "masses": masses}
 
     def check_state(self, state: Mapping[str, Any] | None, filled: int) -> tuple[float, np.ndarray]:
-        """Returns the greatest priority and the powers of a state.
-
-        Raises:
-            CheckpointError: unless it has `filled` priorities with this `alpha`.
-        """
+        """Returns the greatest priority and the powers of a state."""
         fields = state if isinstance(state, Mapping) else {}
         masses, max_priority = np.asarray(fields.get("masses", ())), fields.get("greatest")
         has_all_rows = masses.shape == (filled,) and masses.dtype.kind == "f"
@@ -259,11 +255,7 @@ def check_non_negative(name: str, value: Scalar) -> None:
 def check_indexes(
     indexes: ArrayLike, values: ArrayLike, rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns indexes of rows and a value for each, as arrays `[B]`, the values in float64.
-
-    Raises:
-        UsageError: if the lengths differ, or an index is not in `[0, rows)`.
-    """
+    """Returns indexes of rows and a value for each, as arrays `[B]`, the values in float64."""
     indexes, values = np.asarray(indexes), np.asarray(values, np.float64)
     if indexes.ndim != 1 or indexes.shape != values.shape or indexes.dtype.kind not in "iu":
         raise UsageError(

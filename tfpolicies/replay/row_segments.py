@@ -62,11 +62,7 @@ class RowSegments:
         return segments
 
     def read(self, stored: NumberedSegments, first: int, stop: int) -> Iterator[tuple[int, Arrays]]:
-        """Yields the rows from `first` to `stop` by segment, each with its first number.
-
-        Raises:
-            CheckpointError: if they are not these rows, or one is missing or damaged.
-        """
+        """Yields the rows from `first` to `stop` by segment, each with its first number."""
         starts = [int(start) for start, _ in stored]
         ends = [*starts, stop][1:]
         is_complete = starts == [] if first == stop else starts[:1] <= [first] < ends[:1]

@@ -24,11 +24,7 @@ class CommandConsole(Console):
     """A console that raises `BrokenPipeError` when its output pipe is closed."""
 
     def on_broken_pipe(self) -> None:
-        """Raises the error; Rich would end the process.
-
-        Raises:
-            BrokenPipeError: always.
-        """
+        """Raises the error; Rich would end the process."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 

@@ -156,11 +156,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> RunFolder:
-        """Opens an existing run, to read it or to `acquire` it; changes nothing.
-
-        Raises:
-            CheckpointError: if `path` is not a run folder, or has an unknown version.
-        """
+        """Opens an existing run, to read it or to `acquire` it; changes nothing."""
         run = cls(path)
         content = run._read_run_json()
         if content.get("format_version") != FORMAT_VERSION:
@@ -254,7 +250,6 @@ class RunFolder:
 
     @property
     def creation_time(self) -> datetime:
-        """The creation time of the run, in local time."""
         return datetime.fromisoformat(self._read_run_json()["created"])
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:

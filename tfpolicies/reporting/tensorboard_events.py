@@ -90,10 +90,6 @@ class EventWriter:
             step: environment steps so far, the x axis.
             scalars: values by tag, stored as float32; see `get_event_scalars`.
             wall_time: seconds since 1970; now if None.
-
-        Raises:
-            UsageError: if `step` is not a count, a value is not a single number, or the writer is
-                closed.
         """
         _check_count("step", step)
         if self._file.closed:

@@ -63,11 +63,7 @@ def open_video(paths: Sequence[Path], fps: float) -> Iterator[VideoWriter]:
 
 
 def require_video_packages() -> None:
-    """Checks that the packages for writing videos are installed.
-
-    Raises:
-        MissingPackageError: if they are not.
-    """
+    """Checks that the packages for writing videos are installed."""
     try:
         import av  # noqa: F401
         import PIL  # noqa: F401
@@ -109,13 +105,11 @@ class VideoWriter:
         self.repeat_last(float(1 / self._rate))
 
     def repeat_last(self, seconds: float) -> None:
-        """Repeats the last picture."""
         for _ in range(round(seconds * self._rate)):
             for file in self._files:
                 file.add(self._last_frame)
 
     def finish(self) -> None:
-        """Writes the remaining data."""
         for file in self._files:
             file.finish()
 
@@ -245,7 +239,6 @@ class _GifWriter:
         self._last = image
 
     def finish(self) -> None:
-        """Writes the end of the file."""
         self._file.write(b";")
         self.close()
 

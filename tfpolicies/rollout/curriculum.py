@@ -19,9 +19,6 @@ def set_tasks(
         worker: has the environments.
         env_task_fn: `f(result, env, env_context)`, returns a task for `env.set_task(task)`.
         result: of a training iteration.
-
-    Raises:
-        UsageError: for an environment without `get_task()` and `set_task(task)`.
     """
 
     def set_task(env: object, context: EnvContext) -> None:

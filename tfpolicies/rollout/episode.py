@@ -250,11 +250,7 @@ def copy_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def add_callback_metrics(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
-    """Adds the custom metrics, `hist_data` and media of an episode to its metrics.
-
-    Raises:
-        UsageError: naming the value that is not a number, or not a list of numbers.
-    """
+    """Adds the custom metrics, `hist_data` and media of an episode to its metrics."""
     custom, lists = episode.custom_metrics, episode.hist_data
     for name, value in custom.items():
         if not _is_real(value):

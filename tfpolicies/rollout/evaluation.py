@@ -34,9 +34,6 @@ def play(
         amount: the number of episodes, or the minimum number of steps.
         by_episodes: whether `amount` counts episodes.
         seconds: time limit; episodes that have not ended by then do not count. None for no limit.
-
-    Raises:
-        UsageError: if the worker was stopped.
     """
     if worker.environments is None or worker.sampler is None:
         raise UsageError("The evaluation worker was stopped.")

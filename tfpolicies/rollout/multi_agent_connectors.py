@@ -80,7 +80,6 @@ class ConnectorGroup:
         self._done_agents: list[tuple[PolicyRows, _ObservedAgents]] = []  # in the current step
 
     def add_policy(self, rows: PolicyRows) -> None:
-        """Adds the connectors of a policy, if it has any, to its rows."""
         if get_pipelines(rows.policy) is NO_PIPELINES:
             return
         rows.connectors = PolicyConnectors(rows, self._transitions.slots, self._get_space)
@@ -243,9 +242,6 @@ def check_observations(obs: Mapping[Any, Any], episode: MultiAgentEpisode, sourc
         obs: by agent id.
         episode: maps agents to policies.
         source: names the source of the observations in messages.
-
-    Raises:
-        EnvError: if one is of "__all__", not of the space of its policy's input, or not finite.
     """
     for agent, agent_obs in obs.items():
         if agent == ALL:

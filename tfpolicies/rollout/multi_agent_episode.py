@@ -37,7 +37,6 @@ class MultiAgentEpisode(Episode):
 
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
-        """The sum of rewards by agent and policy."""
         if self._rewards is not None:
             return dict(self._rewards)
         total, ids = self.slots.columns["total"], self._policy_ids
@@ -208,7 +207,6 @@ class SubEnvState:
         ]
 
     def mark_done(self, agents: Sequence[Any]) -> None:
-        """Marks agents as done."""
         if agents:
             self.done.update(agents)
             self.group_agents.cache_clear()

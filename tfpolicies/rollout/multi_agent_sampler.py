@@ -116,7 +116,6 @@ class MultiAgentSampler(Sampler):
 
     @property
     def running_episodes(self) -> list[MultiAgentEpisode]:
-        """The running episodes."""
         return [sub_env.episode for sub_env in self._sub_envs]
 
     def reset(self, seeds: Sequence[int] | None) -> None:

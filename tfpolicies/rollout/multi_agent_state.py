@@ -20,7 +20,6 @@ from tfpolicies.rollout.transition_table import TransitionTable
 
 
 def get_episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
-    """Returns the identity and the counters of an episode."""
     return {
         "id": episode.episode_id,
         "env_index": episode.env_index,
@@ -59,7 +58,6 @@ def get_sub_env_state(sub_env: SubEnvState) -> dict[str, Any]:
 def restore_sub_env(
     sub_env: SubEnvState, episode: MultiAgentEpisode, state: Mapping[str, Any]
 ) -> None:
-    """Restores what `get_sub_env_state` returned."""
     restore_episode(episode, state["episode"], ended=False)
     sub_env.start_episode(episode)
     obs = {}
@@ -75,7 +73,6 @@ def restore_sub_env(
 
 
 def get_transition_state(transitions: TransitionTable) -> dict[str, Any]:
-    """Returns all tables of the transitions."""
     slots = transitions.slots
     return {
         "records": _copy_columns(transitions.records),

@@ -108,7 +108,6 @@ class AgentSlots(ColumnTable):
             self.columns[name][NO_AGENT] = -1 if name == "record" else 0
 
     def assign(self, episode: Episode, agent: Hashable, agent_index: int) -> int:
-        """Assigns a slot to an agent at its first observation."""
         slot = self.free_slots.pop() if self.free_slots else self.append(1).start
         columns = self.columns
         columns["earned"][slot] = columns["total"][slot] = 0.0
@@ -119,7 +118,6 @@ class AgentSlots(ColumnTable):
         return slot
 
     def get_unroll_id(self, slot: int) -> int:
-        """Returns the current unroll id of a slot."""
         return int(self.columns["unroll_id"][slot])
 
     def set_owner(self, slot: int, episode: Episode, agent: Hashable) -> None:
@@ -127,7 +125,6 @@ class AgentSlots(ColumnTable):
         self.owners[self.get_unroll_id(slot)] = (episode, agent)
 
     def start_new_unroll(self, slot: int, episode: Episode, agent: Hashable) -> None:
-        """Starts a new unroll of an agent's trajectory."""
         unroll_ids = self.columns["unroll_id"]
         self.owners.pop(int(unroll_ids[slot]), None)
         unroll_ids[slot] = self._make_unroll(episode, agent)

@@ -21,7 +21,6 @@ class ObservationFilters:
 
     @property
     def by_policy(self) -> dict[str, Any]:
-        """The filters themselves, by policy id."""
         filters = {pid: policy.driver.filters for pid, policy in self._policy_map.items()}
         return {pid: by_kind["filter"] for pid, by_kind in filters.items() if "filter" in by_kind}
 

@@ -120,11 +120,6 @@ class PolicyAddition:
 
 
 def require_new_id(policy_id: str, policy_ids: Collection[str]) -> None:
-    """Checks that there is no policy of an id.
-
-    Raises:
-        PolicyExistsError: if there is one; also a KeyError.
-    """
     if policy_id in policy_ids:
         raise PolicyExistsError(
             f"Policy ID {policy_id!r} already exists in policy map. Remove it first, or choose "

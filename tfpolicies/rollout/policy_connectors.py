@@ -32,7 +32,6 @@ NO_PIPELINES: Pipelines = (None, None)
 
 
 def get_pipelines(policy: Policy) -> Pipelines:
-    """Returns the pipelines of a policy; `NO_PIPELINES` if both are empty."""
     agent, action = policy.agent_connectors, policy.action_connectors
     return (agent, action) if agent or action else NO_PIPELINES
 
@@ -168,10 +167,6 @@ class PolicyConnectors:
             obs: the result of `take`.
             slots: of the rows, int64 `[K]`.
             rewards: float64 `[K]`; None if there are none yet.
-
-        Raises:
-            ObservationError: if the connectors return values that are not of the policy's space, or
-                not finite.
         """
         pipeline: Any = self._agent_pipeline
         agents = self._slots.columns["agent_index"][slots]

@@ -56,7 +56,6 @@ class RolloutRows:
         self.learning = self.policy.driver.learning
 
     def to_batch(self) -> SampleBatch:
-        """Returns the current rows as a batch."""
         policy = self.policy
         space, action_space = policy.observation_space, policy.action_space
         views = policy.driver.acting.input_views
@@ -207,9 +206,6 @@ def require_same_columns(
         policy: acts.
         expected: the names of the existing columns.
         columns: the names of the new columns.
-
-    Raises:
-        UsageError: if they differ: rows of one batch have the same columns.
     """
     if set(expected) != set(columns):
         raise UsageError(

@@ -70,6 +70,5 @@ class RunningReturns:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RunningReturns:
-        """Restores what `get_state` returned."""
         keys = [tuple(key) for key in np.asarray(state["keys"]).tolist()]
         return cls(dict(zip(keys, np.asarray(state["returns"]).tolist(), strict=True)))

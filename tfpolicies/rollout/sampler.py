@@ -130,7 +130,6 @@ class Sampler(abc.ABC):
 
     @property
     def running_episodes(self) -> Sequence[Episode]:
-        """The running episodes, if they are tracked."""
         return ()
 
     @abc.abstractmethod

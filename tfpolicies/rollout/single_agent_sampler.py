@@ -108,7 +108,6 @@ class _RolloutBuffer:
         return mask
 
     def set_first_observations(self, obs: list[np.ndarray]) -> None:
-        """Writes the observations for the first actions."""
         for buffer, leaf in zip(self.obs, obs, strict=True):
             buffer[:, 0] = leaf
 
@@ -189,7 +188,6 @@ class _EpisodeProgress(NamedTuple):
 
     @classmethod
     def start(cls, num_envs: int, rng: np.random.Generator) -> _EpisodeProgress:
-        """Returns the progress of new episodes."""
         ids = rng.integers(10**18, size=num_envs, dtype=np.int64)
         return cls(ids, np.zeros(num_envs, np.int64), np.zeros(num_envs))
 

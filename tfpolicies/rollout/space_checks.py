@@ -47,9 +47,6 @@ def require_compatible_spaces(
         source: names the owner of the spaces in the message.
         observation_space: of the environment; ignored unless it is a Gymnasium space.
         action_space: of the environment; ignored unless it is a Gymnasium space.
-
-    Raises:
-        SpaceError: naming both spaces.
     """
     env_spaces = (observation_space, action_space)
     for name, env_space, policy_space in zip(_NAMES, env_spaces, policy.driver.spaces, strict=True):
@@ -88,9 +85,6 @@ def require_trained_spaces(
         env_spaces: spaces of the environment after connectors; compared only if they are Gymnasium
             spaces.
         allow_different: accepts other dtypes and bounds, on which weights do not depend.
-
-    Raises:
-        SpaceError: naming both spaces, the difference, and what to do.
     """
     for name, trained_space, env_space in zip(_NAMES, trained_spaces, env_spaces, strict=True):
         if not isinstance(trained_space, gym.Space) or not isinstance(env_space, gym.Space):

@@ -106,7 +106,6 @@ class TransitionTable:
         self._ends.append((slot, terminated, truncated))
 
     def commit_rewards(self) -> None:
-        """Commits the collected rewards to the slots."""
         if self._reward_slots:
             slot_columns = self.slots.columns
             slots, rewards = np.concatenate(self._reward_slots), np.array(self._rewards, np.float64)

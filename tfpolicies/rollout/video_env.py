@@ -59,7 +59,6 @@ class VideoRecorder:
         )
 
     def on_reset(self, env: AnyEnv, seed: int | None) -> None:
-        """Records the start of an episode."""
         self._is_recording = seed is not None
         self._steps, self._return = 0, 0.0
         self._render(env)

@@ -155,10 +155,6 @@ def check_environment(worker: BaseWorker) -> None:
 
     Args:
         worker: a `RolloutWorker`.
-
-    Raises:
-        EnvError: if the check fails. An observation outside its space that can still be sampled
-            only causes a warning.
     """
     envs: Any = worker.environments
     check: Callable[[int, str], None]

@@ -280,9 +280,6 @@ class WorkerPolicies:
             policy_id: of the policy.
             policy_mapping_fn: the new mapping function; None keeps the present one.
             policies_to_train: ids, or `f(policy_id, batch=None)`; None keeps the present ones.
-
-        Raises:
-            UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
         """
         require_mapping_fn(policy_mapping_fn)
         predicate = as_predicate(policies_to_train)

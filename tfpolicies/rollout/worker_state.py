@@ -18,7 +18,6 @@ from tfpolicies.rollout.worker_policies import WorkerPolicies
 
 
 def get_worker_state(policies: WorkerPolicies, filters: ObservationFilters) -> dict[str, Any]:
-    """Returns the state of a worker; see `RolloutWorker.get_state`."""
     only_trained = policies.config.checkpoint_trainable_policies_only
     policy_map = policies.policy_map
     policy_ids = [pid for pid in policy_map if not only_trained or policies.is_trained(pid)]
@@ -33,7 +32,6 @@ def get_worker_state(policies: WorkerPolicies, filters: ObservationFilters) -> d
 
 
 def restore_worker_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
-    """Restores the state of a worker; see `RolloutWorker.set_state`."""
     policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
     if not isinstance(policy_states, Mapping):
         raise WeightsError(

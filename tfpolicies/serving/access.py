@@ -66,11 +66,7 @@ class AccessRules:
         self._authorization = f"Bearer {token}".encode() if token else b""
 
     def check_http(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Checks an HTTP request by its headers, whose names are in lower case.
-
-        Raises:
-            RequestError: if its host, origin or token is not accepted.
-        """
+        """Checks an HTTP request by its headers, whose names are in lower case."""
         host = headers.get(b"host", b"")
         if host in self._accepted_hosts and not _BROWSER_HEADERS & headers.keys():
             return
@@ -102,11 +98,6 @@ class AccessRules:
             self._accepted_hosts.add(host)
 
     def check_token(self, authorization: bytes) -> None:
-        """Checks the `Authorization` of a request.
-
-        Raises:
-            RequestError: if it is not the server's token.
-        """
         if self._authorization and not hmac.compare_digest(authorization, self._authorization):
             raise RequestError(
                 "This server requires a token. Send the header Authorization: Bearer TOKEN, with "
@@ -115,11 +106,7 @@ class AccessRules:
             )
 
     def require_control(self) -> None:
-        """Checks that requests may load and unload models.
-
-        Raises:
-            RequestError: if they may not.
-        """
+        """Checks that requests may load and unload models."""
         if not self.control:
             raise RequestError(
                 "This server does not load or unload models on request. Start it with --control.",
@@ -141,9 +128,6 @@ def read_token(path: Path, warn: Callable[[str], object]) -> str:
     Args:
         path: of a regular file.
         warn: called with a line of text if other users may read the file.
-
-    Raises:
-        UsageError: if there is no such file, or it is not a single word.
     """
     content, mode = read_secret("--token-file", path, _MAX_TOKEN_BYTES)
     token = content.strip()
@@ -163,9 +147,6 @@ def read_secret(option: str, path: Path, limit: int) -> tuple[bytes, int]:
         option: such as "--token-file".
         path: of a regular file.
         limit: the largest size in bytes.
-
-    Raises:
-        UsageError: if it cannot be read.
     """
     try:
         with open_regular(resolve_path(path)) as file:

@@ -184,7 +184,6 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def has_request(self) -> bool:
-        """Whether it has had a request."""
         return self.cycle is not None
 
     @property

@@ -265,7 +265,6 @@ class GrpcHandler(grpc.GenericRpcHandler):
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Any:
-        """Unloads a model."""
         self._access.require_control()
         self._repository[request.model_name].unload()
         return pb.RepositoryModelUnloadResponse()

@@ -41,11 +41,6 @@ class InferOptions(NamedTuple):
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> InferOptions:
-        """Parses the parameters of a request.
-
-        Raises:
-            RequestError: if one is unknown, has a wrong type, or contradicts another.
-        """
         if not parameters:
             return cls()
         for name in parameters:
@@ -125,7 +120,6 @@ class InferVariant(NamedTuple):
 
     @classmethod
     def for_request(cls, request: InferRequest) -> InferVariant:
-        """Returns the cheapest variant for a request."""
         return cls(
             request.options.explore, request.outputs is None or VALUE_OUTPUT in request.outputs
         )

@@ -103,11 +103,7 @@ class ModelVersion:
         self.costs = self._measure_costs(seconds)
 
     def _measure_costs(self, seconds: float) -> dict[InferVariant, BatchCost]:
-        """Measures the cost of batches in a trial run.
-
-        Raises:
-            ValueError: if it exceeds the time limit.
-        """
+        """Measures the cost of batches in a trial run."""
         try:
             with self.time_limits.limit(seconds):
                 return {
@@ -126,11 +122,7 @@ class ModelVersion:
     def make_feed(
         self, inputs: Mapping[str, np.ndarray], options: InferOptions
     ) -> dict[str, np.ndarray]:
-        """Returns the inputs of a whole request: rows, or sequences with their states.
-
-        Raises:
-            RequestError: if the request's inputs are invalid.
-        """
+        """Returns the inputs of a whole request: rows, or sequences with their states."""
         if self.uses_history and inputs.keys() <= {port.name for port in self.step_inputs}:
             raise RequestError(
                 f"The policy reads earlier steps: give the parameter sequence_id, with "
@@ -232,9 +224,6 @@ def find_version(folder: Path, pin: str = "") -> Path:
     Args:
         folder: of an export, or of numbered exports.
         pin: a number that is served instead of the highest one; "" for none.
-
-    Raises:
-        ValueError: if there is no export in it, or none of that number.
     """
     if (folder / SPEC_FILE).exists():
         return folder

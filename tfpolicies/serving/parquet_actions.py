@@ -121,7 +121,6 @@ class _PolicyInput(NamedTuple):
 
     @property
     def column_shape(self) -> tuple[int, ...]:
-        """The shape of one row of each column."""
         return self.tensor.row_shape if len(self.columns) == 1 else ()
 
     def read(self, batch: pyarrow.RecordBatch, first_row: int) -> np.ndarray:
@@ -167,7 +166,6 @@ class _InputSchema(NamedTuple):
         return inputs
 
     def find_kept_columns(self, keep: Sequence[str] | None) -> list[str]:
-        """Returns the columns to copy."""
         if keep is None:
             return [*self.schema.names]
         for name in keep:
@@ -175,7 +173,6 @@ class _InputSchema(NamedTuple):
         return [*keep]
 
     def make_schema(self, kept_columns: Sequence[str], outputs: Sequence[Any]) -> Any:
-        """Returns the schema of the output."""
         import pyarrow
 
         duplicates = [field.name for field in outputs if field.name in kept_columns]
@@ -314,7 +311,6 @@ class _ColumnReader(NamedTuple):
         return numbers.reshape(batch.num_rows, count)
 
     def _get_list_sizes(self, column_type: pyarrow.DataType) -> tuple[int, ...]:
-        """Returns the length of lists at each level of the column."""
         _, depth = _unwrap_lists(column_type)
         return self.shape if depth == len(self.shape) else (math.prod(self.shape),) * depth
 

@@ -93,11 +93,6 @@ class ModelRepository:
         return not self.is_draining and all(model.is_ready for model in self.models.values())
 
     async def load(self) -> None:
-        """Loads all models.
-
-        Raises:
-            ExportError: if one cannot be loaded.
-        """
         for model in self.models.values():
             try:
                 await model.load()
@@ -149,14 +144,7 @@ class ModelRepository:
 
 
 def make_unique_names(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:
-    """Returns folders by unique names; a repeated name gets a number.
-
-    Raises:
-        UsageError: if a name cannot be part of a URL.
-
-    >>> [*make_unique_names([("cart", Path("a/cart")), ("cart", Path("b/cart"))])]
-    ['cart', 'cart-2']
-    """
+    """Returns folders by unique names; a repeated name gets a number."""
     folders: dict[str, Path] = {}
     for name, folder in sources:
         if not _NAME_PATTERN.fullmatch(name):

@@ -42,11 +42,7 @@ def quote(value: Any) -> str:
 
 
 def require_few(description: str, tensors: Sized) -> None:
-    """Refuses more than 1000 inputs or outputs.
-
-    Raises:
-        RequestError: if there are more.
-    """
+    """Refuses more than 1000 inputs or outputs."""
     if len(tensors) > _MAX_TENSORS:
         raise RequestError(
             f"A request may have at most {_MAX_TENSORS} {description}, got {len(tensors)}."
@@ -54,11 +50,7 @@ def require_few(description: str, tensors: Sized) -> None:
 
 
 def require_short(description: str, name: str) -> None:
-    """Refuses a long name before it is compared with others.
-
-    Raises:
-        RequestError: if it has more than 256 characters.
-    """
+    """Refuses a long name before it is compared with others."""
     if len(name) > MAX_NAME_LENGTH:
         raise RequestError(
             f"The name of {description} may have at most {MAX_NAME_LENGTH} characters, got "

@@ -269,11 +269,6 @@ def _make_too_large_error(size: str, max_body: int) -> RequestError:
 async def _receive_part(
     receive: Receive, deadline: float, aborted: asyncio.Future[None]
 ) -> Message:
-    """Returns the next part of a body.
-
-    Raises:
-        RequestError: if it has not arrived at that time, or is aborted for others.
-    """
     part = asyncio.ensure_future(receive())
     try:
         await asyncio.wait(

@@ -47,9 +47,6 @@ def decode_request(
         version: in the URL; "" for any.
         max_body: bytes of a body. The JSON may have half as many values, and a sixteenth as many
             lists and objects, which need more memory.
-
-    Raises:
-        RequestError: if it is invalid.
     """
     end = len(body) if json_length is None else _parse_length(json_length, len(body))
     _require_few_values(body, end, max_body)
@@ -129,11 +126,7 @@ def _decode_inputs(records: list[Any], binary_data: bytes) -> Iterator[tuple[str
 
 
 def _require_few_values(body: bytes, end: int, max_body: int) -> None:
-    """Refuses JSON that would need much more memory than its bytes, before it is parsed.
-
-    Raises:
-        RequestError: if it has too many values; brackets and commas within strings also count.
-    """
+    """Refuses JSON that would need much more memory than its bytes, before it is parsed."""
     if end <= max_body // 16:
         return
     content = np.frombuffer(body, np.uint8, end)  # NumPy releases the GIL

@@ -94,9 +94,6 @@ class SequenceStore:
             name: of the sequence.
             request: the request.
             newest: the version for a new sequence.
-
-        Raises:
-            RequestError: if the step is invalid or the sequence is unknown; nothing changes.
         """
         self.drop_idle()
         existing = None if request.options.starts_sequence else self._sequences.get(name)

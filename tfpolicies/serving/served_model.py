@@ -104,11 +104,7 @@ class ServedModel:
         return self._runner is not None
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answers a request for actions.
-
-        Raises:
-            RequestError: if it is invalid or takes too long, or the version is not available.
-        """
+        """Answers a request for actions."""
         newest = self._get_runner()
         try:
             if request.options.sequence is not None:
@@ -123,11 +119,7 @@ class ServedModel:
             ) from error
 
     def require_version(self, name: str) -> None:
-        """Refuses a request for another version than the active one.
-
-        Raises:
-            RequestError: if it is another one.
-        """
+        """Refuses a request for another version than the active one."""
         current = self.version.name
         if name not in ("", current):
             raise RequestError(
@@ -137,7 +129,6 @@ class ServedModel:
             )
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the protocol's metadata of the model."""
         version = self.version
         return {
             "name": self.name,
@@ -188,11 +179,7 @@ class ServedModel:
                 )
 
     async def load(self) -> None:
-        """Loads the version that is in the folder now.
-
-        Raises:
-            RequestError: if it is broken; the previous one stays active.
-        """
+        """Loads the version that is in the folder now."""
         async with self._load_lock:
             self._handled_signature = await self._run_in_loader(
                 _get_signature_or_error, self.folder, self._pin

@@ -183,9 +183,6 @@ def run(*args: Any, **settings: Any) -> None:
     Args:
         *args: of `serve`.
         **settings: of `serve`.
-
-    Raises:
-        SignalInterrupt: if a second signal ended it without finishing running requests.
     """
     try:
         from uvloop import run as run_loop
@@ -212,7 +209,6 @@ def _make_uvicorn_config(app: ASGIApp, connections: ConnectionLimiter) -> uvicor
 
 
 def _make_listener(address: ServerAddress) -> socket.socket:
-    """Returns a listening socket for HTTP."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         listener = socket.create_server(

@@ -70,12 +70,10 @@ class Shutdown:
             )
 
     def stop(self) -> None:
-        """Stops accepting requests."""
         self._connections.is_stopping = True
         self.stopping.set()
 
     def _abort(self, number: int) -> None:
-        """Aborts running requests."""
         self.aborted_by = number
         _exit_later(_ABORT_SECONDS, 128 + number)
         self.stop()

@@ -57,7 +57,6 @@ class TensorMetadata(NamedTuple):
         return self._replace(shape=tuple(size for size in self.shape if size != axis))
 
     def to_protocol(self) -> dict[str, Any]:
-        """Returns the protocol's metadata of the tensor."""
         return {"name": self.name, "datatype": self.datatype, "shape": self.sizes}
 
     def __str__(self) -> str:
@@ -74,11 +73,6 @@ def get_datatype(array: np.ndarray) -> str:
 
 
 def parse_datatype(name: str, datatype: Json) -> np.dtype[Any]:
-    """Returns the dtype for the datatype of an input.
-
-    Raises:
-        RequestError: if the datatype is unknown.
-    """
     dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
         raise RequestError(
@@ -89,11 +83,6 @@ def parse_datatype(name: str, datatype: Json) -> np.dtype[Any]:
 
 
 def parse_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """Checks and returns the shape of an input.
-
-    Raises:
-        RequestError: if it is not a list of sizes.
-    """
     sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else [None]
     is_short = len(sizes) <= MAX_AXES
     if not (is_short and all(type(size) is int and 0 <= size < 2**31 for size in sizes)):
@@ -105,11 +94,7 @@ def parse_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 
 def decode_bytes(name: str, datatype: Json, shape: Sequence[int] | Json, data: bytes) -> np.ndarray:
-    """Decodes an input in binary form: row-major, little-endian.
-
-    Raises:
-        RequestError: if the number of bytes does not match datatype and shape.
-    """
+    """Decodes an input in binary form: row-major, little-endian."""
     dtype, sizes = parse_datatype(name, datatype), parse_shape(name, shape)
     expected = math.prod(sizes) * dtype.itemsize
     if len(data) != expected:
@@ -130,11 +115,7 @@ def _reshape(name: str, array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray
 
 
 def decode_values(name: str, datatype: Json, shape: Sequence[int] | Json, data: Json) -> np.ndarray:
-    """Decodes an input given as a flat or nested list of values.
-
-    Raises:
-        RequestError: if they do not match datatype and shape.
-    """
+    """Decodes an input given as a flat or nested list of values."""
     dtype, sizes = parse_datatype(name, datatype), parse_shape(name, shape)
     for value in _sample_value_types(name, data):
         if type(value) not in (int, float, bool):
@@ -161,11 +142,7 @@ def decode_values(name: str, datatype: Json, shape: Sequence[int] | Json, data: 
 
 
 def _sample_value_types(name: str, data: Any) -> Iterable[Any]:
-    """Returns a value of each type in nested lists, before NumPy allocates memory for all of them.
-
-    Raises:
-        RequestError: if they are nested too deep.
-    """
+    """Returns a value of each type in nested lists, before NumPy allocates memory for all."""
     level = data if isinstance(data, list) else [data]
     for _ in range(MAX_AXES):
         value_by_type = dict(zip(map(type, level), level, strict=True))
@@ -195,11 +172,7 @@ def _cast(name: str, dtype: np.dtype[Any], array: np.ndarray) -> np.ndarray:
 def match_inputs(
     tensors: Sequence[TensorMetadata], inputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Checks the inputs of a request, and returns them in the order of the ports.
-
-    Raises:
-        RequestError: if one is missing, unknown, not finite, or has a wrong shape or datatype.
-    """
+    """Checks the inputs of a request, and returns them in the order of the ports."""
     free_sizes: dict[str, int] = {}
     ordered: dict[str, np.ndarray] = {}
     for tensor in tensors:
@@ -230,11 +203,7 @@ def _refuse_unknown(tensors: Sequence[TensorMetadata], input_names: Iterable[str
 
 
 def require_outputs(tensors: Iterable[TensorMetadata], names: Iterable[str] | None) -> None:
-    """Refuses a request for unknown outputs; None requests all.
-
-    Raises:
-        RequestError: if one is unknown.
-    """
+    """Refuses a request for unknown outputs; None requests all."""
     output_names = [port.name for port in tensors]
     for name in names or ():
         if name not in output_names:

@@ -56,7 +56,6 @@ class _ThreadLimit:
             os.setpriority(os.PRIO_PROCESS, self._thread, priority)
 
     def terminate(self) -> None:
-        """Terminates the current run."""
         self.options.terminate = self._is_terminated = True
 
     def __enter__(self) -> None:

@@ -38,10 +38,6 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
         certificate: a file in PEM, with the server's certificate first.
         key: a file in PEM with its private key, which is not encrypted.
         warn: called with a line of text if other users may read the key.
-
-    Raises:
-        UsageError: if one cannot be read or has other contents, the key does not match the
-            certificate, or OpenSSL or gRPC do not accept it; the message names the file.
     """
     chain, _ = read_secret("--tls-cert", certificate, _MAX_FILE_BYTES)
     private_key, mode = read_secret("--tls-key", key, _MAX_FILE_BYTES)

@@ -34,11 +34,6 @@ def encode_number(value: bool | int | float) -> Any:
 
 
 def decode_number(record: Any) -> bool | int | float:
-    """Inverse of `encode_number`.
-
-    Raises:
-        CheckpointError: if `record` is not a number so encoded.
-    """
     if type(record) in (bool, int, float):
         return record
     if isinstance(record, dict) and list(record) == ["$float"]:
@@ -49,11 +44,6 @@ def decode_number(record: Any) -> bool | int | float:
 
 
 def decode_dtype(name: Json) -> np.dtype:
-    """Returns the dtype of that name.
-
-    Raises:
-        CheckpointError: if there is none among bools, integers and floats.
-    """
     if not isinstance(name, str) or name not in DTYPES:
         raise CheckpointError(f"The dtype {name!r} is unknown; supported are {sorted(DTYPES)}.")
     return DTYPES[name]
@@ -65,11 +55,7 @@ def encode_elements(array: np.ndarray) -> list[Any]:
 
 
 def decode_elements(record: Json, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Inverse of `encode_elements`; every element must be a value of `dtype`.
-
-    Raises:
-        CheckpointError: if elements are not numbers, too many, too few or out of range.
-    """
+    """Inverse of `encode_elements`; every element must be a value of `dtype`."""
     if not isinstance(record, list) or len(record) != math.prod(shape):
         raise CheckpointError(f"Expected a list of {math.prod(shape)} numbers for shape {shape}.")
     numbers = [decode_number(element) for element in record]
@@ -83,11 +69,7 @@ def decode_elements(record: Json, dtype: np.dtype, shape: tuple[int, ...]) -> np
 
 
 def decode_shape(record: Any) -> tuple[int, ...]:
-    """Returns a shape from a list of non-negative integers.
-
-    Raises:
-        CheckpointError: if `record` is something else.
-    """
+    """Returns a shape from a list of non-negative integers."""
     if not isinstance(record, list) or any(type(n) is not int or n < 0 for n in record):
         raise CheckpointError(f"The shape {record!r} is not a list of non-negative integers.")
     return tuple(record)
@@ -107,11 +89,6 @@ def encode_array(array: np.ndarray) -> dict[str, Any]:
 
 
 def decode_array(record: Json) -> np.ndarray:
-    """Inverse of `encode_array`.
-
-    Raises:
-        CheckpointError: if `record` is malformed.
-    """
     if not isinstance(record, dict) or set(record) != {"dtype", "shape", "elements"}:
         raise CheckpointError("An array record needs exactly dtype, shape and elements.")
     dtype, shape = decode_dtype(record["dtype"]), decode_shape(record["shape"])

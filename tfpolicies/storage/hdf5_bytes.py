@@ -25,12 +25,6 @@ _MAX_NAME_BYTES = 4000  # bytes of a quoted name: a longer link would be stored 
 
 
 def check_arrays(group: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Checks that `arrays` can be packed.
-
-    Raises:
-        CheckpointError: if a name is empty, too long or not a text, or a value is not an array of
-            bools, integers or floats.
-    """
     for name, array in arrays.items():
         subject = f"Array {name!r} of group {group!r}"
         if not isinstance(name, str) or not name or not is_unicode(name):
@@ -75,9 +69,6 @@ def unpack_arrays(image: bytes) -> dict[str, np.ndarray]:
     The image may be untrusted: it is parsed in Python, under a budget, and only the forms
     that `pack_arrays` writes are accepted. Links that are soft or lead to other files, data stored
     outside, virtual, chunked or compressed datasets and other types of data are refused.
-
-    Raises:
-        CheckpointError: if the image is not such a file.
     """
     try:
         root = Hdf5Object.read_root(image)

@@ -33,11 +33,7 @@ class _Link(NamedTuple):
 
 
 def read_symbol_table(source: Hdf5Source, message: bytes) -> dict[str, int]:
-    """Returns names and addresses of a group's members from its symbol-table message.
-
-    Raises:
-        Hdf5Error: if a part is damaged, or a link is not a hard link.
-    """
+    """Returns names and addresses of a group's members from its symbol-table message."""
     tree, heap = unpack_fields("QQ", message)
     signature, version, size, _, data = source.unpack("4sB3xQQQ", heap)
     if signature != b"HEAP" or version != 0:

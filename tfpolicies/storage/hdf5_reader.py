@@ -99,11 +99,7 @@ class Hdf5Object:
         return read_links(self._source, self._get_message_body(_LINK_INFO, "group"), links)
 
     def get_child(self, name: str) -> Hdf5Object:
-        """Returns a member of a group; groups are parsed once.
-
-        Raises:
-            Hdf5Error: if there is none of that name, or it cannot be parsed.
-        """
+        """Returns a member of a group; groups are parsed once."""
         if name not in self.members:
             raise Hdf5Error(f"it has no {name!r}, though its attributes name it")
         member = self._groups.get(name) or Hdf5Object(self._source, self.members[name])
@@ -131,11 +127,7 @@ class Hdf5Object:
         return dict(_parse_attribute(m) for m in self._messages if m.kind == _ATTRIBUTE)
 
     def read_array(self) -> np.ndarray:
-        """Returns the numbers of a dataset as a new array, in the byte order of the file.
-
-        Raises:
-            Hdf5Error: if this is not a dataset, or has another type or storage layout.
-        """
+        """Returns the numbers of a dataset as a new array, in the byte order of the file."""
         kinds = {message.kind for message in self._messages}
         if kinds & {_FILTERS, _EXTERNAL}:
             raise UnsupportedHdf5Error("it is compressed or stored outside the file")

@@ -59,11 +59,7 @@ class Hdf5Source:
             raise Hdf5Error(f"it is truncated: it has {len(content)} bytes of {end}")
 
     def view(self, address: int, size: int) -> memoryview:
-        """Returns `size` bytes without copying them; every access goes through here.
-
-        Raises:
-            Hdf5Error: if they are not in the file, or the budget is spent.
-        """
+        """Returns `size` bytes without copying them; every access goes through here."""
         self.charge(size + _ACCESS_COST)
         if address + size > len(self._content):
             raise Hdf5Error(f"it points to byte {address + size}, but has {len(self._content)}")
@@ -74,11 +70,7 @@ class Hdf5Source:
         return bytes(self.view(address, size))
 
     def charge(self, work: int) -> None:
-        """Takes `work` bytes from the budget.
-
-        Raises:
-            Hdf5Error: if the budget is spent.
-        """
+        """Takes `work` bytes from the budget."""
         self._budget -= work
         if self._budget < 0:
             raise Hdf5Error("its parts overlap: together they are longer than the file")
@@ -88,11 +80,7 @@ class Hdf5Source:
         return struct.unpack("<" + layout, self.view(address, struct.calcsize("<" + layout)))
 
     def read_heap_object(self, heap: int, index: int) -> bytes:
-        """Returns an object of the global heap collection at address `heap`.
-
-        Raises:
-            Hdf5Error: if there is no such object.
-        """
+        """Returns an object of the global heap collection at address `heap`."""
         if heap not in self._heaps:
             self._heaps[heap] = dict(self._iterate_heap_objects(heap))
         if index not in self._heaps[heap]:
@@ -115,22 +103,13 @@ class Hdf5Source:
 
 
 def unpack_fields(layout: str, body: bytes, at: int = 0) -> tuple[Any, ...]:
-    """Returns the little-endian fields of a `struct` layout in a part of a file.
-
-    Raises:
-        Hdf5Error: if the part is too short.
-    """
+    """Returns the little-endian fields of a `struct` layout in a part of a file."""
     if len(body) - at < struct.calcsize("<" + layout):
         raise Hdf5Error("a part of it is shorter than it must be")
     return struct.unpack_from("<" + layout, body, at)
 
 
 def decode_name(encoded: bytes) -> str:
-    """Returns a name as text.
-
-    Raises:
-        Hdf5Error: if it is not UTF-8.
-    """
     try:
         return encoded.decode()
     except UnicodeDecodeError:

@@ -34,11 +34,7 @@ class UnresolvedObject:
     importable: bool = False
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Raises an error, because the object that was optional for loading is needed now.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Raises an error, because the object that was optional for loading is needed now."""
         raise CheckpointError(
             f"{self.name} is needed now, but the checkpoint was loaded without it, since a file "
             "may not choose imports. Pass it again: from_checkpoint(path, config={...})."

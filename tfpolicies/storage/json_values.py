@@ -92,14 +92,6 @@ def decode_value(record: Json) -> Any:
 
     Args:
         record: Result of `encode_value`, perhaps read from a JSON file.
-
-    Raises:
-        CheckpointError: if `record` is malformed.
-
-    >>> decode_value(encode_value({"shape": (84, 84), "low": np.float32(0.5)}))
-    {'shape': (84, 84), 'low': np.float32(0.5)}
-    >>> decode_value({"$import": "my.module:f"})
-    UnresolvedObject(name='my.module:f', importable=True)
     """
     try:
         return _decode(record)

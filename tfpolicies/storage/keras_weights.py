@@ -40,7 +40,6 @@ class LayerWeights:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of its arrays, in order."""
         return [weight.array.shape for weight in self.weights]
 
 

@@ -35,12 +35,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_new_manifest(name: str, manifest: dict[str, Any]) -> None:
-    """Checks that `manifest` can be written under `name`.
-
-    Raises:
-        CheckpointError: if the name is not a plain JSON file name, "type" is missing, a reserved
-            entry is set, or a value would not read back as it is.
-    """
+    """Checks that `manifest` can be written under `name`."""
     if not isinstance(name, str) or not MANIFEST_NAME.fullmatch(name):
         raise CheckpointError(
             f"`manifest_name` must be a plain file name ending in .json, got {name!r}."
@@ -64,9 +59,6 @@ def dump_manifest(
     """Returns the content of the manifest file: all entries, and their checksum.
 
     Segments are listed only if there are any.
-
-    Raises:
-        CheckpointError: if it exceeds the limit for reading.
     """
     check_space_sizes(manifest)
     versions = {"format_version": FORMAT_VERSION, "tfpolicies_version": __version__}
@@ -85,12 +77,7 @@ def dump_manifest(
 
 
 def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
-    """Parses the manifest in `text`, and checks every entry that lists a file.
-
-    Raises:
-        CheckpointError: naming `path` and the first reason: it is not a JSON object, is of another
-            type or version, is damaged, or lists something outside its folder.
-    """
+    """Parses the manifest in `text`, and checks every entry that lists a file."""
     try:
         manifest = load_json(text)
     except (ValueError, RecursionError) as error:
@@ -129,11 +116,7 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
 
 
 def load_json(text: bytes) -> Any:
-    """Parses a JSON text, unless it is so long that it could exhaust the memory.
-
-    Raises:
-        ValueError: if it is too long, or not JSON.
-    """
+    """Parses a JSON text, unless it is so long that it could exhaust the memory."""
     reason = _find_excess(text)
     if reason:
         raise ValueError(reason)

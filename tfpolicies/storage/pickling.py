@@ -20,9 +20,6 @@ def refuse_pickling(owner: object, advice: str) -> NoReturn:
     Args:
         owner: the object.
         advice: sentence with an alternative.
-
-    Raises:
-        UnpicklableError: always.
     """
     raise UnpicklableError(
         f"A {type(owner).__name__} cannot be pickled or copied: it holds objects that belong to "
@@ -35,9 +32,6 @@ def check_picklable_by_name(values: Mapping[str, Any]) -> None:
 
     Args:
         values: the values, by how messages call them.
-
-    Raises:
-        UnpicklableError: naming the first one that it cannot, such as a lambda.
     """
     for path, part in (pair for name, x in values.items() for pair in iterate_parts(x, name)):
         if isinstance(part, type | types.FunctionType) and get_import_path(part) is None:

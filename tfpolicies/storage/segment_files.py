@@ -38,11 +38,6 @@ class SegmentFile(NamedTuple):
             return False
 
     def read(self) -> bytes:
-        """Reads and checks the content.
-
-        Raises:
-            CheckpointError: if it is missing, damaged or cannot be read.
-        """
         try:
             with open_regular(self.path) as file:
                 content = read_content(file, self.size) if get_size(file) == self.size else b""
@@ -68,7 +63,6 @@ class SegmentFileRef:
 
     @property
     def exists(self) -> bool:
-        """True if the file still exists."""
         return self.file is not None and self.file.exists
 
 
@@ -95,11 +89,6 @@ class Segment:
         return Segment, (dict(self.get_arrays()),)
 
     def get_arrays(self) -> Mapping[str, np.ndarray]:
-        """Returns the rows, by name.
-
-        Raises:
-            CheckpointError: if they are only in a file, which is missing or damaged.
-        """
         if self._arrays is not None:
             return self._arrays
         file = self._get_file()

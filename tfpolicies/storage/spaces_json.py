@@ -33,17 +33,7 @@ _DEPTH_COSTS = {"Dict": 1, "Tuple": 1, "OneOf": 1, "Graph": 1, "Sequence": 8}
 
 
 def encode_space(space: Space) -> Record:
-    """Returns `space` as JSON values, with the `original_space` of a flattened space.
-
-    Raises:
-        UnsupportedSpaceError: if it is not one of Gymnasium's classes (a subclass may behave
-            differently), or holds a dtype or key that JSON cannot represent.
-
-    >>> encode_space(spaces.Box(-1.0, float("inf"), (2,)))
-    {'type': 'Box', 'dtype': 'float32', 'shape': [2], 'low': -1.0, 'high': {'$float': 'inf'}}
-    >>> decode_space(encode_space(spaces.Discrete(3, start=-1)))
-    Discrete(3, start=-1)
-    """
+    """Returns `space` as JSON values, with the `original_space` of a flattened space."""
     codec = _CODECS.get(type(space).__name__)
     if codec is None or type(space) is not codec[0]:
         raise UnsupportedSpaceError(
@@ -56,11 +46,7 @@ def encode_space(space: Space) -> Record:
 
 
 def decode_space(record: Json) -> Space:
-    """Inverse of `encode_space`; the space is unseeded.
-
-    Raises:
-        CheckpointError: if `record` is malformed or the space it describes is impossible.
-    """
+    """Inverse of `encode_space`; the space is unseeded."""
     kind = record.get("type") if isinstance(record, dict) else None
     if not isinstance(record, dict) or not isinstance(kind, str) or kind not in _CODECS:
         raise CheckpointError(f"A space record needs a type of {sorted(_CODECS)}, got {kind!r}.")
@@ -85,10 +71,6 @@ def check_space_sizes(record: Any) -> None:
 
     Args:
         record: JSON values that contain results of `encode_space` at any depth.
-
-    Raises:
-        CheckpointError: if the bounds of all spaces together take more than 64 MiB, or spaces are
-            nested too deeply.
     """
     size, pending = 0, [(record, 0)]
     while pending:

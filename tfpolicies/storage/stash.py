@@ -82,7 +82,6 @@ class Stash:
 
     @property
     def folder(self) -> Path:
-        """The folder of the entries."""
         with self._lock:
             if self._folder is None:
                 remove_abandoned(Path(tempfile.gettempdir()).glob(f"{_TEMPORARY_PREFIX}*"))
@@ -240,11 +239,7 @@ class Stash:
     # -- records ------------------------------------------------------------------------------
 
     def write_record(self, name: str, record: Mapping[str, Any]) -> None:
-        """Writes the data needed to make a policy of an entry: JSON values.
-
-        Raises:
-            StashError: if it cannot be written.
-        """
+        """Writes the data needed to make a policy of an entry: JSON values."""
         content = json.dumps({"name": name, **record}, indent=1).encode()
         try:
             self.make_folders()

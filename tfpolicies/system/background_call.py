@@ -47,9 +47,6 @@ class BackgroundCall(Generic[Result]):
 
         Args:
             seconds: how long to wait.
-
-        Raises:
-            TimeoutError: if it takes longer; the call continues, and its result is discarded.
         """
         deadline = time.monotonic() + seconds
         while not futures.wait([self._future], min(_POLL_SECONDS, seconds)).done:

@@ -16,11 +16,7 @@ forked_from_pid: int | None = None
 
 
 def check_tensorflow_survived_fork() -> None:
-    """Checks that TensorFlow can run in this process.
-
-    Raises:
-        ForkError: if the process was forked from one in which TensorFlow ran.
-    """
+    """Checks that TensorFlow can run in this process."""
     if forked_from_pid is not None:
         raise ForkError(
             f"TensorFlow cannot run here: this process was forked from process {forked_from_pid} "

@@ -21,9 +21,6 @@ def import_or_explain(user: str, module: str) -> Any:
     Args:
         user: the command or object that needs the module, for the message.
         module: its full name.
-
-    Raises:
-        MissingPackageError: if it needs a package that is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -49,11 +46,6 @@ def get_install_command(extra: str) -> str:
 
 
 def check_same_version() -> None:
-    """Checks that both distributions have the same version if both are installed.
-
-    Raises:
-        UsageError: if they differ, so that files of one may have replaced files of the other.
-    """
     versions = _get_installed_versions()
     if len(set(versions.values())) > 1:
         names = " and ".join(f"{name} {version}" for name, version in versions.items())

@@ -10,11 +10,7 @@ from tfpolicies.errors import ConfigError
 
 
 def require_tensorflow_backend() -> None:
-    """Checks that Keras uses TensorFlow, or will do so when it is imported.
-
-    Raises:
-        ConfigError: if it has another backend; the message says where that is set.
-    """
+    """Checks that Keras uses TensorFlow, or will do so when it is imported."""
     backend, source = _find_backend()
     if backend == "tensorflow":
         return

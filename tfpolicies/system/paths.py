@@ -18,13 +18,6 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     Call it once, where the path enters the package: simulators and Ray Tune change the working
     folder of a process later. Symbolic links stay, and so does `..`, which means another folder
     after a link than in the text.
-
-    Raises:
-        UsageError: if it is empty, or neither a text nor an `os.PathLike` of one; or if it is
-            relative, but the working folder was removed.
-
-    >>> resolve_path("runs/a") == Path.cwd() / "runs" / "a"
-    True
     """
     text: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str) or not text:

@@ -49,16 +49,11 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
 
 
 def get_size(file: FileIO) -> int:
-    """Returns the size that an open file reports."""
     return os.fstat(file.fileno()).st_size
 
 
 def read_content(file: FileIO, limit: int | None = None) -> bytes:
-    """Reads an open file up to its reported size: some files of /proc never end.
-
-    Raises:
-        OSError: if it cannot be read, or has more bytes than the limit, or than there is memory.
-    """
+    """Reads an open file up to its reported size: some files of /proc never end."""
     size, max_size = get_size(file), get_available_memory() if limit is None else limit
     if size > max_size:
         raise OSError(errno.EFBIG, f"it has {size} bytes, more than {max_size}", str(file.name))
@@ -70,10 +65,5 @@ def read_content(file: FileIO, limit: int | None = None) -> bytes:
 
 
 def check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
-    """Checks by its status that a path is a regular file.
-
-    Raises:
-        OSError: if it is something else.
-    """
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(Path(path)))

@@ -145,9 +145,6 @@ class ShutdownHandler:
         Args:
             emergency_save: saves unsaved data and reports it, given a description of the event. It
                 may be called in another thread while the main thread hangs.
-
-        Raises:
-            SignalInterrupt: at the end of the block, if `requested` was set and nothing was raised.
         """
         self._emergency_save = emergency_save
         try:

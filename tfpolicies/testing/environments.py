@@ -95,7 +95,6 @@ class MaskedEnv(gym.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict]:
-        """Starts an episode."""
         super().reset(seed=seed)
         self._step = 0
         return self._make_observation(), {}
@@ -145,7 +144,6 @@ class RandomEnv(gym.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict]:
-        """Starts an episode."""
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)

@@ -137,7 +137,6 @@ class PolicyUnderTest:
 
 
 def get_ports(policy: Policy) -> InputPorts:
-    """Returns the inputs of acting of any policy."""
     return InputPorts(
         policy.observation_space,
         tuple(policy.driver.acting.views),

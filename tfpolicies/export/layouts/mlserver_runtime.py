@@ -33,11 +33,7 @@ class PolicyRuntime(MLModel):
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Returns the requested outputs; all of them if the request names none.
-
-        Raises:
-            InferenceError: if inputs are missing, unknown, or of another type or shape.
-        """
+        """Returns the requested outputs; all of them if the request names none."""
         feed = self._decode_inputs({tensor.name: tensor for tensor in payload.inputs})
         names = [tensor.name for tensor in payload.outputs or []] or self._outputs
         unknown = sorted(set(names) - set(self._outputs))

@@ -189,10 +189,6 @@ def get_filters(leaf: Leaf, name: str, config: Settings, setting: str = "model")
     """Returns the convolutions `[channels, kernel, stride]` of an image.
 
     All but the last are padded ("same"), the last one is not ("valid").
-
-    Raises:
-        ModelError: if there are neither configured nor default filters for the size, or if the
-            image becomes smaller than the last kernel.
     """
     height, width = _get_sides(leaf, config)
     filters = config["conv_filters"]

@@ -101,7 +101,6 @@ class KernelInitializers:
         return keras.initializers.Orthogonal(seed=self.next_seed())
 
     def next_seed(self) -> int:
-        """Returns the next seed."""
         return int(self._rng.integers(2**31))
 
 

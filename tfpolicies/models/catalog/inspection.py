@@ -23,9 +23,6 @@ def get_state_shapes(model: keras.Model) -> list[tuple[int, ...]]:
 
     A functional model has memory if it has inputs named `state_in_0`, `state_in_1`, ...; a
     subclassed one if it has an attribute `state_shapes`, a list of shapes.
-
-    Raises:
-        ModelError: if the numbering has gaps, or a shape is unknown.
     """
     input_shapes = get_input_shapes(model)
     if input_shapes is None:
@@ -49,9 +46,6 @@ def get_extra_inputs(model: keras.Model) -> tuple[str, ...]:
     are names of its inputs, which may also be `prev_n_obs[_path]`, `prev_n_actions[_path]` and
     `prev_n_rewards`; for a subclassed one its attribute `extra_inputs`, a list of names. A
     subclassed model with `state_shapes` always takes `seq_lens`.
-
-    Raises:
-        ModelError: if the attribute holds another name.
     """
     input_shapes = get_input_shapes(model)
     if input_shapes is not None:

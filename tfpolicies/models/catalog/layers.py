@@ -182,5 +182,4 @@ def apply_action_outputs(
 
 
 def apply_value_output(kernels: KernelInitializers, x: Tensor) -> Any:
-    """Computes the value from `x`."""
     return apply_dense(kernels, x, 1, "value_out", "value")

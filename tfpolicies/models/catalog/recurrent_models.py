@@ -127,11 +127,7 @@ def make_sequence_inputs(shapes: Mapping[str, Sequence[int]]) -> NamedTensors:
 
 
 def make_previous_step_inputs(settings: Settings, action_leaves: Leaves) -> NamedTensors:
-    """Returns the inputs of previous actions and rewards that a memory reads besides features.
-
-    Raises:
-        ModelError: if it reads actions, and `action_leaves` is empty.
-    """
+    """Returns the inputs of previous actions and rewards that a memory reads besides features."""
     actions, rewards = (
         int(settings[f"lstm_use_prev_{column}"] or settings[f"attention_use_n_prev_{column}s"])
         for column in ("action", "reward")
@@ -215,9 +211,6 @@ def build_with_memory(
         settings: a complete `model` config.
         with_value: whether the result also estimates values.
         action_leaves: the leaves of the action space.
-
-    Raises:
-        ModelError: if Keras cannot build it, or model and memory read an input in different shapes.
     """
     feature_inputs, previous = (
         make_sequence_inputs(shapes),

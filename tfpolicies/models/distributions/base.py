@@ -157,11 +157,6 @@ def is_distribution(value: str | type | None) -> TypeGuard[type[Distribution]]:
 
 
 def check_distribution_class(dist_class: str | type | None) -> type[Distribution]:
-    """Returns `dist_class` if it is a class of distributions.
-
-    Raises:
-        ConfigError: if it is something else, or its `noise_kind` is unknown.
-    """
     if not is_distribution(dist_class):
         hint = (
             suggest_similar_names(dist_class, BOX_DISTRIBUTIONS)

@@ -197,7 +197,6 @@ class TFRuntime(ActingRuntime):
         del state
 
     def close_idle_sessions(self, create: Callable[[], Any]) -> None:
-        """Closes idle sessions of one session creator."""
         del create
 
     def close_session(self, state: PolicyState) -> None:

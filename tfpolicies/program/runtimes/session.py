@@ -42,9 +42,6 @@ def get_session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
 
     Args:
         session_args: fields of its `tf.compat.v1.ConfigProto`.
-
-    Raises:
-        ConfigError: if TensorFlow has no such field, or does not accept the value.
     """
     key = repr(sorted(session_args.items()))
     if key in _creators:
@@ -106,7 +103,6 @@ class _GraphFunction:
         return tf.zeros([]) if result is None else result
 
     def restore_structure(self, arrays: Sequence[np.ndarray]) -> Any:
-        """Returns flat results in the structure that the function returns."""
         return tf.nest.pack_sequence_as(self._structure, arrays)
 
 

@@ -242,7 +242,6 @@ def make_stacked_function_runtime(runtime: TFRuntime) -> StackedRuntime | None:
 
 
 def make_stacked_onnx_runtime(runtime: TFRuntime) -> StackedRuntime:
-    """Returns the stacked act function of a Program for ONNX Runtime."""
     signature, ports = make_signature_with_weights(runtime, [None]), runtime.act_layout.get_ports()
 
     def build(map_states: Callable[..., Any]) -> StackedOnnxRuntime:
