@@ -40,7 +40,7 @@ class Request:
         seconds: How long to measure one figure, after warm-up.
         seed: Seed of the run.
         started: `time.time()` of the moment before this process was started.
-        settings: The hyper-parameters of the measurement "learning".
+        settings: The hyperparameters of the measurement "learning".
     """
 
     variant: str

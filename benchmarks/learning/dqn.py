@@ -1,4 +1,4 @@
-"""Measures DQN on CartPole-v1 against Stable-Baselines3, with the same hyper-parameters.
+"""Measures DQN on CartPole-v1 against Stable-Baselines3, with the same hyperparameters.
 
 `python -m benchmarks.learning.dqn --help` lists the options; README.md says how to read the
 results.

@@ -136,7 +136,7 @@ class Runs:
         interpreters: Name of each interpreter -> its path.
         bytecode: Folder where Python keeps compiled modules between runs, for everyone alike;
             otherwise start-up would depend on how a package was installed.
-        settings: The hyper-parameters of the measurement "learning".
+        settings: The hyperparameters of the measurement "learning".
         results: What the runs gave so far.
     """
 
@@ -252,7 +252,7 @@ def compare(
     Args:
         measurement: what is measured, with whom.
         peer: beside whom.
-        settings: The hyper-parameters.
+        settings: The hyperparameters.
         options: Those of `parser_beside`, and `quick`.
         name: Of the JSON file, in the folder `out`.
 

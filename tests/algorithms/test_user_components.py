@@ -20,7 +20,7 @@ BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 def growing(names):
-    """Returns a policy class with some hyper-parameters; all of them have one place and name."""
+    """Returns a policy class with some hyperparameters; all of them have one place and name."""
     attributes = {"hyperparameters": names, "__module__": __name__, "__qualname__": "Growing"}
     return type(PPOTF2Policy)("Growing", (PPOTF2Policy,), attributes)
 
@@ -46,7 +46,7 @@ def test_a_policy_whose_class_has_lost_a_hyperparameter_is_refused(tmp_path, mon
     monkeypatch.setitem(globals(), "Growing", Grown)
     make(Grown).export_checkpoint(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="or a hyper-parameter is missing"):
+    with pytest.raises(CheckpointError, match="or a hyperparameter is missing"):
         Growing.from_checkpoint(tmp_path)
 
 

@@ -168,7 +168,7 @@ def test_a_map_holds_any_policy(kind):
         assert set(policies.compute_actions(obs)) == {"one", "other"}
         policies.copy_policy("one", "copy")
         if kind is ByHand:
-            with pytest.raises(UsageError, match="no known hyper-parameters"):
+            with pytest.raises(UsageError, match="no known hyperparameters"):
                 policies.perturb("one", "lr")
         else:
             assert policies.perturb("one", "lr", factors=(2.0,))["lr"] > 0

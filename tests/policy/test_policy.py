@@ -551,7 +551,7 @@ def test_hyper_parameters_belong_to_one_policy():
         pytest.approx(0.1),
     )
     assert first.learn_on_batch(batch_for(first, 4))["learner_stats"]["cur_lr"] == 0.5
-    with pytest.raises(ConfigError, match="'seed' is not a hyper-parameter; those are lr, gamma"):
+    with pytest.raises(ConfigError, match="'seed' is not a hyperparameter; those are lr, gamma"):
         first.set_hyperparameter("seed", 1)
     for wrong in (float("nan"), "fast", True):
         with pytest.raises(ConfigError, match="lr must be a number or None"):

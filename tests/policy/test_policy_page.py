@@ -179,7 +179,7 @@ def test_a_state_of_other_spaces_warns_and_the_policy_keeps_its_own_spaces_and_c
     assert "observation_space" in caplog.text
     assert policy.observation_space == OBS
     assert policy.config["lr"] == 5e-5
-    assert policy.get_hyperparameter("lr") == 0.5  # a hyper-parameter in force is state
+    assert policy.get_hyperparameter("lr") == 0.5  # a hyperparameter in force is state
     assert_equal(policy.get_weights(), other.get_weights())
 
 

@@ -561,9 +561,9 @@ def test_hand_written_policies_stay_in_memory():
     m.flush()
     with pytest.raises(UsageError, match="cannot be frozen"):
         m.freeze("one")
-    with pytest.raises(UsageError, match="no known hyper-parameters"):
+    with pytest.raises(UsageError, match="no known hyperparameters"):
         m.perturb("one", "lr")
-    with pytest.raises(UsageError, match="no known hyper-parameters"):
+    with pytest.raises(UsageError, match="no known hyperparameters"):
         m.copy_policy("one", "two", lr=0.5)
     assert m.copy_policy("one", "two") is m["two"]
     assert m["two"] is not m["one"]
@@ -741,7 +741,7 @@ def test_a_copy_onto_another_id_of_the_same_policy_parts_them():
 def test_a_copy_that_cannot_be_made_changes_nothing():
     m = map_of("a", "b")
     before = state_of(m["b"])
-    with pytest.raises(ConfigError, match="'lrr' is not a hyper-parameter"):
+    with pytest.raises(ConfigError, match="'lrr' is not a hyperparameter"):
         m.copy_policy("a", "b", lrr=1)
     with pytest.raises(UnknownPolicyError):
         m.copy_policy("x", "b")
@@ -774,7 +774,7 @@ def test_perturbing():
         before = m["a"].get_hyperparameter("lr")
         assert m.perturb("a", "lr")["lr"] / before in (pytest.approx(0.8), pytest.approx(1.2))
     before = state_of(m["a"])
-    with pytest.raises(ConfigError, match="'lrr' is not a hyper-parameter"):
+    with pytest.raises(ConfigError, match="'lrr' is not a hyperparameter"):
         m.perturb("a", "lr", "lrr")
     same(before, state_of(m["a"]))
 

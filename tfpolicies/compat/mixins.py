@@ -48,7 +48,7 @@ class LearningRateSchedule:
 
 
 class EntropyCoeffSchedule:
-    """Adds the attribute `entropy_coeff` to a policy that has this hyper-parameter."""
+    """Adds the attribute `entropy_coeff` to a policy that has this hyperparameter."""
 
     __init__ = _do_nothing
 
@@ -59,7 +59,7 @@ class EntropyCoeffSchedule:
 
 
 class KLCoeffMixin:
-    """Adds the attribute `kl_coeff` to a policy that has this hyper-parameter."""
+    """Adds the attribute `kl_coeff` to a policy that has this hyperparameter."""
 
     __init__ = _do_nothing
 

@@ -53,7 +53,7 @@ def build_tf_policy(
         loss_fn: `(policy, model, dist_class, train_batch)`: the loss; None for policies that only
             act.
         get_default_config: returns a dict, or an `AlgorithmConfig`, of default settings. Settings
-            that `AlgorithmConfig` lacks become settings of the class: numbers are hyper-parameters,
+            that `AlgorithmConfig` lacks become settings of the class: numbers are hyperparameters,
             others are static.
         postprocess_fn: `(policy, sample_batch, other_agent_batches, episode)`: the batch.
         stats_fn: `(policy, train_batch)`: scalar tensors by name.

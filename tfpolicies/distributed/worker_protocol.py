@@ -209,7 +209,7 @@ def make_weights_update(
     return WeightsUpdate(
         partial_weights | full_weights,
         frozenset(partial_weights),
-        {pid: state.hyper.copy() for pid, state in states.items() if state is not None},
+        {pid: state.hyperparameters.copy() for pid, state in states.items() if state is not None},
         {pid: policy.global_timestep for pid, policy in policies.items()},
         copy_filters(worker, policy_ids) if with_filters else {},
         global_vars,
@@ -225,7 +225,7 @@ def apply_weights_update(worker: RolloutWorker, update: WeightsUpdate) -> None:
         policy.global_timestep = update.timesteps[policy_id]
         state = policy.driver.state
         if state is not None and policy_id in update.hyperparameters:
-            state.hyper[...] = update.hyperparameters[policy_id]
+            state.hyperparameters[...] = update.hyperparameters[policy_id]
     sync_filters(worker, update.filters)
     if update.global_vars is not None:
         worker.set_global_vars(update.global_vars)

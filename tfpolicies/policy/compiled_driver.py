@@ -193,7 +193,7 @@ class CompiledLearning(Learning):
         self._learner.discover_columns()
         acting = self.policy._acting.tries_onnx
         sizes = rows, num_epochs, minibatch_size
-        self.policy.program.warm_up(self._state.hyper, *sizes, acting=acting)
+        self.policy.program.warm_up(self._state.hyperparameters, *sizes, acting=acting)
         self.resolve_auto_settings()
 
     def pop_loading_seconds(self) -> float:
@@ -225,7 +225,7 @@ class CompiledDriver(PolicyDriver):
         """A value that changes with the policy's numbers; None if it overrides weight methods."""
         if not self.policy._overridden.isdisjoint(overrides.WEIGHT_METHODS):
             return None
-        return id(self.state), self.state.version, self.state.hyper.tobytes()
+        return id(self.state), self.state.version, self.state.hyperparameters.tobytes()
 
     @property
     def is_frozen(self) -> bool:

@@ -494,29 +494,29 @@ class PolicyDriver(_DriverPart):
         self.policy._check_state(state)
 
     def require_changeable(self) -> None:
-        """Checks that hyper-parameters may be changed.
+        """Checks that hyperparameters may be changed.
 
         Raises:
             FrozenPolicyError: if the policy is frozen.
-            UsageError: if the policy has no known hyper-parameters.
+            UsageError: if the policy has no known hyperparameters.
         """
         raise self._no_hyperparameters_error()
 
     def get_hyperparameter(self, name: str) -> float:
-        """Returns the current value of a hyper-parameter.
+        """Returns the current value of a hyperparameter.
 
         Raises:
             ConfigError: if there is none of this name.
-            UsageError: if the policy has no known hyper-parameters.
+            UsageError: if the policy has no known hyperparameters.
         """
         raise self._no_hyperparameters_error()
 
     def set_hyperparameter(self, name: str, value: float | None) -> None:
-        """Sets a hyper-parameter of this policy only; see `get_hyperparameter` for the errors."""
+        """Sets a hyperparameter of this policy only; see `get_hyperparameter` for the errors."""
         raise self._no_hyperparameters_error()
 
     def _no_hyperparameters_error(self) -> UsageError:
-        return UsageError(f"{self.policy!r} has no known hyper-parameters.")
+        return UsageError(f"{self.policy!r} has no known hyperparameters.")
 
     def copy_from(self, other: Any) -> None:
         """Copies all state that acting depends on from a policy with the same model.

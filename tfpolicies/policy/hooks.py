@@ -52,9 +52,9 @@ class TFPolicyHooks(Policy):
     _compiled_target_update: ClassVar[Any] = None
     """The `update_target` that is equivalent to the target updates inside compiled updates."""
     _state_aliases: ClassVar[dict[str, str]] = {}
-    """Keys of a state, and the hyper-parameters that are stored under them."""
+    """Keys of a state, and the hyperparameters that are stored under them."""
     _enabling_settings: ClassVar[dict[str, str]] = {}
-    """Hyper-parameters, and the settings that make them 0 if False."""
+    """Hyperparameters, and the settings that make them 0 if False."""
     runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
     static_keys: tuple[str, ...] = (
@@ -365,10 +365,10 @@ class TFPolicyHooks(Policy):
             )
 
     def _get_current_hyperparameter(self, name: str) -> Any:
-        """Returns the current value of a hyper-parameter: a tensor in traced code, else a number.
+        """Returns the current value of a hyperparameter: a tensor in traced code, else a number.
 
         Raises:
-            ConfigError: if this class has no such hyper-parameter.
+            ConfigError: if this class has no such hyperparameter.
         """
         return self.get_hyperparameter(name) if self._context is None else self.config[name]
 

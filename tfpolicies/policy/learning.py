@@ -44,7 +44,9 @@ class PolicyLearner:
         spec = policy.program.spec
         names = {f"cur_{name}": name for name in spec.learning_rates} | policy._coefficient_stats
         indices = [(stat, spec.hyperparameters.index(name)) for stat, name in names.items()]
-        self._hyper_stats = tuple(indices)  # names in `learner_stats`, indices in `state.hyper`
+        self._hyperparameter_stats = tuple(
+            indices
+        )  # names in `learner_stats`, indices in `state.hyperparameters`
         self.loading_seconds = 0.0
 
     @property
@@ -218,16 +220,16 @@ class PolicyLearner:
             self._require_finite(result)
             updates.commit(state, result)
         return {
-            "learner_stats": self._add_hyper_stats(result.stats),
+            "learner_stats": self._add_hyperparameter_stats(result.stats),
             "num_agent_steps_trained": rows,
             "num_grad_updates_lifetime": state.num_grad_updates,
             "diff_num_grad_updates_vs_sampler_policy": float(updates_before),
             **result.fetches,
         }
 
-    def _add_hyper_stats(self, stats: dict[str, float]) -> dict[str, float]:
-        values = self._state.hyper.tolist()
-        for name, index in self._hyper_stats:
+    def _add_hyperparameter_stats(self, stats: dict[str, float]) -> dict[str, float]:
+        values = self._state.hyperparameters.tolist()
+        for name, index in self._hyperparameter_stats:
             stats[name] = values[index]
         return stats
 
@@ -285,7 +287,10 @@ class PolicyLearner:
         self.discover_columns()
         gradients, result = self._updates.compute_gradients(self._state, self.read(batch))
         self._require_finite(result)
-        return gradients, {"learner_stats": self._add_hyper_stats(result.stats), **result.fetches}
+        return gradients, {
+            "learner_stats": self._add_hyperparameter_stats(result.stats),
+            **result.fetches,
+        }
 
     def apply_gradients(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Updates the weights with gradients in the order of the trainable variables, loss by loss.

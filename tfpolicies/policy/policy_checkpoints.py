@@ -342,7 +342,7 @@ class StoredPolicy:
         if _get_fingerprint(policy, self._get_saved_hyperparameters(policy)) != program:
             raise CheckpointError(
                 f"{self.source} does not fit {policy_class.__name__}: the variables differ from "
-                "the saved ones, or a hyper-parameter is missing. Load it with the class and model "
+                "the saved ones, or a hyperparameter is missing. Load it with the class and model "
                 "it was saved with."
             )
         return policy
@@ -444,7 +444,9 @@ def apply_configured_hyperparameters(
     state = {**state, "hyperparameters": hyperparameters}
     keys = {name: key for key, name in policy._state_aliases.items()}
     sharing_lr = spec.get_unset_rates(config)
-    for name, value in zip(spec.hyperparameters, spec.hyper_values(config), strict=True):
+    for name, value in zip(
+        spec.hyperparameters, spec.get_hyperparameter_values(config), strict=True
+    ):
         sources = [name, f"{name}_schedule", policy._enabling_settings.get(name, name)]
         if any(map(differs, [*sources, *["lr", "lr_schedule"] * (name in sharing_lr)])):
             target = state if name in keys else hyperparameters

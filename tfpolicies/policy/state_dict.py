@@ -88,7 +88,7 @@ class ValidatedState(NamedTuple):
     """The validated parts of a state dict."""
 
     arrays: dict[str, np.ndarray]  # by key of the layout
-    get_hyperparameter: np.ndarray  # float32 [H]
+    hyperparameters: np.ndarray  # float32 [H]
     global_timestep: int
     num_grad_updates: int
 
@@ -113,11 +113,11 @@ class PolicyStateDict:
 
     Args:
         program: the Program, shared with other policies.
-        state: its variables, hyper-parameters, generator and counters.
+        state: its variables, hyperparameters, generator and counters.
         exploration: its exploration.
         filters: its running statistics, by the key of a state: `filter` of observations,
             `reward_filter` of rewards.
-        aliases: by the key of a state, the hyper-parameter that it stores.
+        aliases: by the key of a state, the hyperparameter that it stores.
     """
 
     program: Program
@@ -130,19 +130,21 @@ class PolicyStateDict:
         """Returns copies of everything; see `TFPolicy.get_state` for the keys."""
         state, layout = self.state, self.program.layout
         names = self.program.spec.hyperparameters
-        hyper = {name: float(x) for name, x in zip(names, state.hyper, strict=True)}
+        hyperparameters = {
+            name: float(x) for name, x in zip(names, state.hyperparameters, strict=True)
+        }
         result: dict[str, Any] = {"weights": state.copy_weights(*layout.networks)}
         if layout.targets:
             result["target_weights"] = state.copy_weights(*layout.targets)
         result |= {name: running.get_state() for name, running in self.filters.items()}
-        result |= {key: hyper.pop(name) for key, name in self.aliases.items()}
+        result |= {key: hyperparameters.pop(name) for key, name in self.aliases.items()}
         return {
             **result,
             "_optimizer_variables": state.copy_weights(*layout.optimizers),
             "_exploration_state": self.exploration.get_state(),
             "global_timestep": state.global_timestep,
             "num_grad_updates": state.num_grad_updates,
-            "hyperparameters": hyper,
+            "hyperparameters": hyperparameters,
             **{key: rng.bit_generator.state for key, rng in state.generators.items()},
         }
 
@@ -205,7 +207,7 @@ class PolicyStateDict:
     def _read_hyperparameters(self, state_dict: Mapping[str, Any]) -> np.ndarray:
         names = self.program.spec.hyperparameters
         aliased = {name: state_dict[key] for key, name in self.aliases.items() if key in state_dict}
-        hyper = self.state.hyper.copy()
+        hyperparameters = self.state.hyperparameters.copy()
         for name, value in {**(state_dict.get("hyperparameters") or {}), **aliased}.items():
             if name not in names:
                 owner = self.program.spec.policy_class.__name__
@@ -215,12 +217,12 @@ class PolicyStateDict:
             try:
                 if not is_number(number):
                     raise TypeError("not a number")
-                hyper[names.index(name)] = number
+                hyperparameters[names.index(name)] = number
             except (TypeError, OverflowError) as error:
                 raise WeightsError(
                     f"{name} in a state must be a number, got {show_value(value)}."
                 ) from error
-        return hyper
+        return hyperparameters
 
     def restore(self, state_dict: Mapping[str, Any], *, finite: bool) -> None:
         """Validates a state dict, which stays unchanged, and restores everything from it.
@@ -246,7 +248,7 @@ class PolicyStateDict:
         obs_filter = self.filters.get("filter")
         if isinstance(obs_filter, MeanStdFilter):
             self.apply_filter(obs_filter)
-        state.hyper[...] = validated.get_hyperparameter
+        state.hyperparameters[...] = validated.hyperparameters
         state.global_timestep = validated.global_timestep
         state.num_grad_updates = validated.num_grad_updates
 

@@ -71,7 +71,7 @@ class TFPolicy(TFPolicyHooks):
     Policies with the same class, spaces, architecture and static config share one `Program`: its
     functions are traced once, so each further policy only costs its numbers. Traced code (`loss`,
     `stats_fn`, `grad_stats_fn`, `compute_gradients_fn`, `apply_gradients_fn`) therefore runs on a
-    view of the class: `self.config` holds the hyper-parameters as tensors, `stats_fn` can read
+    view of the class: `self.config` holds the hyperparameters as tensors, `stats_fn` can read
     attributes that `loss` sets on `self`, and attributes of one policy cannot be read.
 
     A subclass overrides those that differ:
@@ -108,7 +108,7 @@ class TFPolicy(TFPolicyHooks):
     _column_defaults: ClassVar[Mapping[str, float]] = {}
     """Fill values of columns `[N]` that a batch may lack."""
     _coefficient_stats: ClassVar[Mapping[str, str]] = {}
-    """Hyper-parameters, besides learning rates, in `learner_stats`, by their names there."""
+    """Hyperparameters, besides learning rates, in `learner_stats`, by their names there."""
     _driver_class = CompiledDriver
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -152,7 +152,7 @@ class TFPolicy(TFPolicyHooks):
         self.program = Program.get_or_create(spec)
         seed = complete["seed"]
         self._state = self.program.new_state(
-            spec.hyper_values(complete),
+            spec.get_hyperparameter_values(complete),
             weight_seed=derive_seed(seed, self.policy_id, "weights"),
             rng_seed=derive_seed(seed, self.policy_id, identity["worker_index"], "noise"),
             template=spec.source.template,
@@ -617,21 +617,21 @@ class TFPolicy(TFPolicyHooks):
             self._state.update_targets(1.0, parts)
 
     def get_hyperparameter(self, name: str) -> float:
-        """Returns the current value of a hyper-parameter.
+        """Returns the current value of a hyperparameter.
 
         Raises:
-            ConfigError: if this class has no such hyper-parameter.
+            ConfigError: if this class has no such hyperparameter.
         """
         names = self.program.spec.hyperparameters
         if name not in names:
-            raise ConfigError(f"{name!r} is not a hyper-parameter; those are {', '.join(names)}.")
-        return float(self._state.hyper[names.index(name)])
+            raise ConfigError(f"{name!r} is not a hyperparameter; those are {', '.join(names)}.")
+        return float(self._state.hyperparameters[names.index(name)])
 
     def set_hyperparameter(self, name: str, value: float | None) -> None:
-        """Sets a hyper-parameter of this policy only, from the next update on.
+        """Sets a hyperparameter of this policy only, from the next update on.
 
         Raises:
-            ConfigError: if this class has no such hyper-parameter, or the value is not a number.
+            ConfigError: if this class has no such hyperparameter, or the value is not a number.
         """
         self._state.require_not_frozen()
         _ = self.get_hyperparameter(name)  # raises if it does not exist
@@ -644,7 +644,7 @@ class TFPolicy(TFPolicyHooks):
             names += spec.get_unset_rates(self.config)
         for hyperparameter in names:
             index = spec.hyperparameters.index(hyperparameter)
-            self._state.hyper[index] = float("inf") if value is None else value
+            self._state.hyperparameters[index] = float("inf") if value is None else value
 
     def get_state(self) -> dict[str, Any]:
         """Returns copies of the state that `set_state` restores.
@@ -663,7 +663,7 @@ class TFPolicy(TFPolicyHooks):
 
         The policy keeps its own spaces and config and ignores `policy_spec`, because config and
         Program belong together. `from_state` creates a policy with the state's config. A
-        hyper-parameter with a schedule gets the value of its schedule at the state's time step.
+        hyperparameter with a schedule gets the value of its schedule at the state's time step.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
@@ -785,7 +785,7 @@ class TFPolicy(TFPolicyHooks):
             self._update_schedules(self.global_timestep)
 
     def _update_schedules(self, timestep: int) -> None:
-        """Sets each hyper-parameter that has a `<name>_schedule` to its value at `timestep`.
+        """Sets each hyperparameter that has a `<name>_schedule` to its value at `timestep`.
 
         A schedule that is an integer n goes from the configured value to 0 at time step n. An `lr`
         that is a function is also a schedule.

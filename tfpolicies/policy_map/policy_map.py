@@ -410,7 +410,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
         Raises:
             UnknownPolicyError: if there is no `source`.
-            ConfigError: if its class has no such hyper-parameter; nothing is changed then.
+            ConfigError: if its class has no such hyperparameter; nothing is changed then.
         """
         original = self.get_handle(source)
         if target == source:
@@ -445,14 +445,14 @@ class PolicyMap(MutableMapping[str, Policy]):
         factors: Sequence[float] = (0.8, 1.2),
         rng: np.random.Generator | None = None,
     ) -> dict[str, float]:
-        """Multiplies hyper-parameters of a policy by random factors.
+        """Multiplies hyperparameters of a policy by random factors.
 
         It is the "explore" step of population-based training (Jaderberg et al. 2017,
         arXiv:1711.09846, section 4.1.1).
 
         Args:
             policy_id: of the policy.
-            *names: the hyper-parameters to change, such as "lr".
+            *names: the hyperparameters to change, such as "lr".
             factors: one of them is drawn for each.
             rng: draws the factors; None takes the policy's own generator.
 
@@ -460,7 +460,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             The new values, by name.
 
         Raises:
-            ConfigError: if the policy has no such hyper-parameter; nothing is changed then.
+            ConfigError: if the policy has no such hyperparameter; nothing is changed then.
             FrozenPolicyError: if it is frozen; nothing is changed then.
             UsageError: for a custom policy.
         """

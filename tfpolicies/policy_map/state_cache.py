@@ -1,6 +1,6 @@
 """LRU cache of policy states: the least recently used ones are swapped to a stash on disk.
 
-Only the variables of a state are swapped; policies, their generators, counters and hyper-parameters
+Only the variables of a state are swapped; policies, their generators, counters and hyperparameters
 stay in memory. An unchanged state is dropped without a write.
 """
 

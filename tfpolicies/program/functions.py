@@ -260,7 +260,7 @@ class ProgramFunctions:
 
     def differentiate_minibatch(
         self,
-        hyper: tf.Tensor,
+        hyperparameters: tf.Tensor,
         columns: Mapping[str, Any],
         inputs: StepInputs,
         *,
@@ -273,9 +273,9 @@ class ProgramFunctions:
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
         rows, step_inputs = self.make_loss_columns(columns, weights), inputs.at(0)
         if not in_turn:
-            return self.compute_gradients(self.make_loss_self(hyper, step_inputs), rows)
+            return self.compute_gradients(self.make_loss_self(hyperparameters, step_inputs), rows)
         traced_self, active = (
-            self._begin_update(hyper, step_inputs),
+            self._begin_update(hyperparameters, step_inputs),
             self._active_optimizers(step_inputs),
         )
         return self.compute_gradients(traced_self, rows, active, in_turn=True)
@@ -305,7 +305,7 @@ class ProgramFunctions:
             raise ConfigError(
                 f"{self.spec.policy_class.__name__}.loss uses the value of a tensor in Python "
                 "(`if`, `and`, `while`), but it is traced once for all policies of its class, and "
-                "hyper-parameters such as self.config['lr'] are tensors in it. Add every term, "
+                "hyperparameters such as self.config['lr'] are tensors in it. Add every term, "
                 "times a coefficient that may be 0; or use tf.where."
             ) from error
 
@@ -325,9 +325,9 @@ class ProgramFunctions:
         penalties = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
         return loss + tf.add_n(penalties) if penalties else loss
 
-    def make_loss_self(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
+    def make_loss_self(self, hyperparameters: tf.Tensor, inputs: StepInputs) -> Any:
         """Returns the `self` of the class's code in one update."""
-        result = self.spec.make_traced_self(hyper)
+        result = self.spec.make_traced_self(hyperparameters)
         context: TracedContext = result._context
         context.networks, context.target_networks = {}, {}
         for name, network in self.networks.items():
@@ -347,7 +347,7 @@ class ProgramFunctions:
 
     def learn_step(
         self,
-        hyper: tf.Tensor,
+        hyperparameters: tf.Tensor,
         columns: Mapping[str, Any],
         weights: tf.Tensor,
         inputs: StepInputs,
@@ -358,7 +358,7 @@ class ProgramFunctions:
         """Runs one update on one minibatch; runtimes trace it separately, and count that.
 
         Args:
-            hyper: the hyper-parameters `[H]`.
+            hyperparameters: the hyperparameters `[H]`.
             columns: the minibatch, `[mb, ...]` each.
             weights: float32 `[mb]`, 0 for padding.
             inputs: the other inputs of the minibatch.
@@ -369,7 +369,8 @@ class ProgramFunctions:
             The statistics, followed by the loss: float32 `[S + 1]`; and the fetches.
         """
         traced_self = self._begin_update(
-            hyper if clips_gradients else self.spec.disable_clipping(hyper), inputs
+            hyperparameters if clips_gradients else self.spec.disable_clipping(hyperparameters),
+            inputs,
         )
         rows = self.make_loss_columns(columns, weights)
         active = self._active_optimizers(inputs)
@@ -384,15 +385,15 @@ class ProgramFunctions:
         active = inputs.active_optimizers
         return tf.unstack(active, len(self.optimizers)) if is_input(active) else None
 
-    def _begin_update(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
+    def _begin_update(self, hyperparameters: tf.Tensor, inputs: StepInputs) -> Any:
         """Sets the learning rates; returns the `self` of the update."""
-        traced_self = self.make_loss_self(hyper, inputs)
+        traced_self = self.make_loss_self(hyperparameters, inputs)
         self.optimizers.set_learning_rates(traced_self.config)
         return traced_self
 
     def learn(
         self,
-        hyper: tf.Tensor,
+        hyperparameters: tf.Tensor,
         columns: Mapping[str, Any],
         index: tf.Tensor,
         mask: tf.Tensor,
@@ -407,7 +408,7 @@ class ProgramFunctions:
         """Runs the minibatch updates of one chunk in one loop.
 
         Args:
-            hyper: the hyper-parameters `[H]`.
+            hyperparameters: the hyperparameters `[H]`.
             columns: the whole batch, `[N, ...]` each; N may be padded. For recurrent models its
                 items are sequences, `[S, T, ...]` each, and `[S, ...]` for the recurrent state.
             index: int32 `[K, mb]`, the items of each minibatch of the whole update.
@@ -426,7 +427,9 @@ class ProgramFunctions:
                 by
             buffer.
         """
-        self.traces.record("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
+        self.traces.record(
+            "learn_once" if fetches else "learn_epochs", hyperparameters, columns, index, mask
+        )
 
         def run_minibatch(i: tf.Tensor) -> Any:
             rows, weights, now = index[i], mask[i], inputs.at(i)
@@ -436,7 +439,7 @@ class ProgramFunctions:
                 rows = tf.boolean_mask(rows, weights > 0)
                 weights = tf.ones_like(rows, tf.float32)
             minibatch = tf.nest.map_structure(lambda x: gather_rows(x, rows, self.device), columns)
-            return step(hyper, minibatch, weights, now)
+            return step(hyperparameters, minibatch, weights, now)
 
         if fetches:
             step_inputs, fetched = run_minibatch(0)
@@ -458,14 +461,14 @@ class ProgramFunctions:
         return tf.stack(reduced), {}, self.pack_buffers()
 
     def compute_minibatch_gradients(
-        self, hyper: tf.Tensor, columns: Mapping[str, Any], inputs: StepInputs
+        self, hyperparameters: tf.Tensor, columns: Mapping[str, Any], inputs: StepInputs
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the gradients by trainable variable, loss by loss, the statistics and fetches.
 
         `LOSS` is among the statistics. The `inputs` are those of one minibatch, `[1, ...]`.
         """
-        self.traces.record("gradients", hyper, columns)
-        result = self.differentiate_minibatch(hyper, columns, inputs)
+        self.traces.record("gradients", hyperparameters, columns)
+        result = self.differentiate_minibatch(hyperparameters, columns, inputs)
         stats = {**result.stats, LOSS: result.loss}
         return self.optimizers.order_gradients(result.pairs), stats, dict(result.fetches)
 
@@ -487,15 +490,15 @@ class ProgramFunctions:
         return loss_columns
 
     def apply_gradients(
-        self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor], inputs: StepInputs
+        self, hyperparameters: tf.Tensor, gradients: Sequence[tf.Tensor], inputs: StepInputs
     ) -> dict[str, tf.Tensor]:
         """Updates the trainable variables with gradients; returns the new variables by buffer."""
-        self.traces.record("apply_gradients", hyper, gradients)
+        self.traces.record("apply_gradients", hyperparameters, gradients)
         step_inputs = inputs.at(0)
         arguments = self.optimizers.make_apply_arguments(
             gradients, self._active_optimizers(step_inputs)
         )
-        self._begin_update(hyper, step_inputs).apply_gradients_fn(*arguments)
+        self._begin_update(hyperparameters, step_inputs).apply_gradients_fn(*arguments)
         return self.pack_buffers()
 
     # -- moving a state in and out ------------------------------------------------------------

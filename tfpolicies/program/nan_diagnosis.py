@@ -81,7 +81,7 @@ def _iter_terms(
     for name, column in columns.items():
         yield from ({f"train_batch[{name!r}]": leaf} for leaf in tf.nest.flatten(column))
     names = functions.spec.hyperparameters
-    yield {name: state.hyper[names.index(name)] for name in functions.spec.learning_rates}
+    yield {name: state.hyperparameters[names.index(name)] for name in functions.spec.learning_rates}
     weights = {
         slot.key: state.arrays[slot.key]
         for slot in state.layout.get_slots(*state.layout.updated_parts)
@@ -89,7 +89,7 @@ def _iter_terms(
     yield {f"weights[{key!r}]": x for key, x in weights.items()}
     tensors = tf.nest.map_structure(tf.constant, dict(columns))
     loss = functions.differentiate_minibatch(
-        tf.constant(state.hyper), tensors, inputs, in_turn=True
+        tf.constant(state.hyperparameters), tensors, inputs, in_turn=True
     )
     totals = {name: x for name, x in loss.stats.items() if name in _TOTAL_NAMES}
     yield {name: x for name, x in loss.stats.items() if name not in totals}

@@ -35,7 +35,7 @@ class NetworkPlan(NamedTuple):
     target: bool = False
     """True if it has a target network, which moves towards it by the fraction `tau`."""
     lr: str = "lr"
-    """The hyper-parameter that is the learning rate of its optimizer."""
+    """The hyperparameter that is the learning rate of its optimizer."""
     every: int = 1
     """Its optimizer applies every n-th update, beginning with the first."""
     key: Hashable = None

@@ -182,7 +182,7 @@ class StateLoader(Protocol):
 
 
 class PolicyState:
-    """The variables, hyper-parameters, generator and counters of one policy.
+    """The variables, hyperparameters, generator and counters of one policy.
 
     Reading `segments` or `arrays` loads the variables into memory if they are not there. Either
     they are *paged out*: their memory is freed and `loader` can load it again. Or they are in the
@@ -192,7 +192,7 @@ class PolicyState:
 
     Attributes:
         layout: the position of each variable.
-        hyper: the current real-valued hyper-parameters, float32 `[H]`, in the Program's order.
+        hyperparameters: current values, float32 `[H]`, in the Program's order.
         rng: draws action noise; call `flush_noise_buffer` before reading it, except within
             `lock_for_change`.
         learning_rng: draws the order of minibatches and the noise of learning; the same generator,
@@ -215,10 +215,10 @@ class PolicyState:
     noise_buffer: Any
 
     def __init__(
-        self, layout: StateLayout, hyper: Iterable[float], rng: np.random.Generator
+        self, layout: StateLayout, hyperparameters: Iterable[float], rng: np.random.Generator
     ) -> None:
         self._init_fields(layout, layout.allocate(), rng)
-        self.hyper = np.fromiter(hyper, np.float32)
+        self.hyperparameters = np.fromiter(hyperparameters, np.float32)
 
     def spawn_learning_rng(self) -> None:
         """Gives learning a separate generator, spawned from that of acting."""
@@ -384,7 +384,7 @@ class PolicyState:
                 clone.learning_rng = self.learning_rng
                 if rng is not None:
                     clone.spawn_learning_rng()
-            clone.hyper = self.hyper.copy()
+            clone.hyperparameters = self.hyperparameters.copy()
             clone.global_timestep = self.global_timestep
             clone.num_grad_updates = self.num_grad_updates
         return clone

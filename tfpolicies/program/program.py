@@ -89,7 +89,7 @@ class Program:
 
     def new_state(
         self,
-        hyper: Sequence[float],
+        hyperparameters: Sequence[float],
         weight_seed: int,
         rng_seed: int,
         template: keras.Model | None = None,
@@ -100,7 +100,7 @@ class Program:
         that is made with a model instance, the `template`, starts with the weights of that
         instance.
         """
-        return self._state_factory.make(hyper, weight_seed, rng_seed, template)
+        return self._state_factory.make(hyperparameters, weight_seed, rng_seed, template)
 
     def load_model(self, state: PolicyState) -> Any:
         """Returns the Keras model with the weights of a state, until another state is loaded."""
@@ -111,7 +111,7 @@ class Program:
 
     def warm_up(
         self,
-        hyper: np.ndarray,
+        hyperparameters: np.ndarray,
         rows: int,
         num_epochs: int,
         minibatch_size: int | None,
@@ -121,7 +121,7 @@ class Program:
         """Traces and compiles the update for a batch of `rows`, without updating anything.
 
         Args:
-            hyper: the hyper-parameters of a policy, `[H]`.
+            hyperparameters: the hyperparameters of a policy, `[H]`.
             rows: the size of the batch.
             num_epochs: passes over it.
             minibatch_size: rows per update; None for one update with all rows.
@@ -134,7 +134,7 @@ class Program:
 
         meanwhile = convert if acting else None
         state = self._state_factory.make_scratch(0)
-        state.hyper[...] = hyper
+        state.hyperparameters[...] = hyperparameters
         self.updates.warm_up(state, rows, num_epochs, minibatch_size, meanwhile)
 
 
@@ -158,9 +158,13 @@ class _StateFactory:
         }
 
     def make(
-        self, hyper: Sequence[float], weight_seed: int, rng_seed: int, template: keras.Model | None
+        self,
+        hyperparameters: Sequence[float],
+        weight_seed: int,
+        rng_seed: int,
+        template: keras.Model | None,
     ) -> PolicyState:
-        state = PolicyState(self._layout, hyper, np.random.default_rng(rng_seed))
+        state = PolicyState(self._layout, hyperparameters, np.random.default_rng(rng_seed))
         if self._spec.has_learning_rng:
             state.spawn_learning_rng()
         keys = [slot.key for slot in self._layout.slots]

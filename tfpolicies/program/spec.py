@@ -31,7 +31,7 @@ from tfpolicies.program.traced_context import TracedContext
 from tfpolicies.system.gpus import limit_gpus
 
 _GRAD_CLIP = "grad_clip"
-"""The hyper-parameter that limits the norm of gradients."""
+"""The hyperparameter that limits the norm of gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,15 +107,15 @@ class ProgramSpec:
             source = policy_class._get_model_source(observation_space, dist_class, source_settings)
         return replace(spec, source=source, explorer=explorer.with_network_noise(source.noise_size))
 
-    def make_traced_self(self, hyper: tf.Tensor | None = None) -> Any:
+    def make_traced_self(self, hyperparameters: tf.Tensor | None = None) -> Any:
         """Returns the `self` of traced code of the class; its `context` may be extended.
 
         Args:
-            hyper: the hyper-parameters `[H]`, or H scalars; None if the code cannot read them.
+            hyperparameters: their values `[H]`, or H scalars; None if the code cannot read them.
         """
         owner = self.policy_class.__name__
         context = TracedContext(
-            config=TracedConfig(self.hyperparameters, hyper, self.static, owner=owner),
+            config=TracedConfig(self.hyperparameters, hyperparameters, self.static, owner=owner),
             observation_space=self.observation_space,
             action_space=self.action_space,
             dist_class=self.dist_class,
@@ -147,7 +147,7 @@ class ProgramSpec:
 
     @cached_property
     def learning_rates(self) -> tuple[str, ...]:
-        """The hyper-parameters that are learning rates of networks, each once."""
+        """The hyperparameters that are learning rates of networks, each once."""
         return tuple(dict.fromkeys(plan.lr for plan in self.networks.values()))
 
     def get_unset_rates(self, config: Mapping[str, Any]) -> list[str]:
@@ -201,8 +201,8 @@ class ProgramSpec:
         """The length of training sequences, for recurrent models."""
         return int(self.static["model"]["max_seq_len"])
 
-    def hyper_values(self, config: Mapping[str, Any]) -> list[float]:
-        """Returns the hyper-parameters of a config as numbers; None becomes infinity (no limit).
+    def get_hyperparameter_values(self, config: Mapping[str, Any]) -> list[float]:
+        """Returns the hyperparameters of a config as numbers; None becomes infinity (no limit).
 
         A learning rate schedule gives its first value; the rate of a network is `lr` if it is None.
         Raises a `ConfigError` for anything but a number.
@@ -222,15 +222,18 @@ class ProgramSpec:
             values.append(float("inf") if value is None else float(value))
         return values
 
-    def clips_gradients(self, hyper: np.ndarray) -> bool:
-        """Returns whether hyper-parameters `[H]` limit gradients."""
+    def clips_gradients(self, hyperparameters: np.ndarray) -> bool:
+        """Returns whether hyperparameters `[H]` limit gradients."""
         names = self.hyperparameters
-        return _GRAD_CLIP in names and bool(hyper[names.index(_GRAD_CLIP)] != math.inf)
+        return _GRAD_CLIP in names and bool(hyperparameters[names.index(_GRAD_CLIP)] != math.inf)
 
-    def disable_clipping(self, hyper: tf.Tensor) -> list[tf.Tensor]:
-        """Returns hyper-parameters `[H]` as scalars, with infinity as the limit of gradients."""
+    def disable_clipping(self, hyperparameters: tf.Tensor) -> list[tf.Tensor]:
+        """Returns hyperparameters `[H]` as scalars, with infinity as the limit of gradients."""
         names = self.hyperparameters
-        return [tf.constant(math.inf) if x == _GRAD_CLIP else hyper[i] for i, x in enumerate(names)]
+        return [
+            tf.constant(math.inf) if x == _GRAD_CLIP else hyperparameters[i]
+            for i, x in enumerate(names)
+        ]
 
 
 @dataclass(frozen=True)
@@ -281,7 +284,7 @@ def program_fingerprint(
     Args:
         spec: of the policy's Program.
         slots: the variables of its state.
-        saved: the hyper-parameters in the checkpoint, the only ones to be hashed; None for all.
+        saved: the hyperparameters in the checkpoint, the only ones to be hashed; None for all.
     """
     names = [name for name in spec.hyperparameters if saved is None or name in saved]
     shapes = [(slot.key, list(slot.shape), slot.dtype) for slot in slots]

@@ -26,16 +26,24 @@ LOSS_MASK = "loss_mask"
 
 
 class TracedConfig(Mapping[str, Any]):
-    """The config inside a traced function: hyper-parameters are tensors, static keys are values.
+    """The config inside a traced function: hyperparameters are tensors, static keys are values.
 
     Any other key raises an error, since its value would be a constant in code that other policies
     share.
     """
 
     def __init__(
-        self, names: Sequence[str], hyper: tf.Tensor | None, static: Mapping[str, Any], owner: str
+        self,
+        names: Sequence[str],
+        hyperparameters: tf.Tensor | None,
+        static: Mapping[str, Any],
+        owner: str,
     ) -> None:
-        self._tensors = {} if hyper is None else {name: hyper[i] for i, name in enumerate(names)}
+        self._tensors = (
+            {}
+            if hyperparameters is None
+            else {name: hyperparameters[i] for i, name in enumerate(names)}
+        )
         self._static = static
         self._owner = owner
 
@@ -47,7 +55,7 @@ class TracedConfig(Mapping[str, Any]):
         keys, owner = [*self._tensors, *self._static], self._owner
         numbers, constants = ", ".join(self._tensors), ", ".join(self._static)
         raise ConfigError(
-            f"config[{key!r}] cannot be read in traced code of {owner}: only hyper-parameters "
+            f"config[{key!r}] cannot be read in traced code of {owner}: only hyperparameters "
             f"({numbers}) and static keys ({constants}) are shared by its "
             f"policies.{suggest_similar_names(key, keys)} Add the key to {owner}.hyperparameters "
             f"if it is a number that may differ between policies, or to {owner}.static_keys if it "

@@ -21,7 +21,7 @@ class TracedContext:
     Reading an attribute that was not set raises the same error as an attribute of a single policy.
 
     Attributes:
-        config: hyper-parameters as tensors, static settings as values.
+        config: hyperparameters as tensors, static settings as values.
         observation_space: as the environment has it.
         action_space: as the environment has it.
         dist_class: the action distribution.

@@ -33,13 +33,13 @@ class UpdateCompiler:
         self._steps: dict[tuple[bool, bool], Any] = {}  # by: for XLA, with clipping
         self._learn_functions: dict[tuple[CompileMode, bool, bool], Callable[..., Any]] = {}
 
-    def choose_compile_mode(self, hyper: np.ndarray) -> CompileMode:
+    def choose_compile_mode(self, hyperparameters: np.ndarray) -> CompileMode:
         """Returns how learning is compiled, depending on the operations of its traced step.
 
         XLA compiles only if the loss reads the row mask, so that padded minibatches stay exact.
 
         Args:
-            hyper: the hyper-parameters of a policy, float32 `[H]`.
+            hyperparameters: the hyperparameters of a policy, float32 `[H]`.
         """
         functions = self._runtime.functions
         spec, reads_mask = functions.spec, self._signature.reads_mask
@@ -53,7 +53,7 @@ class UpdateCompiler:
             )
         if setting is False or not reads_mask or not self._runtime.traced:
             return CompileMode.PLAIN
-        automatic, clips_gradients = setting == "auto", spec.clips_gradients(hyper)
+        automatic, clips_gradients = setting == "auto", spec.clips_gradients(hyperparameters)
         stats = analyze_graph(
             self._get_step(for_xla=not automatic, clips_gradients=clips_gradients).graph
         )
@@ -103,7 +103,7 @@ class UpdateCompiler:
             minibatch_inputs = signatures.step_inputs.map(
                 lambda x: tf.TensorSpec(x.shape[1:], x.dtype)
             )
-            inputs = [signatures.hyper, signature.columns, weights, minibatch_inputs]
+            inputs = [signatures.hyperparameters, signature.columns, weights, minibatch_inputs]
             self._steps[for_xla, clips_gradients] = self._runtime.prepare_inner(
                 learn_step, inputs, for_xla=for_xla
             )

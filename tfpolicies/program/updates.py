@@ -125,9 +125,9 @@ class UpdateRunner:
             with device_scope(self._functions.device):
                 tensors = tf.nest.map_structure(tf.constant, dict(columns))
                 rows = len(tf.nest.flatten(tensors)[0])
-                hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
+                hyperparameters = tf.ones([len(self._spec.hyperparameters)], tf.float32)
                 loss = self._functions.differentiate_minibatch(
-                    hyper, tensors, self._make_step_inputs(None, 1, rows)
+                    hyperparameters, tensors, self._make_step_inputs(None, 1, rows)
                 )
             signature = LossSignature.from_loss(loss, tensors)
             masks_padding = signature.reads_mask or loss.batch.reads_lengths
@@ -166,7 +166,7 @@ class UpdateRunner:
     def resolve_compile_mode(self, state: PolicyState) -> CompileMode:
         """Decides once how learning is compiled; see `UpdateCompiler.choose_compile_mode`."""
         if self.compile_mode is None:
-            self.compile_mode = self._compiler.choose_compile_mode(state.hyper)
+            self.compile_mode = self._compiler.choose_compile_mode(state.hyperparameters)
         return self.compile_mode
 
     # -- updates ------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class UpdateRunner:
             self._capacities[capacity_key] = capacity
             minibatches = minibatches.pad_to(capacity)
         learn = self._compiler.get_learn_function(
-            mode, fetches=fetches, clips_gradients=self._spec.clips_gradients(state.hyper)
+            mode, fetches=fetches, clips_gradients=self._spec.clips_gradients(state.hyperparameters)
         )
         to_device = self._runtime.to_device if batch.is_reused else self._runtime.share_with_device
         columns = batch.place(capacity, to_device)
@@ -392,7 +392,7 @@ class UpdateRunner:
         """Traces and compiles the update for a batch of `rows`.
 
         Args:
-            state: a scratch state with the hyper-parameters of a policy; it may be changed.
+            state: a scratch state with the hyperparameters of a policy; it may be changed.
             rows: the size of the batch.
             num_epochs: passes over it.
             minibatch_size: rows per update; None for one update with all rows.

@@ -205,14 +205,14 @@ class FunctionRuntime(TFRuntime):
         meanwhile: Callable[[], None] | None,
     ) -> None:
         def call() -> None:
-            function.warm_up(self.share_with_device(state.hyper.copy()), *inputs)
+            function.warm_up(self.share_with_device(state.hyperparameters.copy()), *inputs)
 
         self._warm_up_calls.run(key, call, meanwhile)
 
     def _call_update(
         self, function: Callable[..., Any], state: PolicyState, inputs: Sequence[Any]
     ) -> Any:
-        return function(self.share_with_device(state.hyper.copy()), *inputs)
+        return function(self.share_with_device(state.hyperparameters.copy()), *inputs)
 
     def prepare_inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool

@@ -215,7 +215,7 @@ class TFRuntime(ActingRuntime):
         """Returns an update function that works on the resident variables.
 
         Args:
-            function: takes the hyper-parameters `[H]` and then the inputs of `signature`.
+            function: takes the hyperparameters `[H]` and then the inputs of `signature`.
             signature: nests of `tf.TensorSpec`.
             mode: `LOOP`: XLA compiles it; `STEP`: it calls a function that XLA compiles.
 
@@ -228,7 +228,7 @@ class TFRuntime(ActingRuntime):
                 `meanwhile()` in
             this thread. It raises a `NotCompiledError` if the warm-up fails.
         """
-        full_signature = [self.signatures.hyper, *signature]
+        full_signature = [self.signatures.hyperparameters, *signature]
         prepared = self._prepare(function, full_signature, jit=mode is CompileMode.LOOP)
 
         def update(
@@ -385,7 +385,7 @@ class Signatures:
         self.actions = [
             tf.TensorSpec([None, *leaf.shape], leaf.dtype) for leaf in spec.action_leaves
         ]
-        self.hyper = tf.TensorSpec([len(spec.hyperparameters)], tf.float32)
+        self.hyperparameters = tf.TensorSpec([len(spec.hyperparameters)], tf.float32)
         differentiated = functions.optimizers.gradient_variables
         self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in differentiated]
         self.index = tf.TensorSpec([None, None], tf.int32)

@@ -338,7 +338,7 @@ class SessionRuntime(TFRuntime):
         policy_session = self._get_policy_session(state)
         session, arrays = (
             policy_session.get_or_open(),
-            tf.nest.flatten([state.hyper.copy(), *inputs]),
+            tf.nest.flatten([state.hyperparameters.copy(), *inputs]),
         )
         try:
             is_new = session.warm_up_calls.run(
@@ -353,7 +353,7 @@ class SessionRuntime(TFRuntime):
 
     def _call_update(self, function: Any, state: PolicyState, inputs: Sequence[Any]) -> Any:
         function.trace()
-        arrays = tf.nest.flatten([state.hyper, *inputs])
+        arrays = tf.nest.flatten([state.hyperparameters, *inputs])
         return function.restore_structure(
             self._get_policy_session(state).get_or_open().callables[function](*arrays)
         )
