@@ -56,7 +56,7 @@ class RemoteRolloutWorker:
         return func(self._worker, *args)
 
     @ray.method(concurrency_group="health")
-    def trouble(self) -> str | None:
+    def find_failure(self) -> str | None:
         """Returns where the worker hangs, or None; answers also while the worker is busy."""
         watchdog = None if self._worker is None else self._worker.watchdog
         return None if watchdog is None else watchdog.status()

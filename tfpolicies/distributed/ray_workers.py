@@ -369,7 +369,7 @@ class RayWorkers:
                 )
             return f"it was not ready after {limit:g} seconds" if is_late else None
         if remote.probe is None:
-            remote.probe = remote.actor.trouble.remote(), now
+            remote.probe = remote.actor.find_failure.remote(), now
             return None
         reference, probe_start = remote.probe
         done, _ = ray.wait([reference], timeout=0)
