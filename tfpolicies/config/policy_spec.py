@@ -112,6 +112,6 @@ class PolicySpec:
             names = ", ".join(missing_value.name for missing_value in missing.values())
             raise CheckpointError(
                 f"The policy spec names {names}, which the caller must provide: "
-                "PolicySpec.deserialize(spec, known={path: object})."
+                "PolicySpec.deserialize(spec, objects={path: object})."
             )
         return cls(**values)

@@ -27,7 +27,7 @@ class UnresolvedObject:
     Attributes:
         name: Its import path, or the stored name if it had none.
         importable: Whether `name` is an import path, so that the caller can provide the object by
-            `known={name: object}` or trust its package.
+            `objects={name: object}` or trust its package.
     """
 
     name: str
