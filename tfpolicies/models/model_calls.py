@@ -167,13 +167,14 @@ def _get_measurable_parts(
 
 
 def _require_float_inputs(model: keras.Model, ports: InputPorts, inputs: Mapping[str, Any]) -> None:
-    """Raises a `ModelError` if an integer input of a functional model would truncate floats."""
+    """Raises a `ModelError` if a declared integer input of a model would truncate floats."""
     float_leaves = {
         port.name: leaf
         for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)
         if not mask and (is_image(leaf.space) or np.issubdtype(leaf.dtype, np.floating))
     }
-    structure = getattr(model, "_inputs_struct", None)
+    functional = getattr(model, "_functional", None) or model  # in a `Sequential` with an input
+    structure = getattr(functional, "_inputs_struct", None)
     if structure is None:
         return
     tensors = keras.tree.flatten(structure)
