@@ -36,7 +36,6 @@ gc.disable()  # what imports make stays
 
 
 def pytest_itemcollected(item):
-    """Marks the tests that need a Ray cluster."""
     if "ray_cluster" in getattr(item, "fixturenames", ()):
         item.add_marker("ray")
 

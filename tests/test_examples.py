@@ -1,8 +1,6 @@
 import importlib
 import inspect
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -12,16 +10,14 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+def load(monkeypatch):
     """Imports an example as a script beside it would."""
     monkeypatch.syspath_prepend(EXAMPLES)
     return importlib.import_module
 
 
 @pytest.mark.soak
-def test_a_users_own_model_learns_a_users_own_environment_and_is_exported(
-    tmp_path: Path, load: Callable[[str], ModuleType]
-) -> None:
+def test_a_users_own_model_learns_a_users_own_environment_and_is_exported(tmp_path, load):
     example = load("train_your_own")
     assert len(inspect.getsource(example.train_and_export).splitlines()) <= 15
     mean_return = example.train_and_export(str(tmp_path), iterations=10)
@@ -32,18 +28,14 @@ def test_a_users_own_model_learns_a_users_own_environment_and_is_exported(
 
 
 @pytest.mark.core
-def test_the_main_job_in_python_plays_its_own_export_to_the_target(
-    tmp_path: Path, load: Callable[[str], ModuleType]
-) -> None:
+def test_the_main_job_in_python_plays_its_own_export_to_the_target(tmp_path, load):
     example = load("cartpole_main_job")
     assert example.main(tmp_path, target=60.0, max_steps=30_000, episodes=5) >= 60.0
     assert (tmp_path / "checkpoint" / "algorithm.json").is_file()
 
 
 @pytest.mark.soak
-def test_soft_actor_critic_trains_on_the_pendulum_and_plays_greedily(
-    load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_soft_actor_critic_trains_on_the_pendulum_and_plays_greedily(load, capsys):
     small = {"fcnet_hiddens": [16]}
     networks = {"q_model_config": small, "policy_model_config": small}
     mean_return = load("pendulum_sac").train(1000, episodes=2, **networks)
@@ -52,9 +44,7 @@ def test_soft_actor_critic_trains_on_the_pendulum_and_plays_greedily(
 
 
 @pytest.mark.soak
-def test_a_population_learns_side_by_side_and_its_worst_become_copies_of_the_best(
-    tmp_path: Path, load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_worst_of_a_population_become_copies_of_the_best(tmp_path, load, capsys):
     example = load("population")
     returns = example.main(str(tmp_path), size=4, rounds=4, exchange=2)
     assert len(returns) == 4
@@ -66,9 +56,7 @@ def test_a_population_learns_side_by_side_and_its_worst_become_copies_of_the_bes
 
 
 @pytest.mark.core
-def test_cars_and_lights_are_sampled_by_three_policies(
-    load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cars_and_lights_are_sampled_by_three_policies(load, capsys):
     example = load("traffic")
     batch = example.main()
     assert set(batch.policy_batches) == {"car_policy1", "car_policy2", "traffic_light_policy"}

@@ -107,7 +107,7 @@ def test_the_policy_with_several_networks_of_the_page_learns(names):
 
 
 @pytest.mark.soak
-def test_the_hand_written_policy_of_the_page_plays_beside_one_that_learns(names):
+def test_the_custom_policy_of_the_page_plays_against_one_that_learns(names):
     poles = make_multi_agent("CartPole-v1")
     config = PPOConfig().environment(poles, env_config={"num_agents": 2})
     config.multi_agent(
@@ -217,71 +217,63 @@ def test_an_algorithm_that_overrides_its_default_config_comes_back_from_a_checkp
     assert OwnDefaults.defaults.env is None
 
 
+def change_loss(base, change):
+    """Returns a policy class whose loss is changed, given its model and batch."""
+
+    class Wrong(base):
+        def loss(self, model, dist_class, train_batch):
+            loss = super().loss(model, dist_class, train_batch)
+            return change(loss, model, train_batch)
+
+    return Wrong
+
+
+SCALAR = r"Wrong\.loss must return a scalar tensor.*"
+CUT = r"A loss depends on none of the variables .*kernel' and \d+ more\), so they .* NumPy"
+NONE = "A loss depends on none of the"
 LOSSES = {
-    "None": (lambda loss, batch: None, "got None"),
-    "a number for each row": (lambda loss, batch: loss + batch["rewards"], r"of shape \(.+,\)"),
-    "a number": (lambda loss, batch: 0.5, "got 0.5"),
-    "a dict": (lambda loss, batch: {"loss": loss}, "got {'loss'"),
-    "an integer": (lambda loss, batch: tf.cast(loss, tf.int32), r"of shape \(\)"),
+    "None": (PGTF2Policy, lambda loss, model, batch: None, SCALAR + "got None"),
+    "a number for each row": (
+        PGTF2Policy,
+        lambda loss, model, batch: loss + batch["rewards"],
+        SCALAR + r"of shape \(.+,\)",
+    ),
+    "a number": (PGTF2Policy, lambda loss, model, batch: 0.5, SCALAR + "got 0.5"),
+    "a dict": (PGTF2Policy, lambda loss, model, batch: {"loss": loss}, SCALAR + "got {'loss'"),
+    "an integer": (
+        PGTF2Policy,
+        lambda loss, model, batch: tf.cast(loss, tf.int32),
+        SCALAR + r"of shape \(\)",
+    ),
+    "one tensor of several losses": (
+        TD3TF2Policy,
+        lambda losses, model, batch: tf.stack(losses) + 1.0,
+        r"a list of them if it has several .* got a tensor",
+    ),
+    "cut by TensorFlow": (
+        PGTF2Policy,
+        lambda loss, model, batch: tf.stop_gradient(tf.reduce_mean(model(batch)[0])),
+        CUT,
+    ),
+    "cut by NumPy": (
+        PGTF2Policy,
+        lambda loss, model, batch: tf.constant(np.mean(np.asarray(model(batch)[0])), tf.float32),
+        CUT,
+    ),
+    "swapped": (TD3TF2Policy, lambda losses, model, batch: [*losses[::-1]], NONE),
+    "one of two cut": (
+        TD3TF2Policy,
+        lambda losses, model, batch: [tf.stop_gradient(losses[0]), losses[1]],
+        NONE,
+    ),
 }
 
 
-@pytest.mark.parametrize("values", LOSSES)
-def test_a_loss_that_is_no_scalar_tensor_is_refused(values):
-    change, message = LOSSES[values]
-
-    class Wrong(PGTF2Policy):
-        def loss(self, model, dist_class, train_batch):
-            return change(super().loss(model, dist_class, train_batch), train_batch)
-
-    policy = make(Wrong)
-    with pytest.raises(ConfigError, match=rf"Wrong\.loss must return a scalar tensor.*{message}"):
-        policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
-
-
-def test_losses_of_several_networks_that_became_one_tensor_are_refused():
-    class Wrong(TD3TF2Policy):
-        def loss(self, model, dist_class, train_batch):
-            return tf.stack(super().loss(model, dist_class, train_batch)) + 1.0
-
-    policy = make(Wrong, actions=PLANE)
-    with pytest.raises(ConfigError, match=r"a list of them if it has several .* got a tensor"):
-        policy.learn_on_batch(random_batch(policy, 4))
-
-
-CUT = {
-    "by TensorFlow": lambda values: tf.stop_gradient(tf.reduce_mean(values)),
-    "by NumPy": lambda values: tf.constant(np.mean(np.asarray(values)), tf.float32),
-}
-
-
-@pytest.mark.parametrize("how", CUT)
-def test_a_loss_that_no_weight_changes_is_refused(how):
-    class Wrong(PGTF2Policy):
-        def loss(self, model, dist_class, train_batch):
-            return CUT[how](model(train_batch)[0])
-
-    policy = make(Wrong)
-    message = r"A loss depends on none of the variables .*kernel' and \d+ more\), so they .* NumPy"
+@pytest.mark.parametrize(("base", "change", "message"), LOSSES.values(), ids=LOSSES)
+def test_a_loss_that_is_no_scalar_of_its_networks_weights_is_refused(base, change, message):
+    policy = make(change_loss(base, change), actions=PLANE if base is TD3TF2Policy else TWO)
     with pytest.raises(ConfigError, match=message):
-        policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
-
-
-def test_each_of_several_losses_depends_on_its_network():
-    class Wrong(TD3TF2Policy):
-        def loss(self, model, dist_class, train_batch):
-            actor_loss, critic_loss = super().loss(model, dist_class, train_batch)
-            return [critic_loss, actor_loss]
-
-    class Swapped(TD3TF2Policy):
-        def loss(self, model, dist_class, train_batch):
-            actor_loss, critic_loss = super().loss(model, dist_class, train_batch)
-            return [tf.stop_gradient(actor_loss), critic_loss]
-
-    for wrong in (Wrong, Swapped):
-        policy = make(wrong, actions=PLANE)
-        with pytest.raises(ConfigError, match="A loss depends on none of the"):
-            policy.learn_on_batch(random_batch(policy, 4))
+        policy.learn_on_batch(random_batch(policy, 4))
 
 
 def test_a_masked_mean_takes_rows_alone():
@@ -381,32 +373,20 @@ def test_a_strategy_that_is_given_again_keeps_its_arguments(tmp_path):
     assert again(type=Nudged, until=9) == 9
 
 
-WRONG_NUMBERS = {
-    "a number": (
-        "get_params",
-        1.0,
-        r"get_params must return a NumPy array float32 \[1\], got 1\.0",
-    ),
-    "float64": ("get_params", np.ones(1), r"get_params must .* float32 \[1\], got float64 \[1\]"),
-    "too many": (
-        "get_params",
-        np.ones(2, np.float32),
-        r"get_params must .* \[1\], got float32 \[2\]",
-    ),
-    "a narrow one": (
-        "draw_noise",
-        np.ones((4, 1), np.float32),
-        r"draw_noise must return a NumPy array float32 \[4, 2\], got float32 \[4, 1\]",
-    ),
-}
-
-
-@pytest.mark.parametrize("how", WRONG_NUMBERS)
-def test_a_strategy_that_gives_something_else_is_named(how):
-    method, values, message = WRONG_NUMBERS[how]
+@pytest.mark.parametrize(
+    ("method", "values", "message"),
+    [
+        ("get_params", 1.0, r"return a NumPy array float32 \[1\], got 1\.0"),
+        ("get_params", np.ones(1), r".* float32 \[1\], got float64 \[1\]"),
+        ("get_params", np.ones(2, np.float32), r".* \[1\], got float32 \[2\]"),
+        ("draw_noise", np.ones((4, 1), np.float32), r".* float32 \[4, 2\], got float32 \[4, 1\]"),
+    ],
+    ids=["a number", "float64", "too many", "a narrow one"],
+)
+def test_a_strategy_that_gives_something_else_is_named(method, values, message):
     kind = type("Wrong", (Nudged,), {method: lambda self, *args, **kwargs: values})
     policy = make(PGTF2Policy, exploration_config={"type": kind})
-    with pytest.raises(UsageError, match=rf"Wrong\.{message}"):
+    with pytest.raises(UsageError, match=rf"Wrong\.{method} must {message}"):
         policy.compute_actions(rows_of(OBS, 4))
 
 

@@ -19,7 +19,7 @@ def run_python_of(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.soak
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_python_of(README)
     assert names["algorithm"].counters["num_env_steps_sampled"] >= 20_000
@@ -28,9 +28,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.soak
-def test_the_python_of_the_guide_runs_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_of_the_guide_runs_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_python_of(GUIDE)
     assert names["actions"].shape == (2,)
@@ -48,13 +46,13 @@ def test_the_python_of_the_guide_runs_in_order(
 
 
 @pytest.mark.core
-def test_the_readme_can_be_read_at_once() -> None:
+def test_the_readme_can_be_read_at_once():
     assert len(README.read_text().splitlines()) <= 120
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("page", [README, GUIDE], ids=["readme", "guide"])
-def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+def test_every_file_that_a_page_names_is_there(page):
     text = page.read_text()
     named = {HOME / name for name in re.findall(r"`((?:docs|examples|benchmarks)/[\w./]*)`", text)}
     named |= {page.parent / name for name in re.findall(r"\]\(([\w./]+)\)", text)}
@@ -64,7 +62,7 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 
 @pytest.mark.core
 @pytest.mark.parametrize("page", [README, GUIDE], ids=["readme", "guide"])
-def test_every_option_that_a_page_names_exists(page: Path) -> None:
+def test_every_option_that_a_page_names_exists(page):
     from tfpolicies.cli.arguments import _make_parsers
 
     commands = _make_parsers()[1]

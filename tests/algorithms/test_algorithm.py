@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.custom_policies import ZeroPolicy
 from helpers.environments import BoxActionEnv, CountingEnv, SeededEnv, TwoArmsEnv, counting_creator
+from helpers.workers import make_small_config
 from soak.memory import resident_megabytes
 from tfpolicies import (
     PG,
@@ -22,13 +24,11 @@ from tfpolicies import (
     AlgorithmConfig,
     DefaultCallbacks,
     PGConfig,
-    Policy,
     PolicySpec,
     PPOConfig,
 )
 from tfpolicies.algorithms.training_metrics import TrainingMetrics
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
-from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.compile_mode import CompileMode
 from tfpolicies.program.learn_batch import BatchReader
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -36,22 +36,16 @@ from tfpolicies.rollout.episode import RolloutMetrics
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
-def creator(kind, *arguments):
-    return lambda context: kind(*arguments)
-
-
-def tiny(env=SeededEnv, kind=PPOConfig):
-    config = (
-        kind()
-        .environment(env if isinstance(env, str) else creator(env))
-        .training(model={"fcnet_hiddens": [8]}, train_batch_size=32, lr=1e-2)
-        .rollouts(num_envs_per_worker=2)
-        .framework(inference="tf", jit_compile=False)
-        .debugging(seed=4, log_level="ERROR")
+def tiny(env=SeededEnv, config_class=PPOConfig):
+    model = {"fcnet_hiddens": [8]}
+    create = env if isinstance(env, str) else lambda context: env()
+    return make_small_config(
+        create, config_class, seed=4, model=model, lr=1e-2, num_envs_per_worker=2
     )
-    if kind is PPOConfig:
-        config.training(sgd_minibatch_size=16, num_sgd_iter=2)
-    return config
+
+
+def get_learner_result(result):
+    return result["info"]["learner"]["default_policy"]
 
 
 def test_an_algorithm_is_shown_by_its_class_environment_and_iteration():
@@ -62,7 +56,8 @@ def test_an_algorithm_is_shown_by_its_class_environment_and_iteration():
 
 
 def test_recent_returns_are_those_of_the_last_steps_and_the_first_go_to_checkpoints():
-    results = TrainingMetrics(tiny().build().config)
+    config = tiny().build().config
+    results = TrainingMetrics(config)
 
     class Workers:
         fresh = []
@@ -92,11 +87,11 @@ def test_recent_returns_are_those_of_the_last_steps_and_the_first_go_to_checkpoi
     assert (late["episodes"], late["env_steps"], late["mean"]) == (50, 10_000, -150.0)
     assert iterate([-100.0] * 80)["episodes"] == 80  # all of a long iteration
     assert iterate([-100.0] * 2, length=30_000)["episodes"] == 5
-    again = TrainingMetrics(results._config)
-    again.set_progress(json.loads(json.dumps(results.get_progress(9))))
+    again, progress = TrainingMetrics(config), results.get_progress(9)
+    again.set_progress(json.loads(json.dumps(progress)))
     assert again.first_returns == [-1200.0] * 20
-    old = {name: x for name, x in results.get_progress(9).items() if name != "first_returns"}
-    again.set_progress(old)
+    del progress["first_returns"]  # as in older files
+    again.set_progress(progress)
     assert again.first_returns is None
 
 
@@ -104,49 +99,38 @@ def test_recent_returns_are_those_of_the_last_steps_and_the_first_go_to_checkpoi
 
 
 @pytest.mark.core
-def test_an_iteration_reports_what_is_documented():
+def test_an_iteration_reports_the_documented_numbers():
     algorithm = tiny().build()
     algorithm.train()
     result = algorithm.train()
     assert result["training_iteration"] == algorithm.iteration == 2
-    for name in (
-        "num_env_steps_sampled",
-        "num_agent_steps_sampled",
-        "num_env_steps_trained",
-        "num_agent_steps_trained",
-    ):
+    for name in COUNTERS:
         assert result[name] == result["counters"][name] == result["info"][name] == 64
     assert result["timesteps_total"] == result["agent_timesteps_total"] == 64
-    assert result["num_env_steps_sampled_this_iter"] == 32
-    assert result["num_env_steps_trained_this_iter"] == 32
-    assert result["num_steps_trained_this_iter"] == 32
+    for name in ("env_steps_sampled", "env_steps_trained", "steps_trained"):
+        assert result[f"num_{name}_this_iter"] == 32
     assert result["num_env_steps_sampled_throughput_per_sec"] > 0
     assert result["num_env_steps_trained_throughput_per_sec"] > 0
     assert result["episodes_total"] == 12  # 2 environments x 32 steps, five steps to an episode
-    assert result["episodes_this_iter"] == 6
-    assert result["episode_len_mean"] == 5.0
+    expected = {"episodes_this_iter": 6, "episode_len_mean": 5.0, "num_faulty_episodes": 0}
+    expected |= {"custom_metrics": {}, "done": False, "trial_id": "default"}
+    expected |= {"iterations_since_restore": 2, "node_ip": algorithm.worker.get_node_ip()}
+    assert {name: result[name] for name in expected} == expected
     assert 0 <= result["episode_reward_min"] <= result["episode_reward_mean"]
     assert result["episode_reward_mean"] <= result["episode_reward_max"] <= 5.0
     assert len(result["hist_stats"]["episode_reward"]) == 12
     assert result["sampler_results"]["episode_reward_mean"] == result["episode_reward_mean"]
-    assert result["num_faulty_episodes"] == 0
-    assert result["custom_metrics"] == {}
-    assert result["done"] is False
-    assert result["config"]["lr"] == 1e-2
-    assert result["config"]["seed"] == 4
+    assert (result["config"]["lr"], result["config"]["seed"]) == (1e-2, 4)
     assert 0 < result["time_this_iter_s"] <= result["time_total_s"]
     timers = result["timers"]
     assert 0 < timers["synch_weights_time_ms"] < timers["training_iteration_time_ms"]
     assert timers["learn_throughput"] == pytest.approx(32e3 / timers["learn_time_ms"])
-    assert result["iterations_since_restore"] == 2
     assert result["time_since_restore"] == result["time_total_s"]
-    assert result["node_ip"] == algorithm.worker.get_node_ip()
-    assert result["trial_id"] == "default"
     parts = timers["sample_time_ms"] + timers["load_time_ms"] + timers["learn_time_ms"]
     assert 0 < parts <= timers["training_iteration_time_ms"]
     for name in ("date", "timestamp", "pid", "hostname"):
         assert result[name]
-    learner = result["info"]["learner"]["default_policy"]
+    learner = get_learner_result(result)
     assert learner["num_agent_steps_trained"] == 32
     assert learner["num_grad_updates_lifetime"] == 8
     assert {"total_loss", "policy_loss", "vf_loss", "kl", "entropy", "cur_lr"} <= set(
@@ -155,35 +139,29 @@ def test_an_iteration_reports_what_is_documented():
     assert all(math.isfinite(value) for value in learner["learner_stats"].values())
 
 
-SUMMARY = {
-    "episode_reward_max",
-    "episode_reward_min",
-    "episode_reward_mean",
-    "episode_len_mean",
-    "episodes_this_iter",
-    "num_faulty_episodes",
-    "policy_reward_min",
-    "policy_reward_max",
-    "policy_reward_mean",
-    "custom_metrics",
-    "hist_stats",
-    "sampler_perf",
-    "connector_metrics",
-    "episode_media",
-}
+SUMMARY = """
+episode_reward_max episode_reward_min episode_reward_mean episode_len_mean episodes_this_iter
+num_faulty_episodes policy_reward_min policy_reward_max policy_reward_mean custom_metrics
+hist_stats sampler_perf connector_metrics episode_media
+"""
 COUNTERS = {
     f"num_{unit}_steps_{what}" for unit in ("env", "agent") for what in ("sampled", "trained")
 }
 WORKERS = {"num_healthy_workers", "num_in_flight_async_reqs", "num_remote_worker_restarts"}
 TIMERS = {
-    "training_iteration_time_ms",
-    "sample_time_ms",
-    "load_time_ms",
-    "load_throughput",
-    "learn_time_ms",
-    "learn_throughput",
-    "synch_weights_time_ms",
+    *(f"{name}_time_ms" for name in ("training_iteration", "sample", "load", "learn")),
+    *("synch_weights_time_ms", "load_throughput", "learn_throughput"),
 }
+EVALUATION = """
+episode_reward_std sampler_results num_agent_steps_sampled_this_iter
+num_env_steps_sampled_this_iter timesteps_this_iter
+"""
+OTHERS = """
+sampler_results recent_returns info counters timers perf evaluation config done trial_id
+num_env_steps_sampled_throughput_per_sec num_steps_trained_this_iter timesteps_total
+agent_timesteps_total episodes_total training_iteration iterations_since_restore
+date timestamp time_this_iter_s time_total_s time_since_restore pid hostname node_ip
+"""
 
 
 @pytest.mark.core
@@ -191,67 +169,30 @@ TIMERS = {
 def test_results_have_these_keys_and_no_others(unit):
     config = tiny().multi_agent(count_steps_by=unit)
     result = config.evaluation(evaluation_interval=1, evaluation_duration=1).build().train()
-    assert set(result) == {
-        *SUMMARY,
-        *COUNTERS,
-        *WORKERS,
-        "sampler_results",
-        "recent_returns",
-        "info",
-        "counters",
-        "timers",
-        "perf",
-        "evaluation",
-        f"num_{unit}_sampled_this_iter",
-        f"num_{unit}_trained_this_iter",
-        "num_env_steps_sampled_throughput_per_sec",
-        f"num_{unit}_sampled_throughput_per_sec",
-        f"num_{unit}_trained_throughput_per_sec",
-        "num_steps_trained_this_iter",
-        "timesteps_total",
-        "agent_timesteps_total",
-        "done",
-        "episodes_total",
-        "training_iteration",
-        "trial_id",
-        "date",
-        "timestamp",
-        "time_this_iter_s",
-        "time_total_s",
-        "time_since_restore",
-        "iterations_since_restore",
-        "pid",
-        "hostname",
-        "node_ip",
-        "config",
+    summary = set(SUMMARY.split())
+    rates = {
+        f"num_{unit}_{what}_{rate}"
+        for what in ("sampled", "trained")
+        for rate in ("this_iter", "throughput_per_sec")
     }
+    assert set(result) == {*summary, *COUNTERS, *WORKERS, *OTHERS.split(), *rates}
     speed = result["time_this_iter_s"] * result["num_env_steps_sampled_throughput_per_sec"]
     assert speed == pytest.approx(result["num_env_steps_sampled"])
-    assert set(result["sampler_results"]) == SUMMARY
+    assert set(result["sampler_results"]) == summary
     assert set(result["timers"]) == TIMERS
     assert set(result["info"]) == {"learner", *COUNTERS}
     assert set(result["counters"]) == COUNTERS
-    assert set(result["evaluation"]) == {
-        *SUMMARY,
-        *WORKERS,
-        "episode_reward_std",
-        "sampler_results",
-        "num_agent_steps_sampled_this_iter",
-        "num_env_steps_sampled_this_iter",
-        "timesteps_this_iter",
-    }
+    assert set(result["evaluation"]) == {*summary, *WORKERS, *EVALUATION.split()}
 
 
 def test_loading_is_timed_apart_from_learning(monkeypatch):
-    def slow(reader, batch):
+    def read_slowly(reader, batch):
         time.sleep(0.05)
         return read(reader, batch)
 
-    read = BatchReader.read
-
-    algorithm = tiny().build()
+    read, algorithm = BatchReader.read, tiny().build()
     algorithm.get_policy().load_batch_into_buffer(algorithm.worker.sample())
-    monkeypatch.setattr(BatchReader, "read", slow)
+    monkeypatch.setattr(BatchReader, "read", read_slowly)
     algorithm.train()
     timers = algorithm.train()["timers"]
     assert timers["load_time_ms"] >= 50
@@ -260,7 +201,7 @@ def test_loading_is_timed_apart_from_learning(monkeypatch):
     assert sum(parts) <= timers["training_iteration_time_ms"]
 
 
-def test_results_say_how_busy_the_machine_is_unless_told_not_to():
+def test_results_have_the_load_of_the_machine_unless_it_is_switched_off():
     perf = tiny().build().train()["perf"]
     assert set(perf) == {"cpu_util_percent", "ram_util_percent"}
     assert all(0 < percent <= 100 for percent in perf.values())
@@ -268,14 +209,9 @@ def test_results_say_how_busy_the_machine_is_unless_told_not_to():
 
 
 def test_returns_are_nan_before_the_first_episode_ended():
-    class Endless(CountingEnv):
-        def length(self, episode):
-            return 10**6
-
-    result = tiny(Endless).build().train()
-    for name in ("episode_reward_mean", "episode_reward_min", "episode_reward_max"):
-        assert math.isnan(result[name])
-    assert math.isnan(result["episode_len_mean"])
+    result = tiny(lambda: CountingEnv(lengths=[10**6])).build().train()
+    for name in ("reward_mean", "reward_min", "reward_max", "len_mean"):
+        assert math.isnan(result[f"episode_{name}"])
     assert result["episodes_this_iter"] == result["episodes_total"] == 0
 
 
@@ -283,13 +219,12 @@ def test_returns_are_smoothed_over_the_window_or_the_iteration():
     short = tiny().reporting(metrics_num_episodes_for_smoothing=4).build()
     assert len(short.train()["hist_stats"]["episode_reward"]) == 6  # all of this iteration
     long = tiny().reporting(metrics_num_episodes_for_smoothing=9).build()
-    first = long.train()["hist_stats"]["episode_reward"]
-    second = long.train()["hist_stats"]["episode_reward"]
+    first, second = (long.train()["hist_stats"]["episode_reward"] for _ in range(2))
     assert (len(first), len(second)) == (6, 9)
     assert second[:3] == first[3:]
 
 
-def test_an_iteration_goes_on_until_it_sampled_enough():
+def test_an_iteration_continues_until_it_sampled_enough():
     algorithm = tiny().reporting(min_sample_timesteps_per_iteration=100).build()
     result = algorithm.train()
     assert result["num_env_steps_sampled_this_iter"] == 128
@@ -307,10 +242,11 @@ def test_a_train_batch_is_joined_from_as_many_samples_as_it_takes():
 
 
 @pytest.mark.parametrize("how", [True, "bulk"])
-def test_compressed_observations_train_alike(how):
-    plain = tiny().rollouts(rollout_fragment_length=8).build()
-    packed = tiny().rollouts(rollout_fragment_length=8, compress_observations=how).build()
-    expected, actual = plain.train(), packed.train()
+def test_compressed_observations_give_the_same_update(how):
+    expected, actual = (
+        tiny().rollouts(rollout_fragment_length=8, compress_observations=x).build().train()
+        for x in (False, how)
+    )
     assert actual["info"]["learner"] == expected["info"]["learner"]
 
 
@@ -326,8 +262,7 @@ def test_a_vector_environment_that_decides_its_number_shares_the_train_batch(cap
 
 def test_a_vector_environment_that_decides_its_number_is_resumed(tmp_path):
     make = counting_creator("next_step", 3)
-    config = tiny().environment(make).rollouts(num_envs_per_worker=2)
-    algorithm = config.build()
+    algorithm = tiny().environment(make).rollouts(num_envs_per_worker=2).build()
     algorithm.save(tmp_path)
     resumed = Algorithm.from_checkpoint(tmp_path, config={"env": make})
     assert resumed.config.rollout_fragment_length == algorithm.config.rollout_fragment_length == 11
@@ -335,25 +270,22 @@ def test_a_vector_environment_that_decides_its_number_is_resumed(tmp_path):
 
 
 def test_global_time_reaches_the_policy_and_its_schedules():
-    config = tiny().training(lr_schedule=[[0, 1e-2], [64, 0.0]])
-    algorithm = config.build()
-    assert algorithm.train()["info"]["learner"]["default_policy"]["learner_stats"]["cur_lr"] == (
-        pytest.approx(1e-2)
-    )
-    assert algorithm.get_policy().global_timestep == 32
-    assert algorithm.get_policy().get_hyperparameter("lr") == pytest.approx(5e-3)
+    algorithm = tiny().training(lr_schedule=[[0, 1e-2], [64, 0.0]]).build()
+    stats = get_learner_result(algorithm.train())["learner_stats"]
+    assert stats["cur_lr"] == pytest.approx(1e-2)
+    policy = algorithm.get_policy()
+    assert policy.global_timestep == 32
+    assert policy.get_hyperparameter("lr") == pytest.approx(5e-3)
     algorithm.train()
-    assert algorithm.get_policy().get_hyperparameter("lr") == 0.0
-    assert algorithm.worker.get_global_vars() == {
-        "timestep": 64,
-        "num_grad_updates_per_policy": {"default_policy": 8},
-    }
+    assert policy.get_hyperparameter("lr") == 0.0
+    updates = {"num_grad_updates_per_policy": {"default_policy": 8}}
+    assert algorithm.worker.get_global_vars() == {"timestep": 64, **updates}
 
 
 # -- callbacks and the end --------------------------------------------------------------------
 
 
-def test_callbacks_come_at_their_moments_and_may_add_results():
+def test_callbacks_are_called_in_order_and_may_add_results():
     calls = []
 
     class Noting(DefaultCallbacks):
@@ -380,31 +312,25 @@ def test_callbacks_come_at_their_moments_and_may_add_results():
     assert calls == [("init", PPO), ("sample", 32), *minibatches, ("result", 1)]
     assert result["own"] == 7
     assert result["custom_metrics"] == {"length_mean": 5.0, "length_min": 5.0, "length_max": 5.0}
-    assert result["info"]["learner"]["default_policy"]["custom_metrics"] == {"rows_seen": 1}
+    assert get_learner_result(result)["custom_metrics"] == {"rows_seen": 1}
 
 
-NOTES = {
-    "a text": ("custom_metrics", "fast", r"custom_metrics\['x'\] must be a number, got 'fast'"),
-    "nothing": (
-        "custom_metrics",
-        None,
-        r"custom_metrics\['x'\] must be a number, got None\. Use `epi",
-    ),
-    "a list": ("custom_metrics", [1.0], r"custom_metrics\['x'\] must be a number, got \[1\.0\]"),
-    "a number": ("hist_data", 1.0, r"hist_data\['x'\] must be a list of numbers, got 1\.0"),
-    "texts": ("hist_data", ["a"], r"hist_data\['x'\] must be a list of numbers, got \['a'\]"),
-}
-
-
-@pytest.mark.parametrize("what", NOTES)
-def test_notes_of_callbacks_that_are_no_numbers_are_named(what):
-    kind, value, message = NOTES[what]
-
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("custom_metrics", "fast", "a number, got 'fast'"),
+        ("custom_metrics", None, r"a number, got None\. Use `epi"),
+        ("custom_metrics", [1.0], r"a number, got \[1\.0\]"),
+        ("hist_data", 1.0, r"a list of numbers, got 1\.0"),
+        ("hist_data", ["a"], r"a list of numbers, got \['a'\]"),
+    ],
+)
+def test_metrics_of_callbacks_that_are_not_numbers_are_named(name, value, message):
     class Noting(DefaultCallbacks):
         def on_episode_end(self, *, episode, **kwargs):
-            getattr(episode, kind)["x"] = value
+            getattr(episode, name)["x"] = value
 
-    with pytest.raises(UsageError, match=rf"episode\.{message}"):
+    with pytest.raises(UsageError, match=rf"episode\.{name}\['x'\] must be {message}"):
         tiny().callbacks(Noting).build().train()
 
 
@@ -458,29 +384,23 @@ def test_contradictions_and_unknown_settings_are_refused_when_building():
         Algorithm(AlgorithmConfig().environment("CartPole-v1"))
 
 
-def test_what_auto_became_is_said_in_one_line(capsys):
+def test_values_of_auto_are_printed_in_one_line(capsys):
     tiny().debugging(log_level="WARN").build()
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        "PPO: acting through tf, learning through tf.function, "
-        "2 environments x 16 steps per sample."
-    ]
+    steps = "2 environments x 16 steps per sample"
+    assert lines == [f"PPO: acting through tf, learning through tf.function, {steps}."]
     tiny().build()
     assert capsys.readouterr().out == ""
 
 
-def test_an_algorithm_of_a_hand_written_policy_runs_without_learning():
-    class Zero(Policy):
-        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-            return ActionBatch(np.zeros(len(obs_batch), np.int64), [], {})
-
+def test_an_algorithm_of_a_custom_policy_runs_without_learning():
     class Watch(Algorithm):
         @classmethod
         def get_default_policy_class(cls, config):
-            return Zero
+            return ZeroPolicy
 
-    config = {"env": creator(SeededEnv), "train_batch_size": 20, "rollout_fragment_length": 10}
-    algorithm = Watch(config)
+    env = {"env": lambda context: SeededEnv()}
+    algorithm = Watch({**env, "train_batch_size": 20, "rollout_fragment_length": 10})
     result = algorithm.train()
     assert result["num_env_steps_sampled"] == 20
     assert result["num_env_steps_trained"] == 0
@@ -490,7 +410,7 @@ def test_an_algorithm_of_a_hand_written_policy_runs_without_learning():
 
 
 @pytest.mark.parametrize("values", [None, {"my_number": 3}])
-def test_a_training_step_that_gives_no_results_of_policies_is_told_what_to_give(values):
+def test_a_training_step_without_results_of_policies_is_refused(values):
     class Own(PPO):
         def training_step(self):
             return values
@@ -498,24 +418,16 @@ def test_a_training_step_that_gives_no_results_of_policies_is_told_what_to_give(
     algorithm = Own(tiny())
     with pytest.raises(UsageError, match=r"Own.training_step must return .* on_train_result"):
         algorithm.train()
-    algorithm.stop()
 
 
-def test_a_policy_written_by_hand_that_forgets_its_result_is_told_to_return_it():
-    class Zero(Policy):
-        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-            return ActionBatch(np.zeros(len(obs_batch), np.int64), [], {})
-
+def test_a_custom_policy_that_returns_no_result_is_refused():
+    class Forgetful(ZeroPolicy):
         def learn_on_batch(self, samples):
             pass
 
-    algorithm = tiny().multi_agent(policies={"default_policy": PolicySpec(Zero)}).build()
-    with pytest.raises(UsageError, match=r"Zero.learn_on_batch must return a dict of results"):
+    algorithm = tiny().multi_agent(policies={"default_policy": PolicySpec(Forgetful)}).build()
+    with pytest.raises(UsageError, match=r"Forgetful.learn_on_batch must return a dict of results"):
         algorithm.train()
-    algorithm.stop()
-
-
-# -- repeatability ----------------------------------------------------------------------------
 
 
 def test_an_algorithm_refuses_the_config_of_another_one():
@@ -523,7 +435,7 @@ def test_an_algorithm_refuses_the_config_of_another_one():
         PPO(PGConfig().environment("CartPole-v1"))
 
 
-def test_a_general_config_builds_an_algorithm_that_has_its_own_defaults_in_the_rest():
+def test_a_general_config_has_the_defaults_of_its_algorithm():
     config = AlgorithmConfig(algo_class=PPO).environment("CartPole-v1")
     config.training(lr=0.125, model={"fcnet_hiddens": [8]}).debugging(log_level="ERROR")
     algorithm = config.framework(jit_compile=False).build()
@@ -531,33 +443,31 @@ def test_a_general_config_builds_an_algorithm_that_has_its_own_defaults_in_the_r
     assert algorithm.config.lr == algorithm.get_policy().cur_lr == 0.125
     assert algorithm.config.train_batch_size == PPOConfig().train_batch_size == 4000
     assert algorithm.config.model["fcnet_hiddens"] == [8]
-    algorithm.stop()
+
+
+# -- repeatability ----------------------------------------------------------------------------
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("kind", [PPOConfig, PGConfig])
+@pytest.mark.parametrize("config_class", [PPOConfig, PGConfig])
 @pytest.mark.parametrize("env", ["CartPole-v1", SeededEnv])
-def test_one_seed_repeats_three_iterations_bit_for_bit(env, kind):
-    one, other = tiny(env, kind).build(), tiny(env, kind).build()
+def test_one_seed_repeats_three_iterations_bit_for_bit(env, config_class):
+    one, other = tiny(env, config_class).build(), tiny(env, config_class).build()
+    assert type(one) is {PPOConfig: PPO, PGConfig: PG}[config_class]
     for _ in range(3):
         a, b = one.train(), other.train()
         assert a["info"]["learner"] == b["info"]["learner"]
         np.testing.assert_equal(a["hist_stats"], b["hist_stats"])
         assert a["timesteps_total"] == b["timesteps_total"]
-    for key, value in one.get_weights()["default_policy"].items():
-        np.testing.assert_array_equal(other.get_weights()["default_policy"][key], value)
+    np.testing.assert_equal(other.get_weights(), one.get_weights())
 
 
 def test_two_algorithms_side_by_side_do_not_disturb_each_other():
-    alone = tiny().build()
-    for _ in range(3):
-        alone.train()
-    one, other = tiny().build(), tiny().debugging(seed=5).training(lr=0.1).build()
-    for _ in range(3):
-        one.train()
-        other.train()
-    for key, value in alone.get_weights()["default_policy"].items():
-        np.testing.assert_array_equal(one.get_weights()["default_policy"][key], value)
+    alone, one = tiny().build(), tiny().build()
+    other = tiny().debugging(seed=5).training(lr=0.1).build()
+    for algorithm in [alone] * 3 + [one, other] * 3:
+        algorithm.train()
+    np.testing.assert_equal(one.get_weights(), alone.get_weights())
 
 
 def test_another_seed_gives_other_weights_and_experience():
@@ -567,14 +477,13 @@ def test_another_seed_gives_other_weights_and_experience():
     assert one.train()["info"]["learner"] != other.train()["info"]["learner"]
 
 
-def test_weights_are_given_as_copies_and_taken_over():
+def test_weights_are_returned_and_set_as_copies():
     one, other = tiny().build(), tiny().debugging(seed=5).build()
     weights = one.get_weights()
     other.set_weights(weights)
     for value in weights["default_policy"].values():
         value[...] = 0.0
-    for key, value in other.get_weights()["default_policy"].items():
-        np.testing.assert_array_equal(value, one.get_weights()["default_policy"][key])
+    np.testing.assert_equal(other.get_weights(), one.get_weights())
     assert any(value.any() for value in one.get_weights()["default_policy"].values())
     assert one.get_weights(["nobody"]) == {}
     assert one.get_policy("nobody") is None
@@ -584,27 +493,11 @@ def test_weights_are_given_as_copies_and_taken_over():
 
 
 def test_ppo_learns_to_balance_the_pole():
-    algorithm = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .rollouts(num_envs_per_worker=8)
-        .training(
-            model={"fcnet_hiddens": [32, 32]},
-            train_batch_size=1024,
-            sgd_minibatch_size=128,
-            num_sgd_iter=8,
-            lr=1e-3,
-            gamma=0.98,
-            lambda_=0.9,
-            kl_coeff=0.0,
-            clip_param=0.2,
-            vf_clip_param=math.inf,
-        )
-        .framework(jit_compile=False)
-        .debugging(seed=1, log_level="ERROR")
-        .reporting(metrics_num_episodes_for_smoothing=20)
-        .build()
-    )
+    config = make_small_config(seed=1, inference="auto", metrics_num_episodes_for_smoothing=20)
+    config.rollouts(num_envs_per_worker=8).training(model={"fcnet_hiddens": [32, 32]}, lr=1e-3)
+    config.training(train_batch_size=1024, sgd_minibatch_size=128, num_sgd_iter=8, gamma=0.98)
+    config.training(lambda_=0.9, kl_coeff=0.0, clip_param=0.2, vf_clip_param=math.inf)
+    algorithm = config.build()
     first = algorithm.train()["episode_reward_mean"]
     assert first < 40
     for _ in range(40):
@@ -615,9 +508,9 @@ def test_ppo_learns_to_balance_the_pole():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("kind", [PPOConfig, PGConfig])
-def test_a_choice_between_two_arms_is_learned(kind):
-    config = tiny(TwoArmsEnv, kind).training(lr=0.05, train_batch_size=64)
+@pytest.mark.parametrize("config_class", [PPOConfig, PGConfig])
+def test_a_choice_between_two_arms_is_learned(config_class):
+    config = tiny(TwoArmsEnv, config_class).training(lr=0.05, train_batch_size=64)
     algorithm = config.rollouts(num_envs_per_worker=8).build()
     for _ in range(30):
         algorithm.train()
@@ -627,30 +520,28 @@ def test_a_choice_between_two_arms_is_learned(kind):
 
 
 def test_pendulum_runs_and_its_actions_stay_within_their_bounds():
-    watched = []
+    actions = []
 
-    class Watching(gym.Wrapper):
+    class Recording(gym.Wrapper):
         def step(self, action):
-            watched.append(np.array(action))
+            actions.append(np.array(action))
             assert self.action_space.contains(action)
             return self.env.step(action)
 
-    config = tiny().environment(lambda context: Watching(gym.make("Pendulum-v1")))
-    algorithm = config.build()
-    watched.clear()  # of what checked the environment
+    algorithm = tiny(lambda: Recording(gym.make("Pendulum-v1"))).build()
+    actions.clear()  # those of the check of the environment
     result = [algorithm.train() for _ in range(3)][-1]
-    stats = result["info"]["learner"]["default_policy"]["learner_stats"]
+    stats = get_learner_result(result)["learner_stats"]
     assert all(math.isfinite(value) for value in stats.values())
-    assert len(watched) == 96
-    assert np.abs(watched).max() <= 2.0
-    assert np.std(watched) > 0.1
+    assert len(actions) == 96
+    assert np.abs(actions).max() <= 2.0
+    assert np.std(actions) > 0.1
 
 
-def test_continuous_actions_approach_what_is_rewarded():
-    config = tiny(BoxActionEnv).training(
-        lr=0.03, train_batch_size=160, sgd_minibatch_size=80, num_sgd_iter=4, gamma=0.0
-    )
-    algorithm = config.rollouts(num_envs_per_worker=8).training(vf_clip_param=math.inf).build()
+def test_continuous_actions_approach_the_rewarded_ones():
+    config = tiny(BoxActionEnv).rollouts(num_envs_per_worker=8).training(lr=0.03, num_sgd_iter=4)
+    config.training(train_batch_size=160, sgd_minibatch_size=80, gamma=0.0, vf_clip_param=math.inf)
+    algorithm = config.build()
     first = algorithm.train()["episode_reward_mean"]
     for _ in range(30):
         last = algorithm.train()["episode_reward_mean"]
@@ -660,21 +551,17 @@ def test_continuous_actions_approach_what_is_rewarded():
 
 
 @pytest.mark.core
-def test_a_keras_model_of_ones_own_learns_in_an_environment_of_ones_own():
+def test_a_custom_keras_model_learns_in_a_custom_environment():
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(8), keras.layers.Dense(2)])
     initial = [weight.copy() for weight in model.get_weights()]
-    config = tiny(TwoArmsEnv).training(model=model, lr=0.05, train_batch_size=64)
-    algorithm = config.build()
+    algorithm = tiny(TwoArmsEnv).training(model=model, lr=0.05, train_batch_size=64).build()
     for _ in range(30):
         result = algorithm.train()
     assert result["episode_reward_mean"] > 0.8
-    trained = algorithm.get_policy().to_keras()
-    assert any(
-        not np.array_equal(a, b) for a, b in zip(trained.get_weights(), initial, strict=True)
-    )
-    for own, kept in zip(model.get_weights(), initial, strict=True):
-        np.testing.assert_array_equal(own, kept)  # a template, never changed
+    trained = algorithm.get_policy().to_keras().get_weights()
+    assert not all(np.array_equal(a, b) for a, b in zip(trained, initial, strict=True))
+    np.testing.assert_equal(model.get_weights(), initial)  # a template, never changed
 
 
 # -- acting -----------------------------------------------------------------------------------
@@ -695,20 +582,16 @@ def test_a_single_action_is_ready_for_the_environment():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_continuous_action_is_mapped_as_asked(dtype):
-    algorithm = tiny().environment(creator(BoxActionEnv, dtype, 2.0, 6.0)).build()
-    space = algorithm.get_policy().action_space
-    obs = np.zeros(2, np.float32)
-    ready = algorithm.compute_single_action(obs, explore=False)
-    normalised = algorithm.compute_single_action(
-        obs, explore=False, unsquash_action=False, clip_action=False
-    )
-    assert space.contains(ready)
-    np.testing.assert_allclose(ready, 4.0 + 2.0 * normalised, rtol=1e-6)
-    clipped = algorithm.compute_single_action(
-        obs, explore=False, unsquash_action=False, clip_action=True
-    )
-    np.testing.assert_array_equal(clipped, [2.0, 2.0])
+def test_a_continuous_action_is_mapped_to_its_space(dtype):
+    algorithm = tiny(lambda: BoxActionEnv(dtype, 2.0, 6.0)).build()
+
+    def act(**settings):
+        return algorithm.compute_single_action(np.zeros(2, np.float32), explore=False, **settings)
+
+    assert algorithm.get_policy().action_space.contains(act())
+    normalised = act(unsquash_action=False, clip_action=False)
+    np.testing.assert_allclose(act(), 4.0 + 2.0 * normalised, rtol=1e-6)
+    np.testing.assert_array_equal(act(unsquash_action=False, clip_action=True), [2.0, 2.0])
 
 
 def test_a_single_action_needs_one_observation_of_a_known_policy():
@@ -716,31 +599,30 @@ def test_a_single_action_needs_one_observation_of_a_known_policy():
     with pytest.raises(UnknownPolicyError, match=r"'nobody'.*default_policy"):
         algorithm.compute_single_action([0.0, 0.0], policy_id="nobody")
     for arguments in ({}, {"observation": [0.0, 0.0], "input_dict": {"obs": [0.0, 0.0]}}):
-        with pytest.raises(UsageError, match="either observation or input_dict") as caught:
+        with pytest.raises(UsageError, match="either observation or input_dict") as error:
             algorithm.compute_single_action(**arguments)
-        assert isinstance(caught.value, AssertionError)
+        assert isinstance(error.value, AssertionError)
     with pytest.raises(ValueError, match=r"\[B, 2\]"):
         algorithm.compute_single_action([0.0, 0.0, 0.0])
 
 
 def test_acting_does_not_disturb_training_when_it_is_greedy():
-    quiet, asked = tiny().build(), tiny().build()
+    quiet, acting = tiny().build(), tiny().build()
     for _ in range(2):
         quiet.train()
-        asked.train()
-        asked.compute_single_action([0.5, 0.5], explore=False)
-    for key, value in quiet.get_weights()["default_policy"].items():
-        np.testing.assert_array_equal(asked.get_weights()["default_policy"][key], value)
+        acting.train()
+        acting.compute_single_action([0.5, 0.5], explore=False)
+    np.testing.assert_equal(acting.get_weights(), quiet.get_weights())
 
 
-# -- memory -----------------------------------------------------------------------------------
+# -- memory and traces -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("new_programs")
 @pytest.mark.soak
-@pytest.mark.parametrize(("kind", "iterations"), [(PPOConfig, 100), (PGConfig, 50)])
-def test_many_iterations_leave_no_memory_behind(kind, iterations):
-    algorithm = tiny("CartPole-v1", kind).build()
+@pytest.mark.parametrize(("config_class", "iterations"), [(PPOConfig, 100), (PGConfig, 50)])
+def test_many_iterations_release_their_memory(config_class, iterations):
+    algorithm = tiny("CartPole-v1", config_class).build()
 
     def run(iterations):
         for _ in range(iterations):
@@ -759,14 +641,6 @@ def test_many_iterations_leave_no_memory_behind(kind, iterations):
         assert tracemalloc.get_traced_memory()[0] - traced < 2**18
     finally:
         tracemalloc.stop()
-
-
-def test_the_algorithm_classes_say_what_they_build():
-    assert type(tiny(kind=PGConfig).build()) is PG
-    assert type(tiny().build()) is PPO
-
-
-# -- traces -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("new_programs")
@@ -792,4 +666,3 @@ def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_t
     assert len(rows) > 3  # batches of whole episodes differ in length
     assert len(shapes) <= 2
     assert dict(program.functions.traces) == dict.fromkeys(program.functions.traces, 1)
-    algorithm.stop()

@@ -14,14 +14,15 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from helpers.environments import SavedCountingEnv, SeededEnv
-from helpers.factories import OBS, TWO, assert_equal, make, rows_of, trajectory
+from helpers.factories import OBS, TWO, assert_equal, batch_for, make, rows_of
+from helpers.keras_models import two_layers, unregistered_layer
+from helpers.workers import make_small_config
 from tfpolicies import (
     Algorithm,
     DefaultCallbacks,
     PGTF2Policy,
     Policy,
     PolicySpec,
-    PPOConfig,
     PPOTF2Policy,
     TFPolicy,
 )
@@ -49,37 +50,18 @@ def the_only_policy(agent_id, episode, worker=None, **kwargs):
     return "default_policy"
 
 
-def config(env="CartPole-v1", **checkpointing):
-    return (
-        PPOConfig()
-        .environment(env)
-        .rollouts(num_envs_per_worker=2)
-        .training(
-            model={"fcnet_hiddens": [8]},
-            train_batch_size=64,
-            sgd_minibatch_size=32,
-            num_sgd_iter=2,
-            lr=1e-2,
-            entropy_coeff=0.01,
-        )
-        .framework(inference="tf", jit_compile=False)
-        .evaluation(evaluation_duration=2)
-        .debugging(seed=3, log_level="ERROR")
-        .checkpointing(**checkpointing)
-    )
-
-
-def weights_of(algorithm):
-    return list(algorithm.get_policy().get_weights().values())
+def make_config(env="CartPole-v1", **settings):
+    config = make_small_config(env, seed=3, num_envs_per_worker=2, evaluation_duration=2)
+    config.training(model={"fcnet_hiddens": [8]}, train_batch_size=64, sgd_minibatch_size=32)
+    config.training(lr=1e-2, entropy_coeff=0.01)
+    return config.update_from_dict(settings)
 
 
 def assert_same_run(one, other):
-    for left, right in zip(weights_of(one), weights_of(other), strict=True):
-        np.testing.assert_array_equal(left, right)
+    np.testing.assert_equal(other.get_weights(), one.get_weights())
     states = [a.get_policy().get_state() for a in (one, other)]
-    assert states[0]["rng"] == states[1]["rng"]
-    assert states[0]["hyperparameters"] == states[1]["hyperparameters"]
-    assert states[0]["num_grad_updates"] == states[1]["num_grad_updates"]
+    for name in ("rng", "hyperparameters", "num_grad_updates"):
+        assert states[0][name] == states[1][name]
     assert one.counters == other.counters
     assert one.iteration == other.iteration
 
@@ -89,7 +71,7 @@ def assert_same_run(one, other):
 
 @pytest.mark.core
 def test_a_run_resumed_with_new_episodes_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
-    algorithm = config(reset_episodes_at_checkpoint=True).build()
+    algorithm = make_config(reset_episodes_at_checkpoint=True).build()
     for _ in range(3):
         algorithm.train()
     algorithm.evaluate()
@@ -103,11 +85,11 @@ def test_a_run_resumed_with_new_episodes_equals_the_uninterrupted_one_bit_for_bi
     assert evaluations[0] == evaluations[1]
 
 
-def test_a_run_goes_on_within_its_episodes_where_environments_give_their_state(tmp_path):
+def test_a_run_resumes_within_its_episodes_where_environments_give_their_state(tmp_path):
     def create(context):
         return SavedCountingEnv(context.vector_index, [7, 5])
 
-    algorithm = config(create).build()
+    algorithm = make_config(create).build()
     algorithm.train()
     saved = algorithm.save(tmp_path / "checkpoint")
     resumed = Algorithm.from_checkpoint(saved, config={"env": create})
@@ -121,14 +103,13 @@ def test_a_run_goes_on_within_its_episodes_where_environments_give_their_state(t
 
 
 def test_restore_brings_back_an_earlier_state(tmp_path):
-    algorithm = config().build()
+    algorithm = make_config().build()
     algorithm.train()
     algorithm.save(tmp_path)
-    before, counters = weights_of(algorithm), dict(algorithm.counters)
+    before, counters = algorithm.get_weights(), dict(algorithm.counters)
     algorithm.train()
     algorithm.restore(str(tmp_path))
-    for left, right in zip(before, weights_of(algorithm), strict=True):
-        np.testing.assert_array_equal(left, right)
+    np.testing.assert_equal(algorithm.get_weights(), before)
     assert algorithm.counters == counters
     assert algorithm.iteration == 1
     result = algorithm.train()
@@ -136,23 +117,20 @@ def test_restore_brings_back_an_earlier_state(tmp_path):
     assert result["time_since_restore"] == pytest.approx(result["time_this_iter_s"])
 
 
-def test_what_auto_became_is_kept(tmp_path):
-    algorithm = config().framework(inference="auto", jit_compile="auto").build()
-    assert algorithm.config["inference"] == "onnx"
-    assert algorithm.config["jit_compile"] is True
+def test_values_of_auto_are_kept(tmp_path):
+    algorithm = make_config(inference="auto", jit_compile="auto").build()
     assert algorithm.config["rollout_fragment_length"] == 32
     algorithm.save(tmp_path)
-    resumed = Algorithm.from_checkpoint(tmp_path)
-    assert resumed.config["inference"] == "onnx"
-    assert resumed.config["jit_compile"] is True
+    for resolved in (algorithm.config, Algorithm.from_checkpoint(tmp_path).config):
+        assert (resolved["inference"], resolved["jit_compile"]) == ("onnx", True)
 
 
-def test_what_a_file_cannot_hold_is_named_when_saved_and_asked_for_all_at_once(tmp_path, caplog):
+def test_objects_that_no_file_holds_are_named_when_saved_and_required_all_at_once(tmp_path, caplog):
     class Local(Watching):
         pass
 
-    made = config(SeededEnv).callbacks(Local).multi_agent(policy_mapping_fn=the_only_policy)
-    algorithm = made.debugging(log_level="WARN").build()
+    local = make_config(SeededEnv, log_level="WARN").callbacks(Local)
+    algorithm = local.multi_agent(policy_mapping_fn=the_only_policy).build()
     for _ in range(2):
         algorithm.save(tmp_path)
     (text,) = [record.getMessage() for record in caplog.records]
@@ -171,81 +149,60 @@ def test_what_a_file_cannot_hold_is_named_when_saved_and_asked_for_all_at_once(t
     assert again.was_loaded
 
 
-def test_nothing_is_told_where_a_file_holds_all(tmp_path, caplog):
-    config().debugging(log_level="WARN").build().save(tmp_path)
+def test_nothing_is_logged_where_a_file_holds_all(tmp_path, caplog):
+    make_config(log_level="WARN").build().save(tmp_path)
     assert not caplog.records
 
 
-def test_a_policy_that_is_saved_alone_warns_of_what_has_no_import_path(tmp_path):
+def test_a_policy_that_is_saved_alone_warns_of_a_class_without_an_import_path(tmp_path):
     class Local(Watching):
         pass
 
-    policy = config(SeededEnv).callbacks(Local).build().get_policy()
+    policy = make_config(SeededEnv).callbacks(Local).build().get_policy()
     with pytest.warns(UserWarning, match=r"stored by name only: .*Local\. Loading requires"):
         policy.export_checkpoint(tmp_path)
 
 
-# -- what loading asks for --------------------------------------------------------------------
-
-
-def two_layers(observation_space, num_outputs, width=8):
-    layers = [keras.layers.Dense(width, "tanh"), keras.layers.Dense(num_outputs)]
-    return keras.Sequential(layers)
-
-
-class OwnLayer(keras.layers.Dense):
-    pass
-
-
-def own_layers(observation_space, num_outputs):
-    return keras.Sequential([OwnLayer(num_outputs)])
+# -- objects that loading requires ------------------------------------------------------------
 
 
 @pytest.mark.core
 def test_a_policy_acts_without_the_callbacks_and_functions_of_its_training(tmp_path):
-    made = config(SeededEnv).callbacks(Watching)
-    made.multi_agent(policy_mapping_fn=the_only_policy)
-    made.evaluation(evaluation_config={"callbacks": Watching})
-    algorithm = made.build()
+    watched = make_config(SeededEnv, evaluation_config={"callbacks": Watching}).callbacks(Watching)
+    algorithm = watched.multi_agent(policy_mapping_fn=the_only_policy).build()
     algorithm.save(tmp_path / "run")
     algorithm.get_policy().export_checkpoint(tmp_path / "policy")
-    batch = {"default_policy": algorithm.worker.sample()}
-    (of_run,) = Policy.from_checkpoint(tmp_path / "run").values()
+    batch = algorithm.worker.sample()
+    (from_run,) = Policy.from_checkpoint(tmp_path / "run").values()
     alone = Policy.from_checkpoint(tmp_path / "policy")
     observations = np.stack([alone.observation_space.sample() for _ in range(3)])
-    for policy in (of_run, alone, alone.copy(), pickle.loads(pickle.dumps(alone))):
-        actual, expected = (
-            x.compute_actions(observations, explore=False)[0]
-            for x in (policy, algorithm.get_policy())
-        )
+    expected = algorithm.get_policy().compute_actions(observations, explore=False)[0]
+    for policy in (from_run, alone, alone.copy(), pickle.loads(pickle.dumps(alone))):
+        actual = policy.compute_actions(observations, explore=False)[0]
         np.testing.assert_array_equal(actual, expected)
         with pytest.raises(CheckpointError, match=r":Watching is needed now.*config=\{\.\.\.\}"):
-            policy.learn_on_batch(batch["default_policy"])
+            policy.learn_on_batch(batch)
     alone.export_checkpoint(tmp_path / "again")  # the names are kept
     again = Policy.from_checkpoint(tmp_path / "again", config={"callbacks": Watching})
-    again.learn_on_batch(batch["default_policy"])
+    again.learn_on_batch(batch)
     with pytest.raises(CheckpointError, match=r"config\['callbacks'\]"):
         Algorithm.from_checkpoint(tmp_path / "run")
 
 
 @pytest.mark.parametrize("framework", ["tf2", "tf"])
-def test_a_policy_with_a_factory_of_keras_layers_comes_back_without_the_factory(
-    framework, tmp_path
-):
+def test_a_policy_with_a_factory_of_keras_layers_is_loaded_without_the_factory(framework, tmp_path):
     model = {"custom_model": two_layers, "custom_model_config": {"width": 6}}
-    made = config("CartPole-v1").training(model=model).framework(framework)
-    algorithm = made.build()
+    algorithm = make_config(model=model).framework(framework).build()
     algorithm.train()
     algorithm.save(tmp_path)
     (policy,) = Policy.from_checkpoint(tmp_path).values()
-    own = algorithm.get_policy()
-    assert_equal(policy.get_weights(), own.get_weights())
+    assert_equal(policy.get_weights(), algorithm.get_policy().get_weights())
     observations = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
+    actual, expected = (
+        x.compute_actions(observations, explore=False)[2] for x in (policy, algorithm.get_policy())
+    )
     for name in ("action_dist_inputs", "vf_preds"):
-        actual, expected = (
-            x.compute_actions(observations, explore=False)[2][name] for x in (policy, own)
-        )
-        np.testing.assert_array_equal(actual, expected)
+        np.testing.assert_array_equal(actual[name], expected[name])
     policy.export_model(tmp_path / "exported", onnx=True)
     policy.learn_on_batch(algorithm.worker.sample())
     settings = {"model": {"custom_model": two_layers}}
@@ -257,12 +214,12 @@ def test_a_policy_with_a_factory_of_keras_layers_comes_back_without_the_factory(
 
 
 @pytest.mark.core
-def test_a_factory_of_layers_that_nothing_could_look_up_is_asked_for(tmp_path):
-    algorithm = config().training(model={"custom_model": own_layers}).build()
+def test_a_factory_of_unregistered_layers_is_required(tmp_path):
+    algorithm = make_config().training(model={"custom_model": unregistered_layer}).build()
     algorithm.save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"\['custom_model'\] \(.*:own_layers\)"):
+    with pytest.raises(CheckpointError, match=r"\['custom_model'\] \(.*:unregistered_layer\)"):
         Policy.from_checkpoint(tmp_path)
-    settings = {"model": {"custom_model": own_layers}}
+    settings = {"model": {"custom_model": unregistered_layer}}
     (policy,) = Policy.from_checkpoint(tmp_path, config=settings).values()
     assert_equal(policy.get_weights(), algorithm.get_policy().get_weights())
 
@@ -296,44 +253,44 @@ def make_foreign(folder: Path) -> str:
 @pytest.mark.core
 @pytest.mark.parametrize("damage", [damage_manifest, damage_arrays, truncate_arrays, make_foreign])
 def test_a_damaged_checkpoint_is_named_and_changes_nothing(damage, tmp_path):
-    algorithm = config().build()
+    algorithm = make_config().build()
     algorithm.save(tmp_path)
     algorithm.train()
-    before, iteration = weights_of(algorithm), algorithm.iteration
+    before, iteration = algorithm.get_weights(), algorithm.iteration
     rng = algorithm.get_policy().get_state()["rng"]
     name = damage(tmp_path)
     with pytest.raises(CheckpointError, match=name):
         algorithm.restore(tmp_path)
-    for left, right in zip(before, weights_of(algorithm), strict=True):
-        np.testing.assert_array_equal(left, right)
+    np.testing.assert_equal(algorithm.get_weights(), before)
     assert algorithm.get_policy().get_state()["rng"] == rng
     assert algorithm.iteration == iteration
 
 
 def test_a_checkpoint_of_another_architecture_changes_nothing(tmp_path):
-    config().training(model={"fcnet_hiddens": [16]}).build().save(tmp_path)
-    algorithm = config().build()
-    before = weights_of(algorithm)
+    make_config(model={"fcnet_hiddens": [16]}).build().save(tmp_path)
+    algorithm = make_config().build()
+    before = algorithm.get_weights()
     with pytest.raises(WeightsError, match=r"\(4, 8\).*\(4, 16\)"):
         algorithm.restore(tmp_path)
-    for left, right in zip(before, weights_of(algorithm), strict=True):
-        np.testing.assert_array_equal(left, right)
+    np.testing.assert_equal(algorithm.get_weights(), before)
 
 
-def test_a_run_folder_is_answered_with_the_checkpoint_in_it(tmp_path):
+@pytest.mark.parametrize("loaded_class", [Algorithm, TFPolicy])
+def test_the_error_about_a_folder_names_the_checkpoint_in_it(tmp_path, loaded_class):
     run = tmp_path / "ppo-run"
     make().export_checkpoint(run / "checkpoints" / "best")
     (run / "checkpoints" / "events").mkdir()
     for folder in (run, tmp_path, run / "checkpoints"):
-        for kind in (Algorithm, TFPolicy):
-            with pytest.raises(CheckpointError, match=r"There is a checkpoint in .*: give.*best'"):
-                kind.from_checkpoint(folder)
+        with pytest.raises(CheckpointError, match=r"There is a checkpoint in .*: give.*best'"):
+            loaded_class.from_checkpoint(folder)
+    with pytest.raises(CheckpointError, match="not found"):
+        loaded_class.from_checkpoint(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"has no policy.json.$"):
         TFPolicy.from_checkpoint(run / "checkpoints" / "events")
 
 
 def test_saved_models_of_all_policies_follow_a_checkpoint_if_asked_for(tmp_path):
-    algorithm = config(export_native_model_files=True).build()
+    algorithm = make_config(export_native_model_files=True).build()
     before = algorithm.get_policy().get_state()
     before["weights"] = {name: x * 0 for name, x in before["weights"].items()}
     for turn in range(2):  # the second replaces the first
@@ -342,61 +299,37 @@ def test_saved_models_of_all_policies_follow_a_checkpoint_if_asked_for(tmp_path)
         exported = tf.saved_model.load(str(Path(path, "policies", "default_policy", "model")))
         logits = exported(np.ones((1, 4), np.float32))["action_dist_inputs"]
         assert bool(np.any(logits)) == (not turn)
-    assert not any(np.any(weight) for weight in weights_of(Algorithm.from_checkpoint(path)))
-
-
-def test_a_missing_checkpoint_is_not_found(tmp_path):
-    with pytest.raises(CheckpointError, match="not found"):
-        Algorithm.from_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="not found"):
-        TFPolicy.from_checkpoint(tmp_path / "nowhere")
+    assert not any(map(np.any, Algorithm.from_checkpoint(path).get_policy().get_weights().values()))
 
 
 # -- policies ---------------------------------------------------------------------------------
 
 
-def learned(policy_class=PPOTF2Policy, **settings):
-    policy = make(policy_class, **settings)
-    batch = policy.postprocess_trajectory(trajectory(policy, 12))
-    policy.learn_on_batch(batch)
-    return policy, batch
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PGTF2Policy])
-def test_a_restored_policy_acts_and_learns_on_exactly_as_the_saved_one(policy_class, tmp_path):
-    policy, batch = learned(policy_class, lr=1e-2, grad_clip=0.5)
+def test_a_restored_policy_acts_and_learns_exactly_as_the_saved_one(policy_class, tmp_path):
+    policy = make(policy_class, lr=1e-2, grad_clip=0.5)
+    batch = batch_for(policy, 12)
+    policy.learn_on_batch(batch)
     policy.set_hyperparameter("lr", 5e-3)
     policy.export_checkpoint(tmp_path)
-    twin = TFPolicy.from_checkpoint(tmp_path)
-    assert type(twin) is policy_class
-    assert twin.get_hyperparameter("lr") == policy.get_hyperparameter("lr")
-    assert twin.num_grad_updates == policy.num_grad_updates == 1
-    assert twin.global_timestep == policy.global_timestep
-    obs = rows_of(OBS, 50)
-    np.testing.assert_array_equal(
-        twin.compute_actions(obs).actions, policy.compute_actions(obs).actions
-    )
-    for each in (policy, twin):
-        each.learn_epochs(batch, 3, 5)
-    for left, right in zip(policy.get_weights().values(), twin.get_weights().values(), strict=True):
-        np.testing.assert_array_equal(left, right)
-
-
-def test_a_given_state_is_written_instead_of_the_present_one(tmp_path):
-    policy, batch = learned()
-    state = policy.get_state()
-    policy.learn_on_batch(batch)
-    policy.export_checkpoint(tmp_path, policy_state=state)
-    assert TFPolicy.from_checkpoint(tmp_path).num_grad_updates == 1
+    copy = TFPolicy.from_checkpoint(tmp_path)
+    assert type(copy) is policy_class
+    assert copy.get_hyperparameter("lr") == policy.get_hyperparameter("lr")
+    assert copy.num_grad_updates == policy.num_grad_updates == 1
+    assert copy.global_timestep == policy.global_timestep
+    actual, expected = (x.compute_actions(rows_of(OBS, 50)).actions for x in (copy, policy))
+    np.testing.assert_array_equal(actual, expected)
+    for x in (policy, copy):
+        x.learn_epochs(batch, 3, 5)
+    assert_equal(copy.get_weights(), policy.get_weights())
 
 
 def test_policies_of_an_algorithm_are_loaded_by_id(tmp_path):
-    algorithm = config().build()
+    algorithm = make_config().build()
     algorithm.save(tmp_path)
-    result = TFPolicy.from_checkpoint(tmp_path)
-    assert set(result) == {"default_policy"}
-    assert set(TFPolicy.from_checkpoint(tmp_path, ["default_policy"])) == {"default_policy"}
+    for policy_ids in (None, ["default_policy"]):
+        assert set(TFPolicy.from_checkpoint(tmp_path, policy_ids)) == {"default_policy"}
     with pytest.raises(UnknownPolicyError, match="nobody"):
         TFPolicy.from_checkpoint(tmp_path, ["nobody"])
     make().export_checkpoint(tmp_path / "one")
@@ -404,16 +337,15 @@ def test_policies_of_an_algorithm_are_loaded_by_id(tmp_path):
         TFPolicy.from_checkpoint(tmp_path / "one", ["default_policy"])
 
 
-def test_a_model_of_keras_layers_comes_back_with_the_checkpoint(tmp_path):
+def test_a_model_of_keras_layers_is_loaded_from_the_checkpoint(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5), keras.layers.Dense(2)])
     policy = make(model={"custom_model": model})
     policy.export_checkpoint(tmp_path)
-    twin = TFPolicy.from_checkpoint(tmp_path)
-    obs = rows_of(OBS, 4)
-    np.testing.assert_array_equal(
-        twin.compute_actions(obs, explore=False).extras["action_dist_inputs"],
-        policy.compute_actions(obs, explore=False).extras["action_dist_inputs"],
+    actual, expected = (
+        x.compute_actions(rows_of(OBS, 4), explore=False).extras["action_dist_inputs"]
+        for x in (TFPolicy.from_checkpoint(tmp_path), policy)
     )
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.core
@@ -426,14 +358,16 @@ def test_a_checkpoint_from_before_channels_could_be_first_keeps_its_network(tmp_
     del manifest["config"]["settings"]["model"]["channels_first"]
     manifest["checksum"] = compute_checksum(manifest)
     (tmp_path / "policy.json").write_text(json.dumps(manifest))
-    twin = TFPolicy.from_checkpoint(tmp_path)
     obs = np.random.default_rng(0).integers(0, 256, (5, *space.shape), np.uint8)
-    mine, own = (each.compute_actions(obs, explore=False) for each in (policy, twin))
-    for name, column in mine.extras.items():
-        np.testing.assert_array_equal(own.extras[name], column)
+    actual, expected = (
+        x.compute_actions(obs, explore=False).extras
+        for x in (TFPolicy.from_checkpoint(tmp_path), policy)
+    )
+    for name, column in expected.items():
+        np.testing.assert_array_equal(actual[name], column)
 
 
-def test_a_class_of_the_users_is_loaded_by_calling_it(tmp_path):
+def test_a_custom_class_is_loaded_by_calling_it(tmp_path):
     make(OwnPolicy).export_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"OwnPolicy\.from_checkpoint\(path\)"):
         TFPolicy.from_checkpoint(tmp_path)
@@ -453,38 +387,35 @@ FOREIGN = """
 from helpers.environments import SeededEnv
 from tfpolicies.exploration.strategies import StochasticSampling
 
-class Env(SeededEnv):
-    pass
-
-class Strategy(StochasticSampling):
-    pass
+class Env(SeededEnv): pass
+class Strategy(StochasticSampling): pass
 """
 
 
 @pytest.fixture
-def foreign(tmp_path, monkeypatch):
-    """A module of the user's; returns what makes Python forget that it was imported."""
+def unimport_foreign(tmp_path, monkeypatch):
+    """Writes a custom module; returns a function that removes it from the imported ones."""
     (tmp_path / "foreign_module.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def forget():
+    def unimport():
         return sys.modules.pop("foreign_module", None)
 
-    yield forget
-    forget()
+    yield unimport
+    unimport()
 
 
 @pytest.mark.parametrize("name", ["foreign_module:Env", "foreign_module.Env"])
-def test_an_environment_that_a_file_names_is_not_imported(name, foreign, tmp_path, caplog):
+def test_an_environment_that_a_file_names_is_not_imported(name, unimport_foreign, tmp_path, caplog):
     settings = {"exploration_config": {"type": "foreign_module.Strategy"}}
-    made = config(name).exploration(**settings).debugging(log_level="WARN")
-    algorithm = made.evaluation(evaluation_config={"env": name, **settings}).build()
+    algorithm = make_config(
+        name, **settings, log_level="WARN", evaluation_config={"env": name, **settings}
+    ).build()
     algorithm.save(tmp_path / "run")
-    names = ("env", "exploration_config", "evaluation_config")
-    call = f"(path, config={{{', '.join(f'{each!r}: ...' for each in names)}}})."
+    call = "(path, config={'env': ..., 'exploration_config': ..., 'evaluation_config': ...})."
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.endswith(call)
-    assert foreign() is not None
+    assert unimport_foreign() is not None
     with pytest.raises(CheckpointError) as error:
         Algorithm.from_checkpoint(tmp_path / "run")
     assert str(error.value).endswith(call)
@@ -497,25 +428,24 @@ def test_an_environment_that_a_file_names_is_not_imported(name, foreign, tmp_pat
         assert place in str(error.value)
     with pytest.raises(CheckpointError, match=r"\['exploration_config'\]\['type'\]"):
         Policy.from_checkpoint(tmp_path / "run")
-    assert foreign() is None
-    config_values = {"env": name, **settings, "evaluation_config": {"env": name}}
-    assert Algorithm.from_checkpoint(tmp_path / "run", config=config_values).config.env == name
-    assert foreign() is not None
+    assert unimport_foreign() is None
+    settings |= {"env": name, "evaluation_config": {"env": name}}
+    assert Algorithm.from_checkpoint(tmp_path / "run", config=settings).config.env == name
+    assert unimport_foreign() is not None
 
 
-def test_an_environment_that_the_caller_names_may_be_named_by_the_file_too(foreign, tmp_path):
+@pytest.mark.usefixtures("unimport_foreign")
+def test_an_environment_that_the_caller_names_may_be_named_by_the_file_too(tmp_path):
     name = "foreign_module:Env"
-    config(name).evaluation(evaluation_config={"env": name}).build().save(tmp_path / "run")
-    assert Algorithm.from_checkpoint(tmp_path / "run", config={"env": name}).config.env == name
-    again = Algorithm.from_checkpoint(
-        tmp_path / "run", config={"env": SeededEnv, "evaluation_config": None}
-    )
-    assert again.config.env is SeededEnv
+    make_config(name, evaluation_config={"env": name}).build().save(tmp_path)
+    assert Algorithm.from_checkpoint(tmp_path, config={"env": name}).config.env == name
+    settings = {"env": SeededEnv, "evaluation_config": None}
+    assert Algorithm.from_checkpoint(tmp_path, config=settings).config.env is SeededEnv
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("name", "is_taken"),
+    ("name", "is_accepted"),
     [
         ("CartPole-v1", True),
         ("nowhere/Unheard.Of-v0", True),  # it is looked up, not imported
@@ -535,15 +465,15 @@ def test_an_environment_that_the_caller_names_may_be_named_by_the_file_too(forei
         ("..Env", False),
     ],
 )
-def test_a_file_may_choose_among_environments_that_are_there(name, is_taken):
+def test_a_file_may_choose_among_environments_that_are_there(name, is_accepted):
     register_environment("registered_here:Env", SeededEnv)
     result = check_environment_name(name)
-    assert result == (name if is_taken else UnresolvedObject(name, importable=True))
+    assert result == (name if is_accepted else UnresolvedObject(name, importable=True))
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["GymV21Environment-v0", "GymV26Environment"])
-def test_an_environment_that_makes_what_its_settings_name_is_asked_for(name):
+def test_an_environment_that_creates_classes_that_its_settings_name_is_required(name):
     assert check_environment_name(name) == UnresolvedObject(name)
 
 
@@ -555,45 +485,36 @@ def test_objects_that_an_optimizer_would_make_are_held_back():
     assert names == ["Inner"]
 
 
-def test_another_strategy_begins_as_it_is_made(tmp_path):
+def test_another_strategy_begins_in_its_initial_state(tmp_path):
     greedy = {"type": "EpsilonGreedy", "epsilon_timesteps": 100, "final_epsilon": 0.0}
-    algorithm = config().exploration(exploration_config=greedy).build()
+    algorithm = make_config(exploration_config=greedy).build()
     policy = algorithm.get_policy()
     for _ in range(2):  # the second begins at 30
         policy.compute_actions(rows_of(policy.observation_space, 30))
     algorithm.save(tmp_path / "greedy")
 
-    def explored(folder, **changed):
+    def load_exploration_state(folder, **changed):
         path, values = str(tmp_path / folder), {"exploration_config": changed} if changed else {}
-        result = Algorithm.from_checkpoint(path, config=values)
-        (single,) = Policy.from_checkpoint(path, config=values).values()
-        state = result.get_policy().get_exploration_state()
-        assert state == single.get_exploration_state()
-        result.save(tmp_path / "last")
+        algorithm = Algorithm.from_checkpoint(path, config=values)
+        (policy,) = Policy.from_checkpoint(path, config=values).values()
+        state = algorithm.get_policy().get_exploration_state()
+        assert state == policy.get_exploration_state()
+        algorithm.save(tmp_path / "last")
         return state
 
-    assert explored("greedy")["last_timestep"] == 30
-    assert explored("greedy", type=EpsilonGreedy)["last_timestep"] == 30
-    assert explored("greedy", type="SoftQ") == {}
-    assert explored("last", type="EpsilonGreedy") == {"cur_epsilon": 1.0, "last_timestep": 0}
+    assert load_exploration_state("greedy")["last_timestep"] == 30
+    assert load_exploration_state("greedy", type=EpsilonGreedy)["last_timestep"] == 30
+    assert load_exploration_state("greedy", type="SoftQ") == {}
+    initial = {"cur_epsilon": 1.0, "last_timestep": 0}
+    assert load_exploration_state("last", type="EpsilonGreedy") == initial
 
 
-def test_only_the_json_format_and_no_prefix_are_taken(tmp_path):
+def test_only_the_json_format_without_a_prefix_is_accepted(tmp_path):
     with pytest.raises(ConfigError, match="checkpoint_format must be 'json', got 'cloudpickle'"):
         make().export_checkpoint(tmp_path, checkpoint_format="cloudpickle")
     with pytest.raises(ConfigError, match="filename_prefix"):
         make().export_checkpoint(tmp_path, "old")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_state_makes_a_policy_and_one_without_a_spec_does_not():
-    policy, _ = learned()
-    twin = TFPolicy.from_state(policy.get_state())
-    assert type(twin) is PPOTF2Policy
-    assert twin.action_space == TWO
-    assert twin.num_grad_updates == 1
-    with pytest.raises(WeightsError, match="No `policy_spec` key"):
-        TFPolicy.from_state({"weights": {}})
 
 
 def test_a_policy_spec_survives_json_and_compares_by_its_four_fields():
@@ -605,10 +526,10 @@ def test_a_policy_spec_survives_json_and_compares_by_its_four_fields():
     assert PolicySpec.deserialize(PolicySpec().serialize()) == PolicySpec()
 
 
-def test_a_policy_spec_with_a_class_of_the_users_asks_for_it():
+def test_a_policy_spec_with_a_custom_class_requires_it():
     spec = PolicySpec(OwnPolicy, OBS, TWO)
     record = spec.serialize()
-    with pytest.raises(CheckpointError, match=r"OwnPolicy.*known=\{path: object\}"):
+    with pytest.raises(CheckpointError, match=r"OwnPolicy.*objects=\{path: object\}"):
         PolicySpec.deserialize(record)
     known = {record["policy_class"]["$import"]: OwnPolicy}
     assert PolicySpec.deserialize(record, objects=known) == spec
@@ -617,14 +538,28 @@ def test_a_policy_spec_with_a_class_of_the_users_asks_for_it():
 
 
 def test_an_algorithm_with_one_agent_loads_with_the_policies_that_were_added(tmp_path):
-    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
-    algorithm = config.framework(inference="tf", jit_compile=False).debugging(seed=0).build()
+    algorithm = make_config().build()
     algorithm.add_policy("snapshot", policy=algorithm.get_policy().copy("snapshot"))
     algorithm.save(tmp_path)
     again = Algorithm.from_checkpoint(tmp_path)
     assert set(again.worker.policy_map) == {"default_policy", "snapshot"}
-    for policy_id, weights in algorithm.get_weights().items():
-        np.testing.assert_equal(again.get_weights([policy_id])[policy_id], weights)
+    np.testing.assert_equal(again.get_weights(), algorithm.get_weights())
+
+
+def copy_with_changes(source, target, change):
+    """Copies the checkpoint of a run; `change` edits the manifest of the copy."""
+    added = ("format_version", "tfpolicies_version", "arrays", "policies", "checksum")
+    run = read_checkpoint(source, "algorithm.json", kind="Algorithm")
+    manifests = {
+        pid: {name: x for name, x in data.manifest.items() if name not in added}
+        for pid, data in {**run.policies, None: run}.items()
+    }
+    change(manifests[None])
+    policies = {
+        pid: CheckpointData("policy.json", manifests[pid], data.arrays)
+        for pid, data in run.policies.items()
+    }
+    write_checkpoint(target, "algorithm.json", manifests[None], run.arrays, policies=policies)
 
 
 @pytest.mark.core
@@ -646,46 +581,32 @@ def test_an_algorithm_with_one_agent_loads_with_the_policies_that_were_added(tmp
 def test_a_run_whose_state_is_garbled_is_refused_before_anything_is_restored(
     tmp_path, part, entry, value
 ):
-    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
-    algorithm = config.framework(inference="tf", jit_compile=False).debugging(seed=0).build()
+    def garble(manifest):
+        manifest[part] = {**(manifest[part] or {}), entry: value}
+
+    algorithm = make_config().build()
     algorithm.save(tmp_path)
-    result = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
-    manifest = {name: each for name, each in result.manifest.items() if name not in _ADDED}
-    manifest[part] = {**(manifest[part] or {}), entry: value}
-    policies = {
-        pid: CheckpointData(
-            "policy.json", {k: x for k, x in each.manifest.items() if k not in _ADDED}, each.arrays
-        )
-        for pid, each in result.policies.items()
-    }
-    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, result.arrays, policies=policies)
-    weights = algorithm.get_weights()
-    other = {name: x + 1 for name, x in weights["default_policy"].items()}
-    algorithm.set_weights({"default_policy": other})
+    copy_with_changes(tmp_path, tmp_path / "bad", garble)
+    weights = algorithm.get_weights()["default_policy"]
+    other = {"default_policy": {name: x + 1 for name, x in weights.items()}}
+    algorithm.set_weights(other)
     with pytest.raises(CheckpointError, match="lacks or garbles"):
         algorithm.restore(tmp_path / "bad")
-    np.testing.assert_equal(algorithm.get_weights()["default_policy"], other)
+    np.testing.assert_equal(algorithm.get_weights(), other)
     with pytest.raises(CheckpointError, match="bad"):
         Algorithm.from_checkpoint(tmp_path / "bad")
 
 
-@pytest.mark.parametrize("lost", ["roster", "config", "algorithm_class"])
-def test_a_run_without_a_part_of_its_manifest_is_refused(tmp_path, lost):
-    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
-    config.framework(inference="tf", jit_compile=False).build().save(tmp_path)
-    result = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
-    manifest = {name: each for name, each in result.manifest.items() if name not in _ADDED}
-    del manifest[lost]
-    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, result.arrays, policies={})
-    with pytest.raises(CheckpointError, match=f"lacks or garbles '{lost}'"):
+@pytest.mark.parametrize("part", ["roster", "config", "algorithm_class"])
+def test_a_run_without_a_part_of_its_manifest_is_refused(tmp_path, part):
+    make_config().build().save(tmp_path)
+    copy_with_changes(tmp_path, tmp_path / "bad", lambda manifest: manifest.pop(part))
+    with pytest.raises(CheckpointError, match=f"lacks or garbles '{part}'"):
         Algorithm.from_checkpoint(tmp_path / "bad")
 
 
-_ADDED = ("format_version", "tfpolicies_version", "arrays", "policies", "checksum")
-
-
 @pytest.mark.core
-def test_a_checkpoint_that_is_not_there_is_looked_for_in_its_run(tmp_path):
+def test_the_error_about_a_missing_checkpoint_names_one_of_its_run(tmp_path):
     folder = tmp_path / "run" / "checkpoints" / "latest"
     folder.mkdir(parents=True)
     for path in (tmp_path / "run" / "run.json", folder / "algorithm.json"):

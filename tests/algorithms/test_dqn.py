@@ -1,4 +1,4 @@
-"""DQN: the loss and its gradients by hand, targets, masks, n-step rows, what is refused."""
+"""DQN: the loss and its gradients by hand, targets, masks, n-step rows, settings."""
 
 import itertools
 
@@ -7,71 +7,38 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from helpers.factories import OBS, PLANE, TWO, assert_equal, make, rows_of, trajectory
+from helpers.continuous_actions import transitions
+from helpers.factories import OBS, assert_equal, rows_of, trajectory
 from helpers.marks import telling
-from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy, SampleBatch
-from tfpolicies.errors import (
-    ConfigError,
-    MissingColumnError,
-    ModelError,
-    UnsupportedSpaceError,
-)
+from helpers.off_policy import MASKED, THREE, get_q_values, make_dqn
+from tfpolicies import DQNConfig, DQNTF1Policy
+from tfpolicies.errors import ConfigError, MissingColumnError, ModelError
 from tfpolicies.testing import check_policy
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
-UNIFORM = {"type": "MultiAgentReplayBuffer"}
-PRIORITIZED = {"type": "MultiAgentPrioritizedReplayBuffer"}
+COLUMNS = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
 LOWEST = np.finfo(np.float32).min
-MASKED = spaces.Dict(observations=OBS, action_mask=spaces.MultiBinary(3))
-THREE = spaces.Discrete(3)
 
 
-def dqn(obs=OBS, actions=TWO, model=None, **config):
-    quick = {"model": {"fcnet_hiddens": [4], **(model or {})}, "hiddens": [3]}
-    return make(DQNTF2Policy, obs, actions, **{**quick, **config})
+def make_pair(scale=1, **config):
+    """Returns a policy, and one whose network is the target network of the first."""
+    policy, target = make_dqn(**config), make_dqn(seed=5, **config)
+    for each in (policy, target):
+        each.set_weights([scale * w for w in each.get_weights().values()])
+    weights = list(target.get_weights().values())
+    policy.set_state({**policy.get_state(), "target_weights": weights})
+    return policy, target
 
 
-def transitions(policy, rows=6, seed=0):
-    """Returns random transitions, the last third of them terminated."""
-    rng = np.random.default_rng(seed)
-    space = policy.observation_space
-    return SampleBatch(
-        obs=rows_of(space, rows, seed),
-        new_obs=rows_of(space, rows, seed + 100),
-        actions=rng.integers(policy.action_space.n, size=rows),
-        rewards=rng.normal(scale=2.0, size=rows).astype(np.float32),
-        terminateds=np.arange(rows) >= rows - rows // 3,
-        weights=np.ones(rows, np.float32),
-    )
-
-
-def q_of(policy, obs):
-    return policy.compute_actions(obs, explore=False).extras["q_values"].astype(np.float64)
-
-
-def other_target(policy, scale=1):
-    """Gives the target network other weights than the online one; returns a policy that has them.
-
-    What that one's acting gives are the target's values.
-    """
-    twin = dqn(policy.observation_space, policy.action_space, seed=5, **same(policy))
-    twin.set_weights([scale * w for w in twin.get_weights().values()])
-    target = list(twin.get_weights().values())
-    policy.set_state({**policy.get_state(), "target_weights": target})
-    return twin
-
-
-def same(policy):
-    names = ("dueling", "double_q", "hiddens", "n_step", "observation_filter", "gamma")
-    return {name: policy.config[name] for name in names}
-
-
-def wanted_targets(policy, twin, batch, discount):
-    after = q_of(twin, batch["new_obs"])
-    chooser = q_of(policy, batch["new_obs"]) if policy.config["double_q"] else after
-    best = after[np.arange(len(after)), chooser.argmax(-1)]
-    return batch["rewards"] + discount * (1 - batch["terminateds"]) * best
+def get_td_errors(policy, target, batch, discount):
+    """Returns the value of the chosen action of each row, and its error."""
+    rows = np.arange(batch.count)
+    after = get_q_values(target, batch["new_obs"])
+    chooser = get_q_values(policy, batch["new_obs"]) if policy.config["double_q"] else after
+    targets = discount * (1 - batch["terminateds"]) * after[rows, chooser.argmax(-1)]
+    chosen = get_q_values(policy, batch["obs"])[rows, batch["actions"]]
+    return chosen, chosen - batch["rewards"] - targets
 
 
 # -- loss -----------------------------------------------------------------------------------------
@@ -82,35 +49,31 @@ def wanted_targets(policy, twin, batch, discount):
     telling(itertools.product([True, False], repeat=2), (True, True), (False, False)),
 )
 def test_the_td_error_is_that_of_the_papers(double_q, dueling):
-    policy = dqn(double_q=double_q, dueling=dueling, gamma=0.9)
-    policy.set_weights([30 * w for w in policy.get_weights().values()])
-    twin = other_target(policy, scale=30)  # so that the values differ much
+    config = {"double_q": double_q, "dueling": dueling, "gamma": 0.9}
+    policy, target = make_pair(scale=30, **config)  # so that the values differ much
     batch = transitions(policy, 30)
-    online, target = q_of(policy, batch["new_obs"]), q_of(twin, batch["new_obs"])
-    assert (online.argmax(-1) != target.argmax(-1)).any()  # double Q-learning makes a difference
-    chosen = q_of(policy, batch["obs"])[np.arange(30), batch["actions"]]
-    expected = chosen - wanted_targets(policy, twin, batch, 0.9)
-    columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
-    actual = policy.compute_td_error(*(batch[name] for name in columns))
+    choices = [get_q_values(x, batch["new_obs"]).argmax(-1) for x in (policy, target)]
+    assert (choices[0] != choices[1]).any()  # double Q-learning makes a difference
+    chosen, expected = get_td_errors(policy, target, batch, 0.9)
+    actual = policy.compute_td_error(*(batch[name] for name in COLUMNS))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
     assert (actual.dtype, policy.num_grad_updates) == (np.float32, 0)
     result = policy.learn_on_batch(batch)
     np.testing.assert_allclose(result["td_error"], expected, rtol=1e-4, atol=1e-4)
-    stats = result["learner_stats"]
-    assert set(stats) == {"cur_lr", "mean_q", "min_q", "max_q", "mean_td_error"}
-    for name, value in (
-        ("mean_q", chosen.mean()),
-        ("min_q", chosen.min()),
-        ("max_q", chosen.max()),
-        ("mean_td_error", expected.mean()),
-    ):
-        assert stats[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
+    stats = {
+        "cur_lr": 5e-4,
+        "mean_q": chosen.mean(),
+        "min_q": chosen.min(),
+        "max_q": chosen.max(),
+        "mean_td_error": expected.mean(),
+    }
+    assert result["learner_stats"] == pytest.approx(stats, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("loss", ["huber", "mse"])
 def test_gradients_are_those_of_the_weighted_mean_by_hand(loss):
-    policy = dqn(
+    policy = make_dqn(
         model={"fcnet_hiddens": []}, hiddens=[], dueling=False, td_error_loss_fn=loss, gamma=0.5
     )
     batch = transitions(policy, 9)
@@ -132,13 +95,13 @@ def test_gradients_are_those_of_the_weighted_mean_by_hand(loss):
     assert info["learner_stats"]["mean_td_error"] == pytest.approx(error.mean(), rel=1e-4)
     np.testing.assert_allclose(info["td_error"], error, rtol=1e-4)
     policy.set_hyperparameter("grad_clip", 0.01)
-    for gradient in policy.compute_gradients(batch)[0]:  # each by its own norm
+    for gradient in policy.compute_gradients(batch)[0]:  # each by its norm
         assert np.linalg.norm(gradient) == pytest.approx(0.01, rel=1e-4)
 
 
 @pytest.mark.core
 def test_a_duelling_network_adds_the_value_to_centred_advantages():
-    policy = dqn(actions=THREE, model={"fcnet_hiddens": []}, hiddens=[])
+    policy = make_dqn(actions=THREE, model={"fcnet_hiddens": []}, hiddens=[])
     paths = [variable.path for variable in policy.model.variables]
     assert paths == ["advantage_out/kernel", "advantage_out/bias", "value_out/kernel",
                      "value_out/bias"]  # fmt: skip
@@ -154,10 +117,11 @@ def test_a_duelling_network_adds_the_value_to_centred_advantages():
 
 
 def test_layers_are_named_after_their_part():
-    names = {variable.path.partition("/")[0] for variable in dqn().model.variables}
-    assert names == {"fc_1", "advantage_1", "advantage_out", "value_1", "value_out"}
-    names = {variable.path.partition("/")[0] for variable in dqn(dueling=False).model.variables}
-    assert names == {"fc_1", "q_1", "q_out"}
+    for policy, names in (
+        (make_dqn(), {"fc_1", "advantage_1", "advantage_out", "value_1", "value_out"}),
+        (make_dqn(dueling=False), {"fc_1", "q_1", "q_out"}),
+    ):
+        assert {variable.path.partition("/")[0] for variable in policy.model.variables} == names
 
 
 # -- masks ----------------------------------------------------------------------------------------
@@ -165,7 +129,7 @@ def test_layers_are_named_after_their_part():
 
 @pytest.mark.core
 def test_masked_actions_count_neither_in_the_mean_nor_in_the_maximum():
-    policy = dqn(MASKED, THREE, model={"fcnet_hiddens": []}, hiddens=[], gamma=0.5)
+    policy = make_dqn(MASKED, THREE, model={"fcnet_hiddens": []}, hiddens=[], gamma=0.5)
     weights = [5 * rows_of(spaces.Box(-9, 9, w.shape, np.float32), 1, seed=i)[0]
                for i, w in enumerate(policy.get_weights().values())]  # fmt: skip
     policy.set_weights(weights)
@@ -174,26 +138,26 @@ def test_masked_actions_count_neither_in_the_mean_nor_in_the_maximum():
     advantage, value = obs @ weights[0] + weights[1], obs @ weights[2] + weights[3]
     mean = (advantage * mask).sum(-1, keepdims=True) / mask.sum(-1, keepdims=True)
     expected = np.where(mask, value + advantage - mean, LOWEST)
-    seen = {"observations": obs, "action_mask": mask}
-    out = policy.compute_actions(seen, explore=False)
+    masked = {"observations": obs, "action_mask": mask}
+    out = policy.compute_actions(masked, explore=False)
     np.testing.assert_allclose(out.extras["q_values"], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(out.actions, expected.argmax(-1))
-    random = policy.compute_actions(seen, explore=True, timestep=0).actions  # epsilon is 1
+    random = policy.compute_actions(masked, explore=True, timestep=0).actions  # epsilon is 1
     assert mask[np.arange(4), random].all()
     rewards, ends = np.zeros(4, np.float32), np.zeros(4)
-    actual = policy.compute_td_error(seen, out.actions, rewards, seen, ends, np.ones(4))
+    actual = policy.compute_td_error(masked, out.actions, rewards, masked, ends, np.ones(4))
     np.testing.assert_allclose(actual, 0.5 * expected.max(-1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["huber", "mse"])
 def test_a_state_without_allowed_actions_is_worth_nothing_and_teaches_nothing(loss):
-    policy = dqn(MASKED, THREE, td_error_loss_fn=loss)
+    policy = make_dqn(MASKED, THREE, td_error_loss_fn=loss)
     nothing = {"observations": rows_of(OBS, 2), "action_mask": np.zeros((2, 3), np.int8)}
     batch = transitions(policy, 2)
     batch["rewards"] = np.array([1.0, 2.0], np.float32)
     batch["obs"]["action_mask"][:] = 1
     batch["new_obs"] = nothing
-    q = q_of(policy, batch["obs"])[np.arange(2), batch["actions"]]
+    q = get_q_values(policy, batch["obs"])[np.arange(2), batch["actions"]]
     result = policy.learn_on_batch(batch)
     np.testing.assert_allclose(result["td_error"], q - [1, 2], atol=1e-4)
     batch["obs"] = nothing
@@ -206,7 +170,7 @@ def test_a_state_without_allowed_actions_is_worth_nothing_and_teaches_nothing(lo
 
 @pytest.mark.core
 def test_n_step_rows_sum_rewards_and_reach_further():
-    policy = dqn(n_step=3, gamma=0.5)
+    policy = make_dqn(n_step=3, gamma=0.5)
     batch = trajectory(policy, 5)
     batch["rewards"] = np.array([1, 2, 4, 8, 16], np.float32)
     reached = batch["new_obs"].copy()
@@ -220,13 +184,10 @@ def test_n_step_rows_sum_rewards_and_reach_further():
 
 @pytest.mark.core
 def test_gamma_is_raised_to_the_number_of_summed_rewards():
-    policy = dqn(n_step=3, gamma=0.5)
-    twin = other_target(policy)
+    policy, target = make_pair(n_step=3, gamma=0.5)
     batch = transitions(policy, 6)
     batch["n_steps"] = np.array([1, 2, 3, 1, 2, 3], np.int32)
-    discount = np.array([0.5, 0.25, 0.125] * 2)
-    chosen = q_of(policy, batch["obs"])[np.arange(6), batch["actions"]]
-    expected = chosen - wanted_targets(policy, twin, batch, discount)
+    _, expected = get_td_errors(policy, target, batch, np.array([0.5, 0.25, 0.125] * 2))
     np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], expected, atol=1e-5)
     del batch["n_steps"]
     with pytest.raises(MissingColumnError, match="n_steps"):
@@ -234,7 +195,7 @@ def test_gamma_is_raised_to_the_number_of_summed_rewards():
 
 
 def test_one_step_rows_get_weights_alone():
-    policy = dqn()
+    policy = make_dqn()
     batch = trajectory(policy, 4)
     before = set(batch)
     policy.postprocess_trajectory(batch)
@@ -246,36 +207,29 @@ def test_one_step_rows_get_weights_alone():
 
 @pytest.mark.core
 def test_the_target_follows_by_tau_and_zero_is_respected():
-    policy = dqn(tau=0.25)
-    twin = other_target(policy)
-    online, target = policy.get_weights(), list(twin.get_weights().values())
-
-    def now():
-        return list(policy.get_state()["target_weights"].values())
-
-    policy.update_target(tau=0)
-    assert all((a == b).all() for a, b in zip(now(), target, strict=True))
-    policy.update_target()
-    for result, q, t in zip(now(), online.values(), target, strict=True):
-        np.testing.assert_allclose(result, 0.25 * q + 0.75 * t, rtol=1e-5, atol=1e-6)
-    policy.update_target(1.0)
-    assert all((a == b).all() for a, b in zip(now(), online.values(), strict=True))
+    policy, other = make_pair(tau=0.25)
+    online, target = policy.get_weights(), other.get_weights()
+    for tau, share, atol in ((0, 0.0, 0), (None, 0.25, 1e-6), (1.0, 1.0, 0)):
+        policy.update_target(tau)
+        result = policy.get_state()["target_weights"].values()
+        for actual, q, t in zip(result, online.values(), target.values(), strict=True):
+            np.testing.assert_allclose(actual, share * q + (1 - share) * t, 10 * atol, atol)
     with pytest.raises(ConfigError, match="tau must be a number in"):
         policy.update_target(1.5)
     assert_equal(policy.get_weights(), online)
-    never = dqn(tau=0.0)
+    never = make_dqn(tau=0.0)
     never.update_target()
     assert never.get_hyperparameter("tau") == 0.0
 
 
 @pytest.mark.core
 def test_learning_leaves_the_target_alone_and_states_restore_it():
-    policy = dqn(lr=0.1)
+    policy = make_dqn(lr=0.1)
     start = policy.get_state()["target_weights"]
     policy.learn_on_batch(transitions(policy))
     state = policy.get_state()
     assert_equal(state["target_weights"], start)
-    other = dqn(seed=9, lr=0.1)
+    other = make_dqn(seed=9, lr=0.1)
     other.set_state(state)
     assert_equal(other.get_state()["target_weights"], start)
     batch = transitions(policy, seed=3)
@@ -287,28 +241,17 @@ def test_learning_leaves_the_target_alone_and_states_restore_it():
     assert all((a == b).all() for a, b in zip(target, policy.get_weights().values(), strict=True))
 
 
-def test_a_checkpoint_holds_the_target(tmp_path):
-    policy = dqn(lr=0.1)
-    policy.learn_on_batch(transitions(policy))
-    policy.export_checkpoint(tmp_path)
-    loaded = DQNTF2Policy.from_checkpoint(tmp_path)
-    assert_equal(loaded.get_state()["target_weights"], policy.get_state()["target_weights"])
-    assert_equal(loaded.get_weights(), policy.get_weights())
-
-
 def test_online_and_target_network_see_observations_through_one_filter():
-    policy = dqn(observation_filter="MeanStdFilter")
-    twin = other_target(policy)
+    policy, target = make_pair(observation_filter="MeanStdFilter")
     rows = 50 + 9 * rows_of(OBS, 100)
-    for each in (policy, twin):
+    for each in (policy, target):
         each.filter.observe([rows])
         each.driver.learning.flush_filters()
     batch = transitions(policy, 9)
     batch["obs"], batch["new_obs"] = rows[:9], rows[1:10]
-    chosen = q_of(policy, batch["obs"])[np.arange(9), batch["actions"]]
-    expected = chosen - wanted_targets(policy, twin, batch, policy.get_hyperparameter("gamma"))
-    columns = ("obs", "actions", "rewards", "new_obs", "terminateds")
-    actual = policy.compute_td_error(*(batch[name] for name in columns))
+    gamma = policy.get_hyperparameter("gamma")
+    _, expected = get_td_errors(policy, target, batch, gamma)
+    actual = policy.compute_td_error(*(batch[name] for name in COLUMNS[:-1]))
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], expected, atol=1e-4)
 
@@ -316,20 +259,8 @@ def test_online_and_target_network_see_observations_through_one_filter():
 # -- learning -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jit", telling([False, True], False))
-def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
-    together, apart = dqn(lr=0.01, jit_compile=jit), dqn(lr=0.01)
-    batch = transitions(together, 20)
-    together.learn_epochs(batch, 1, 4, shuffle=False)
-    for start in range(0, 20, 4):
-        apart.learn_on_batch(batch[start : start + 4])
-    assert together.num_grad_updates == apart.num_grad_updates == 5
-    for a, b in zip(together.get_weights().values(), apart.get_weights().values(), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-
-
 def test_rows_that_fill_up_a_minibatch_do_not_count():
-    one, other = dqn(jit_compile=True), dqn()
+    one, other = make_dqn(jit_compile=True), make_dqn()
     batch = transitions(one, 7)
     stats = [
         policy.learn_epochs(batch, 1, size, shuffle=False)["learner_stats"]
@@ -339,16 +270,8 @@ def test_rows_that_fill_up_a_minibatch_do_not_count():
         assert value == pytest.approx(stats[1][name], rel=1e-4, abs=1e-6), name
 
 
-def test_policies_that_differ_in_numbers_share_one_trace():
-    policies = [dqn(gamma=g, lr=lr, tau=tau) for g, lr, tau in ((0.9, 0.1, 1.0), (0.5, 0.2, 0.1))]
-    assert policies[0].program is policies[1].program
-    for policy in policies:
-        policy.learn_on_batch(transitions(policy))
-    assert policies[0].program.functions.traces["learn_once"] == 1
-
-
 def test_epsilon_follows_the_timestep_that_is_given():
-    policy = dqn(
+    policy = make_dqn(
         exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.0, "epsilon_timesteps": 100}
     )
     obs = rows_of(OBS, 1000)
@@ -365,98 +288,47 @@ def test_epsilon_follows_the_timestep_that_is_given():
 
 def test_graph_mode_computes_the_same():
     settings = {"tau": 0.5, "lr": 0.01}
-    traced, graph = dqn(**settings), make(DQNTF1Policy, model={"fcnet_hiddens": [4]}, hiddens=[3],
-                                          **settings)  # fmt: skip
+    traced, graph = make_dqn(**settings), make_dqn(cls=DQNTF1Policy, **settings)
     batch = transitions(traced, 12)
-    columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
-    seen = []
+    results = []
     for policy in (traced, graph):
         policy.learn_epochs(batch, 1, 4, shuffle=False)
         policy.update_target()
         errors = policy.learn_on_batch(batch)["td_error"]
-        again = policy.compute_td_error(*(batch[name] for name in columns))
-        again = policy.compute_td_error(*(batch[name] for name in columns))
+        again = policy.compute_td_error(*(batch[name] for name in COLUMNS))
         target = policy.get_state()["target_weights"]
-        seen.append([errors, again, q_of(policy, batch["obs"]), *target.values()])
-    for a, b in zip(*seen, strict=True):
+        results.append([errors, again, get_q_values(policy, batch["obs"]), *target.values()])
+    for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_it_keeps_the_contract_of_policies():
-    check_policy(dqn(), exports=False)
+    check_policy(make_dqn(), exports=False)
 
 
 # -- models and exports ---------------------------------------------------------------------------
 
 
-def test_a_model_of_ones_own_gives_the_values_itself():
+def test_a_custom_model_gives_the_values_itself():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    policy = dqn(model={"custom_model": model}, hiddens=[7])
+    policy = make_dqn(model={"custom_model": model}, hiddens=[7])
     kernel, bias = policy.get_weights().values()
     obs = rows_of(OBS, 3)
-    np.testing.assert_allclose(q_of(policy, obs), obs @ kernel + bias, atol=1e-5)
+    np.testing.assert_allclose(get_q_values(policy, obs), obs @ kernel + bias, atol=1e-5)
     assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("onnx", [None, True])
-def test_an_export_gives_values_and_greedy_actions(onnx, tmp_path):
-    policy = dqn(MASKED, THREE)
-    result = policy.export_model(tmp_path, onnx=onnx)
-    assert result.parity.largest_difference < 1e-4
-    text = next(tmp_path.rglob("policy_spec.json")).read_text()
-    assert '"q_values"' in text
 
 
 def test_images_go_through_convolutions():
     space = spaces.Box(0, 255, (10, 10, 3), np.uint8)
-    policy = dqn(space)
+    policy = make_dqn(space)
     assert {v.path.partition("/")[0] for v in policy.model.variables} >= {"conv_1", "advantage_1"}
     assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- settings ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("space", [PLANE, spaces.MultiDiscrete([2, 2]), spaces.Tuple([TWO])])
-def test_only_discrete_actions_have_values(space):
-    with pytest.raises(UnsupportedSpaceError, match="Discrete actions only"):
-        DQNTF2Policy(OBS, space, {})
-
-
-@pytest.mark.core
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"td_error_loss_fn": "l1"}, "td_error_loss_fn must be one of"),
-        ({"n_step": 0}, "n_step must be an integer >= 1"),
-        ({"tau": 1.1}, "tau must be a number in"),
-        ({"hiddens": [0]}, "hiddens must be a list"),
-        ({"training_intensity": 0}, "training_intensity"),
-        ({"target_network_update_freq": -1}, "target_network_update_freq"),
-        ({"replay_buffer_config": {"capacity": 0}}, "capacity"),
-        ({"replay_buffer_config": {"capacty": 9}}, "Did you mean 'capacity'"),
-        ({"replay_buffer_config": {"type": "Ring"}}, "type"),
-        ({"replay_buffer_config": {"memory_limit_bytes": -1}}, "`memory_limit_bytes` must be"),
-        ({"replay_buffer_config": {"storage_path": "/nowhere"}}, "an existing folder"),
-        ({"replay_buffer_config": {**UNIFORM, "prioritized_replay_alpha": 0.6}}, "uniformly"),
-        ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_beta": -1}}, "number >= 0"),
-        ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_alfa": 1}}, "_alpha'"),
-        ({"replay_buffer_config": {"type": dict}}, "must be one of"),
-    ],
-)
-def test_a_setting_out_of_its_range_fails_at_the_call(settings, words):
-    config = DQNConfig()
-    with pytest.raises(ConfigError, match=words):
-        config.training(**settings)
-    assert config == DQNConfig()
-
-
-def test_a_memory_is_refused():
-    for name in ("use_lstm", "use_gru", "use_attention"):
-        with pytest.raises(ConfigError, match=f"{name}.*must be False"):
-            dqn(model={name: True})
-
+def test_a_custom_model_that_reads_earlier_rows_is_refused():
     def remembers(observation_space, num_outputs):
         obs = keras.Input((3,), name="obs")
         before = keras.Input((2,), name="prev_actions")
@@ -464,7 +336,7 @@ def test_a_memory_is_refused():
         return keras.Model({"obs": obs, "prev_actions": before}, keras.layers.Dense(2)(x))
 
     with pytest.raises(ModelError, match="single transitions"):
-        dqn(model={"custom_model": remembers})
+        make_dqn(model={"custom_model": remembers})
 
 
 def test_a_fragment_must_not_be_shorter_than_n_step():

@@ -1,46 +1,35 @@
-"""`algorithm.evaluate`: how many episodes, greedy or not, of which environment, by which seed."""
+"""`algorithm.evaluate`: number of episodes, exploration, environment and seed."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 
-from tfpolicies import PolicySpec, PPOConfig
+from helpers.environments import SeededEnv
+from helpers.workers import make_small_config
+from tfpolicies import PolicySpec
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import UsageError
 
 
-class Bits(gym.Env):
-    """Five steps; action 1 earns `worth`."""
-
-    observation_space = spaces.Box(-1.0, 1.0, (2,))
-    action_space = spaces.Discrete(2)
+class Bits(SeededEnv):
+    """Five steps; action 1 earns 1."""
 
     def __init__(self, config=None):
-        self.worth = (config or {}).get("worth", 1.0)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        obs = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        return obs, self.worth * float(action), self.steps == 5, False, {}
+        super().__init__()
 
 
 class Doubled(Bits):
-    def __init__(self, config=None):
-        super().__init__({"worth": 2.0})
+    def step(self, action):
+        return super().step(2 * action)
 
 
-def build(**evaluation):
-    config = PPOConfig().environment(Bits).framework("tf2", inference="tf", jit_compile=False)
-    config.training(train_batch_size=20, sgd_minibatch_size=20, num_sgd_iter=1, lr=0.0)
-    config.training(model={"fcnet_hiddens": [2]}).debugging(seed=1)
-    config.evaluation(**{"evaluation_duration": 3, **evaluation})
-    algorithm = config.build()
+def make_config(env=Bits, **settings):
+    sizes = {"train_batch_size": 20, "sgd_minibatch_size": 20, "num_sgd_iter": 1}
+    defaults = {"seed": 1, "lr": 0.0, "evaluation_duration": 3, "log_level": "WARN"}
+    return make_small_config(env, **{**sizes, **defaults, **settings})
+
+
+def build(**settings):
+    algorithm = make_config(**settings).build()
     weights = algorithm.get_policy().get_weights()
     logits = {key: np.zeros_like(x) for key, x in weights.items()}
     bias = [key for key, x in logits.items() if x.shape == (2,) and "bias" in key][-1]
@@ -58,12 +47,11 @@ def test_evaluations_say_how_many_episodes_and_whether_they_are_greedy():
     assert len(returns(algorithm)) == 3
     assert returns(algorithm, episodes=4, explore=False) == [5.0] * 4
     sampled = algorithm.evaluate(episodes=40)["evaluation"]  # as the config says
-    each = sampled["hist_stats"]["episode_reward"]
-    assert len(each) == 40
-    assert 2.0 < np.mean(each) < 4.2  # 3.1 are expected
-    assert sampled["episode_reward_std"] == pytest.approx(np.std(each))
+    sampled_returns = sampled["hist_stats"]["episode_reward"]
+    assert len(sampled_returns) == 40
+    assert 2.0 < np.mean(sampled_returns) < 4.2  # 3.1 are expected
+    assert sampled["episode_reward_std"] == pytest.approx(np.std(sampled_returns))
     assert returns(algorithm, lambda done: 2 - done, explore=False) == [5.0] * 2
-    algorithm.stop()
 
 
 def test_another_environment_and_a_seed_are_of_one_call():
@@ -74,36 +62,30 @@ def test_another_environment_and_a_seed_are_of_one_call():
     assert returns(algorithm, seed=8, episodes=8) != first
     assert returns(algorithm, explore=False) == [5.0] * 3
     assert set(returns(algorithm, episodes=30)) <= {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
-    algorithm.stop()
 
 
 def test_evaluations_change_nothing_about_training():
     one, other = build(), build()
     other.evaluate(episodes=2, explore=False, seed=3)
     other.evaluate(env=Doubled)
-    for algorithm in (one, other):
-        algorithm.train()
-    assert one._last_result["hist_stats"] == other._last_result["hist_stats"]
-    for algorithm in (one, other):
-        algorithm.stop()
+    assert one.train()["hist_stats"] == other.train()["hist_stats"]
 
 
-@pytest.mark.parametrize(("asked", "explores"), [(None, False), (True, True), (False, False)])
-def test_learn_evaluates_greedily_unless_the_config_says_otherwise(capsys, asked, explores):
-    own = None if asked is None else {"explore": asked}
-    algorithm = build(evaluation_interval=1, evaluation_config=own, evaluation_duration=20)
+@pytest.mark.parametrize("explore", [None, True, False])
+def test_learn_evaluates_greedily_unless_the_config_says_otherwise(capsys, explore):
+    overrides = None if explore is None else {"explore": explore}
+    algorithm = build(evaluation_interval=1, evaluation_config=overrides, evaluation_duration=20)
     results = []
 
-    def look(algorithm, result):
+    def record(algorithm, result):
         results.extend(result["evaluation"]["hist_stats"]["episode_reward"])
 
-    algorithm.learn(40, callbacks=[look])
+    algorithm.learn(40, callbacks=[record])
     assert len(results) == 40
-    assert (set(results) != {5.0}) == explores
-    assert ("Evaluations are greedy" in capsys.readouterr().out) == (asked is None)
-    if asked is None:  # without `learn`, as the config says
+    assert (set(results) != {5.0}) == bool(explore)
+    assert ("Evaluations are greedy" in capsys.readouterr().out) == (explore is None)
+    if explore is None:  # without `learn`, as the config says
         assert set(returns(algorithm, episodes=20)) != {5.0}
-    algorithm.stop()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +100,6 @@ def test_arguments_that_do_not_fit_are_refused(args, kwargs, message):
     algorithm = build()
     with pytest.raises(UsageError, match=message):
         algorithm.evaluate(*args, **kwargs)
-    algorithm.stop()
 
 
 def test_keywords_of_other_libraries_are_answered():
@@ -129,52 +110,41 @@ def test_keywords_of_other_libraries_are_answered():
         algorithm.evaluate(deterministic=True)
     with pytest.raises(AttributeError, match=r"get_policy\(\).predict\(obs\)"):
         algorithm.predict([0.0, 0.0])
-    algorithm.stop()
 
 
 def test_environments_are_made_once_whether_policies_explore_or_not():
-    made = []
+    envs = []
 
     class Counted(Bits):
         def __init__(self, config=None):
-            super().__init__()
-            made.append(config.worker_index)
+            envs.append(self)
 
-    config = PPOConfig().environment(Counted).training(train_batch_size=20, num_sgd_iter=1)
-    config.training(model={"fcnet_hiddens": [2]}, sgd_minibatch_size=20)
-    algorithm = config.evaluation(evaluation_interval=1, evaluation_duration=3).build()
-    count = len(made)
+    algorithm = make_config(Counted, evaluation_interval=1, jit_compile="auto").build()
+    count = len(envs)
     workers = algorithm.evaluation_workers
     algorithm.learn(40)
     algorithm.evaluate(explore=True)
     algorithm.evaluate(explore=False)
-    assert len(made) == count
+    assert len(envs) == count
     assert algorithm.evaluation_workers is workers
     assert algorithm.get_policy().config["explore"] is True
-    algorithm.stop()
 
 
 def test_a_policy_whose_own_config_says_whether_it_explores_keeps_to_it():
     def mapping(agent_id, episode, worker, **kwargs):
         return ["free", "fixed"][agent_id]
 
-    config = PPOConfig().environment(make_multi_agent(Bits), env_config={"num_agents": 2})
+    env_config = {"num_agents": 2}
+    config = make_config(make_multi_agent(Bits), env_config=env_config, inference="auto")
     specs = {"free": PolicySpec(), "fixed": PolicySpec(config={"explore": True})}
     config.multi_agent(policies=specs, policy_mapping_fn=mapping)
-    config.training(train_batch_size=20, sgd_minibatch_size=20, model={"fcnet_hiddens": [2]})
     algorithm = config.evaluation(evaluation_interval=1, evaluation_duration=1).build()
-    late = algorithm.get_policy("free").copy("late")
-    algorithm.add_policy("late", policy=late)
-    inside = algorithm.evaluation_worker.policy_map
-
-    def explores():
-        return {policy_id: policy.config["explore"] for policy_id, policy in inside.items()}
-
-    algorithm.evaluate(explore=False)
-    assert explores() == {"free": False, "fixed": True, "late": False}
-    algorithm.evaluate()
-    assert explores() == {"free": True, "fixed": True, "late": True}
-    algorithm.stop()
+    algorithm.add_policy("late", policy=algorithm.get_policy("free").copy("late"))
+    for settings, explores in (({"explore": False}, False), ({}, True)):
+        algorithm.evaluate(**settings)
+        policies = algorithm.evaluation_worker.policy_map
+        actual = {policy_id: policy.config["explore"] for policy_id, policy in policies.items()}
+        assert actual == {"free": explores, "fixed": True, "late": explores}
 
 
 def test_evaluations_continue_with_their_seeds_when_exploration_changes():
@@ -183,4 +153,3 @@ def test_evaluations_continue_with_their_seeds_when_exploration_changes():
     before = algorithm.evaluation_worker.seeds.num_calls
     algorithm.evaluate(explore=False)
     assert algorithm.evaluation_worker.seeds.num_calls > before
-    algorithm.stop()

@@ -1,4 +1,4 @@
-"""Losses where numbers are tiny, huge, or all but one row only fill up."""
+"""Losses of tiny and huge numbers, and of batches that are nearly all padding."""
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ def test_the_gradient_of_the_huber_loss_of_a_small_error_is_the_error():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("how", ["norm", "global_norm"])
-def test_gradients_whose_norm_is_beyond_float32_are_left_where_nothing_is_clipped(how):
+@pytest.mark.parametrize("clip_by", ["norm", "global_norm"])
+def test_gradients_whose_norm_is_beyond_float32_are_left_where_nothing_is_clipped(clip_by):
     pairs = [(tf.constant([1e20, -2e20]), None), (tf.constant([3.0]), None)]
 
     @tf.function
     def clip(limit):
-        return [g for g, _ in clip_gradients(pairs, limit, how)]
+        return [g for g, _ in clip_gradients(pairs, limit, clip_by)]
 
     for clipped, (gradient, _) in zip(clip(tf.constant(np.inf)), pairs, strict=True):
         np.testing.assert_array_equal(clipped, gradient)

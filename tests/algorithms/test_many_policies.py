@@ -2,23 +2,32 @@
 
 import random
 
-import keras
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.custom_policies import ZeroPolicy
+from helpers.keras_models import two_layers, unregistered_layer
 from helpers.multi_agent_envs import SPACE, THREE, Staggered
+from helpers.two_policies import (
+    Staged,
+    a_and_b,
+    all_left,
+    all_new,
+    make_config,
+    make_worker,
+    only_left,
+    same,
+)
 from tfpolicies import (
     Algorithm,
     AlgorithmConfig,
     DQNConfig,
-    MultiAgentEnv,
     PGTF2Policy,
     Policy,
     PolicySpec,
     PPOConfig,
     PPOTF2Policy,
-    RolloutWorker,
 )
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.errors import (
@@ -29,87 +38,37 @@ from tfpolicies.errors import (
     UsageError,
     WeightsError,
 )
-from tfpolicies.policy.policy import ActionBatch
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
-def a_and_b(agent_id, episode, worker=None, **kwargs):
-    return "left" if agent_id == "a" else "right"
+def make_config_with_evaluation(**settings):
+    return make_config().evaluation(evaluation_duration=1, **settings)
 
 
-def all_left(agent_id, episode, worker=None, **kwargs):
-    return "left"
-
-
-def all_new(agent_id, episode, worker=None, **kwargs):
-    return "new"
-
-
-def only_left(policy_id, batch=None):
-    return policy_id == "left"
-
-
-class Staged(Staggered):
-    """`Staggered`, made by a config."""
-
-    def __init__(self, context):
-        super().__init__()
-
-
-class Zero(Policy):
-    """Always takes action 0."""
-
-    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-        return ActionBatch(np.zeros(len(obs_batch), np.int64), [], {})
-
-
-def config_of(kind=PPOConfig, **multi_agent):
-    config = kind().environment(Staged).framework(inference="tf", jit_compile=False)
-    config.rollouts(rollout_fragment_length=7).debugging(seed=1, log_level="ERROR")
-    config.training(model={"fcnet_hiddens": [4]}, train_batch_size=14, lr=0.01)
-    if kind is PPOConfig:
-        config.training(sgd_minibatch_size=8, num_sgd_iter=2)
-    settings = {"policies": {"left", "right"}, "policy_mapping_fn": a_and_b, **multi_agent}
-    return config.multi_agent(**settings)
-
-
-def worker_of(kind=PPOConfig, policy_class=PPOTF2Policy, **multi_agent):
-    return RolloutWorker(config=config_of(kind, **multi_agent), default_policy_class=policy_class)
-
-
-def same(one, other):
-    return all(np.array_equal(one[key], other[key]) for key in one)
+def get_evaluated_policies(algorithm):
+    return set(algorithm.evaluate()["evaluation"]["policy_reward_mean"])
 
 
 # -- the worker -------------------------------------------------------------------------------
 
 
 def test_an_environment_may_leave_the_spaces_to_the_policies():
-    class Untold(MultiAgentEnv):
-        def __init__(self, context):
-            self._told = Staggered()
-
-        def reset(self, *, seed=None, options=None):
-            return self._told.reset(seed=seed, options=options)
-
-        def step(self, actions):
-            return self._told.step(actions)
+    class WithoutSpaces(Staged):
+        observation_space = action_space = None
+        _agent_ids = ()
 
     specs = {name: PolicySpec(None, SPACE, THREE) for name in ("left", "right")}
-    algorithm = config_of(policies=specs).environment(Untold).build()
+    algorithm = make_config(policies=specs).environment(WithoutSpaces).build()
     assert algorithm.train()["num_env_steps_sampled"] == 14
-    algorithm.stop()
 
 
 def test_each_policy_gets_the_rows_of_its_agents():
-    worker = worker_of()
+    worker = make_worker()
     batch = worker.sample()
     assert batch.env_steps() == 7
-    assert {pid: rows.count for pid, rows in batch.policy_batches.items()} == {
-        "left": 7,
-        "right": 4,
-    }
+    counts = {pid: rows.count for pid, rows in batch.policy_batches.items()}
+    assert counts == {"left": 7, "right": 4}
     assert batch["left"]["rewards"].tolist() == [1.0] * 7
     assert batch["right"]["rewards"].tolist() == [2.0, 2.0, 2.0, 1.0]
 
@@ -119,127 +78,83 @@ def test_policies_have_their_own_class_spaces_and_overrides():
         "left": PolicySpec(config={"gamma": 0.5}),
         "right": (PGTF2Policy, None, None, AlgorithmConfig.overrides(gamma=0.25, lr=0.5)),
     }
-    worker = worker_of(policies=specs)
+    worker = make_worker(policies=specs)
     left, right = worker.get_policy("left"), worker.get_policy("right")
-    assert type(left) is PPOTF2Policy
-    assert type(right) is PGTF2Policy
-    assert left.get_hyperparameter("gamma") == 0.5
-    assert left.config["gamma"] == 0.5
+    assert (type(left), type(right)) == (PPOTF2Policy, PGTF2Policy)
+    assert left.get_hyperparameter("gamma") == left.config["gamma"] == 0.5
     assert right.get_hyperparameter("gamma") == 0.25
     assert right.get_hyperparameter("lr") == 0.5
-    assert left.observation_space == SPACE
-    assert right.action_space == THREE
+    assert (left.observation_space, right.action_space) == (SPACE, THREE)
     assert worker.policy_dict["right"].policy_class is PGTF2Policy
-    assert not same(left.get_weights(), worker_of().get_policy("right").get_weights())
+    assert not same(left.get_weights(), make_worker().get_policy("right").get_weights())
 
 
 def test_the_same_seed_gives_the_same_policies_and_batches():
-    one, other = worker_of(), worker_of()
+    one, other = make_worker(), make_worker()
     assert same(one.get_weights()["left"], other.get_weights()["left"])
     batches = [worker.sample() for worker in (one, other)]
     assert (batches[0]["left"]["actions"] == batches[1]["left"]["actions"]).all()
 
 
-def test_several_policies_need_several_agents():
-    config = config_of().environment("CartPole-v1")
+def test_policies_need_several_agents_and_classes():
     with pytest.raises(ConfigError, match="Have multiple policies"):
-        RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
-
-
-def test_a_policy_without_a_class_is_named():
+        make_worker(make_config().environment("CartPole-v1"))
     with pytest.raises(ConfigError, match="no class for the policy 'left'"):
-        RolloutWorker(config=config_of(), default_policy_class=None)
+        make_worker(policy_class=None)
 
 
 # -- adding and removing ----------------------------------------------------------------------
 
 
 def test_a_policy_is_added_in_the_middle_of_an_episode_and_plays_from_the_next_one():
-    worker = worker_of(policies={"left", "right"})
-    worker.config  # noqa: B018
-    half = RolloutWorker(
-        config=config_of().rollouts(rollout_fragment_length=3), default_policy_class=PPOTF2Policy
-    )
-    half.sample()
-    added = half.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new, config={"gamma": 0.5})
-    assert added is half.get_policy("new")
+    worker = make_worker(make_config().rollouts(rollout_fragment_length=3))
+    worker.sample()
+    added = worker.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new, config={"gamma": 0.5})
+    assert added is worker.get_policy("new")
     assert added.get_hyperparameter("gamma") == 0.5
-    assert set(half.sample().policy_batches) == {"left", "right"}  # the episode goes on as it was
-    third = half.sample()  # its last step and two of the next
+    assert set(worker.sample().policy_batches) == {"left", "right"}  # the same episode
+    third = worker.sample()  # its last step and two of the next
     assert set(third.policy_batches) == {"left", "right", "new"}
-    assert set(half.sample().policy_batches) == {"new"}
+    assert set(worker.sample().policy_batches) == {"new"}
 
 
 def test_an_instance_is_added_as_it_is_but_one_of_another_worker_as_a_copy():
-    worker, other = worker_of(), worker_of()
-    own = PPOTF2Policy(SPACE, THREE, {"model": {"fcnet_hiddens": [4]}, "inference": "tf"})
-    assert worker.add_policy("mine", policy=own) is own
+    worker, other = make_worker(), make_worker()
+    tf_policy = PPOTF2Policy(SPACE, THREE, {"model": {"fcnet_hiddens": [4]}, "inference": "tf"})
+    for policy_id, policy in {"tf": tf_policy, "zero": ZeroPolicy(SPACE, THREE)}.items():
+        assert worker.add_policy(policy_id, policy=policy) is policy
     foreign = other.get_policy("left")
-    copied = worker.add_policy("theirs", policy=foreign)
+    copied = worker.add_policy("copy", policy=foreign)
     assert copied is not foreign
     assert same(copied.get_weights(), foreign.get_weights())
-    written_by_hand = Zero(SPACE, THREE, {})
-    assert worker.add_policy("zero", policy=written_by_hand) is written_by_hand
-
-
-def test_a_state_is_put_into_the_new_policy():
-    worker = worker_of()
-    state = worker.get_policy("left").get_state()
-    added = worker.add_policy("new", PPOTF2Policy, policy_state=state)
-    assert same(added.get_weights(), worker.get_policy("left").get_weights())
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"policy_id": "bad/id", "policy_cls": PPOTF2Policy}, ConfigError, "bad/id"),
+        ({"policy_id": "bad/id"}, ConfigError, "bad/id"),
         ({"policy_id": "left", "policy_cls": None}, PolicyExistsError, "already exists"),
-        ({"policy_id": "new"}, UsageError, "Only one of"),
-        (
-            {"policy_id": "new", "policy_cls": Zero, "policy": Zero(SPACE, THREE, {})},
-            UsageError,
-            "Only one of",
-        ),
-        (
-            {"policy_id": "new", "policy_cls": PPOTF2Policy, "module_spec": 1},
-            ConfigError,
-            "module_spec",
-        ),
-        (
-            {"policy_id": "new", "policy_cls": PPOTF2Policy, "policy_mapping_fn": "left"},
-            ConfigError,
-            "policy_mapping_fn",
-        ),
-        (
-            {"policy_id": "new", "policy_cls": PPOTF2Policy, "policies_to_train": "left"},
-            UsageError,
-            "policies_to_train",
-        ),
-        (
-            {"policy_id": "new", "policy_cls": PPOTF2Policy, "policy_state": {"weights": {}}},
-            WeightsError,
-            "global_timestep",
-        ),
-        (
-            {"policy_id": "new", "policy_cls": PPOTF2Policy, "config": {"gama": 1}},
-            ConfigError,
-            "gama",
-        ),
+        ({"policy_cls": None}, UsageError, "Only one of"),
+        ({"policy": ZeroPolicy(SPACE, THREE)}, UsageError, "Only one of"),
+        ({"module_spec": 1}, ConfigError, "module_spec"),
+        ({"policy_mapping_fn": "left"}, ConfigError, "policy_mapping_fn"),
+        ({"policies_to_train": "left"}, UsageError, "policies_to_train"),
+        ({"policy_state": {"weights": {}}}, WeightsError, "global_timestep"),
+        ({"config": {"gama": 1}}, ConfigError, "gama"),
     ],
 )
-def test_what_cannot_be_added_changes_nothing(arguments, error, message):
-    worker = worker_of()
+def test_a_policy_that_cannot_be_added_changes_nothing(arguments, error, message):
+    worker = make_worker()
     before = worker.policy_mapping_fn, worker.is_policy_to_train, dict(worker.policy_dict)
     with pytest.raises(error, match=message):
-        worker.add_policy(**arguments)
+        worker.add_policy(**{"policy_id": "new", "policy_cls": PPOTF2Policy, **arguments})
     assert set(worker.policy_map) == {"left", "right"}
     assert (worker.policy_mapping_fn, worker.is_policy_to_train, worker.policy_dict) == before
     worker.sample()
 
 
 def test_a_removed_policy_leaves_no_trace_and_its_running_episodes_are_dropped():
-    config = config_of().rollouts(rollout_fragment_length=3)
-    worker = RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
+    worker = make_worker(make_config().rollouts(rollout_fragment_length=3))
     worker.sample()
     worker.remove_policy(policy_id="right", policy_mapping_fn=all_left)
     batch = worker.sample()
@@ -247,18 +162,17 @@ def test_a_removed_policy_leaves_no_trace_and_its_running_episodes_are_dropped()
     assert batch["left"]["t"].min() == 0  # a new episode
     assert worker.get_policy("right") is None
     assert set(worker.policy_dict) == {"left"}
-    with pytest.raises(UnknownPolicyError, match="not in policy map"):
-        worker.remove_policy(policy_id="right")
-    with pytest.raises(ValueError, match="not in policy map"):
-        worker.remove_policy(policy_id="right")
+    for error in (UnknownPolicyError, ValueError):
+        with pytest.raises(error, match="not in policy map"):
+            worker.remove_policy(policy_id="right")
 
 
-def mapped_by_episode(agent_id, episode, worker, **kwargs):
+def map_by_episode(agent_id, episode, worker, **kwargs):
     return "right" if episode.length >= 0 and agent_id == "b" else "left"
 
 
 def test_a_policy_that_agents_are_mapped_to_cannot_be_removed():
-    algorithm = config_of().evaluation(evaluation_interval=1, evaluation_duration=1).build()
+    algorithm = make_config_with_evaluation(evaluation_interval=1).build()
     worker = algorithm.worker
     before = worker.policy_mapping_fn, dict(worker.policy_dict)
     message = r"'right' cannot be removed: policy_mapping_fn \(a_and_b\) maps agent 'b' to it"
@@ -268,22 +182,19 @@ def test_a_policy_that_agents_are_mapped_to_cannot_be_removed():
     with pytest.raises(UsageError, match=r"remove_policy\('left', policy_mapping_fn=\.{3}\)"):
         algorithm.remove_policy("left", policy_mapping_fn=all_left)
     worker.sample()
-    with pytest.raises(UsageError, match="mapped_by_episode"):
-        worker.remove_policy(policy_id="right", policy_mapping_fn=mapped_by_episode)
+    with pytest.raises(UsageError, match="map_by_episode"):
+        worker.remove_policy(policy_id="right", policy_mapping_fn=map_by_episode)
     assert (worker.policy_mapping_fn, worker.policy_dict) == before
     assert set(algorithm.evaluation_worker.policy_map) == {"left", "right"}
     algorithm.remove_policy("right", policy_mapping_fn=all_left)
     assert set(algorithm.evaluation_worker.policy_map) == {"left"}
-    algorithm.stop()
 
 
 def test_a_policy_that_is_drawn_at_random_cannot_be_removed():
     def draw(agent_id, episode, worker, **kwargs):
         return random.choice(["left", "right"])
 
-    worker = RolloutWorker(
-        config=config_of().multi_agent(policy_mapping_fn=draw), default_policy_class=PPOTF2Policy
-    )
+    worker = make_worker(policy_mapping_fn=draw)
     for seed in range(5):
         random.seed(seed)
         before = random.getstate()
@@ -293,65 +204,61 @@ def test_a_policy_that_is_drawn_at_random_cannot_be_removed():
 
 
 def test_a_policy_that_agents_are_mapped_to_is_replaced_as_the_error_says():
-    algorithm = config_of().evaluation(evaluation_interval=1, evaluation_duration=1).build()
+    algorithm = make_config_with_evaluation(evaluation_interval=1).build()
     left = algorithm.get_policy("left")
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as refusal:
         algorithm.remove_policy("right")
-    assert "To replace the policy, then call add_policy('right', ..., policy_mapping_fn=...)" in (
-        str(refused.value)
-    )
-    assert "get_policy('right').set_state(get_policy(OTHER).get_state())" in str(refused.value)
+    for text in (
+        "To replace the policy, then call add_policy('right', ..., policy_mapping_fn=...)",
+        "get_policy('right').set_state(get_policy(OTHER).get_state())",
+    ):
+        assert text in str(refusal.value)
     algorithm.remove_policy("right", policy_mapping_fn=all_left)
     algorithm.add_policy("right", policy=left.copy("right"), policy_mapping_fn=a_and_b)
     assert set(algorithm.train()["evaluation"]["policy_reward_mean"]) == {"left", "right"}
     right = algorithm.get_policy("right")
     right.set_state(left.get_state())
-    for name, array in left.get_weights().items():
-        np.testing.assert_array_equal(right.get_weights()[name], array)
-    algorithm.stop()
+    assert same(left.get_weights(), right.get_weights())
 
 
-def test_a_policy_for_which_nobody_has_spaces_is_named():
+def test_a_policy_without_spaces_is_named():
     class Unlike(Staggered):
         observation_space = spaces.Dict({"a": SPACE, "b": spaces.Box(-1.0, 2e6, (3,))})
         _agent_ids = ("a", "b")
 
-    config = config_of(policies={"left", "right", "spare"}).environment(Unlike)
+    config = make_config(policies={"left", "right", "spare"}).environment(Unlike)
     words = r"no spaces for the policy 'spare'.*policy_mapping_fn \(\w+\) maps none.*'spare' for an"
     with pytest.raises(ConfigError, match=words):
-        RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
-    forgotten = AlgorithmConfig().environment(Unlike).multi_agent(policies={"left", "right"})
+        make_worker(config)
+    unmapped = AlgorithmConfig().environment(Unlike).multi_agent(policies={"left", "right"})
     with pytest.raises(ConfigError, match=r"policy_mapping_fn \(not set\).*--policy-mapping"):
-        RolloutWorker(config=forgotten, default_policy_class=PPOTF2Policy)
-    values = {"spare": PolicySpec(None, THREE, None), "left": PolicySpec(), "right": PolicySpec()}
-    worker = RolloutWorker(
-        config=config.copy(copy_frozen=False).multi_agent(policies=values),
-        default_policy_class=PPOTF2Policy,
-    )
+        make_worker(unmapped)
+    specs = {"spare": PolicySpec(None, THREE, None), "left": PolicySpec(), "right": PolicySpec()}
+    worker = make_worker(config.copy(copy_frozen=False).multi_agent(policies=specs))
     assert worker.get_policy("spare").observation_space == THREE
+    assert worker.get_policy("right").observation_space == Unlike.observation_space["b"]
     with pytest.raises(ConfigError, match="no spaces for the policy 'new'"):
         worker.add_policy("new", PPOTF2Policy)
     assert "new" not in worker.policy_map
 
 
-def test_callbacks_hear_of_new_policies():
-    made = []
+def test_callbacks_are_called_with_new_policies():
+    policy_ids = []
 
     class Noting(DefaultCallbacks):
         def on_create_policy(self, *, policy_id, policy):
-            made.append(policy_id)
+            policy_ids.append(policy_id)
 
-    worker = RolloutWorker(config=config_of().callbacks(Noting), default_policy_class=PPOTF2Policy)
-    worker.add_policy("new", PGTF2Policy)
-    assert sorted(made) == ["left", "new", "right"]
+    make_worker(make_config().callbacks(Noting)).add_policy("new", PGTF2Policy)
+    assert sorted(policy_ids) == ["left", "new", "right"]
 
 
-# -- who is trained ---------------------------------------------------------------------------
+# -- policies to train ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to_train", [["left"], {"left"}, only_left], ids=["list", "set", "fn"])
 def test_only_policies_to_train_learn(to_train):
-    worker = worker_of(policies_to_train=to_train)
+    worker = make_worker(policies_to_train=to_train)
     before = worker.get_weights()
     batch = worker.sample()
     assert worker.get_policies_to_train() == {"left"}
@@ -366,21 +273,20 @@ def test_only_policies_to_train_learn(to_train):
     assert worker.foreach_policy_to_train(lambda policy, policy_id: policy_id) == ["left"]
 
 
-def test_a_function_sees_the_batch():
-    seen = []
+def test_a_function_that_chooses_policies_to_train_is_given_the_batch():
+    batches = []
 
-    def if_many(policy_id, batch=None):
-        seen.append((policy_id, batch))
+    def has_many_rows(policy_id, batch=None):
+        batches.append(batch)
         return batch is not None and batch[policy_id].count > 5
 
-    worker = worker_of(policies_to_train=if_many)
-    batch = worker.sample()
-    assert set(worker.learn_on_batch(batch)) == {"left"}
-    assert all(values is None or values["left"].count == 7 for _, values in seen)
+    worker = make_worker(policies_to_train=has_many_rows)
+    assert set(worker.learn_on_batch(worker.sample())) == {"left"}
+    assert all(batch is None or batch["left"].count == 7 for batch in batches)
 
 
-def test_nobody_is_trained_with_an_empty_list(caplog):
-    worker = worker_of(policies_to_train=["left"])
+def test_no_policy_is_trained_with_an_empty_list():
+    worker = make_worker(policies_to_train=["left"])
     worker.set_is_policy_to_train([])
     assert worker.get_policies_to_train() == set()
     assert worker.learn_on_batch(worker.sample()) == {}
@@ -388,29 +294,24 @@ def test_nobody_is_trained_with_an_empty_list(caplog):
         worker.set_is_policy_to_train(None)
 
 
-class Told(Zero):
-    """Keeps what it is told."""
-
+class Recording(ZeroPolicy):
     def on_global_var_update(self, global_vars):
         super().on_global_var_update(global_vars)
-        self.told = global_vars
+        self.global_vars = global_vars
 
 
-def test_policies_are_told_everything_about_the_run_but_other_policies():
-    worker = RolloutWorker(config=config_of(), default_policy_class=Told)
-    values = {"timestep": 9, "phase": "late", "num_grad_updates_per_policy": {"left": 2}}
-    worker.set_global_vars(values)
-    actual = {pid: worker.get_policy(pid).told for pid in ("left", "right")}
-    assert actual["left"] == {"timestep": 9, "phase": "late", "num_grad_updates": 2}
-    assert actual["right"] == {"timestep": 9, "phase": "late", "num_grad_updates": None}
-    assert worker.get_global_vars() == {
-        "timestep": 9,
-        "num_grad_updates_per_policy": {"left": 2},
-    }
+def test_policies_are_given_the_global_variables_and_their_own_number_of_updates():
+    worker = make_worker(policy_class=Recording)
+    updates = {"num_grad_updates_per_policy": {"left": 2}}
+    worker.set_global_vars({"timestep": 9, "phase": "late", **updates})
+    for policy_id, count in (("left", 2), ("right", None)):
+        expected = {"timestep": 9, "phase": "late", "num_grad_updates": count}
+        assert worker.get_policy(policy_id).global_vars == expected
+    assert worker.get_global_vars() == {"timestep": 9, **updates}
 
 
 def test_counters_go_to_trained_policies_only():
-    worker = worker_of(policies_to_train=["left"])
+    worker = make_worker(policies_to_train=["left"])
     updates = {"left": 3, "right": 4}
     worker.set_global_vars({"timestep": 100, "num_grad_updates_per_policy": updates})
     assert worker.get_policy("left").global_timestep == 100
@@ -424,13 +325,12 @@ def test_counters_go_to_trained_policies_only():
 
 
 def test_weights_of_one_number_are_set_once():
-    worker = worker_of()
-    zeros = {
-        pid: {key: 0 * x for key, x in result.items()}
-        for pid, result in worker.get_weights().items()
-    }
+    worker = make_worker()
+    zeros, ones = (
+        {pid: {k: x * 0 + i for k, x in ws.items()} for pid, ws in worker.get_weights().items()}
+        for i in range(2)
+    )
     worker.set_weights(zeros, weights_seq_no=1)
-    ones = {pid: {key: x + 1 for key, x in result.items()} for pid, result in zeros.items()}
     worker.set_weights(ones, weights_seq_no=1)
     assert all(not x.any() for x in worker.get_weights("left")["left"].values())
     worker.set_weights(ones, weights_seq_no=2)
@@ -440,7 +340,7 @@ def test_weights_of_one_number_are_set_once():
 
 
 def test_a_workers_state_goes_to_another_one_with_its_policies():
-    worker, other = worker_of(), worker_of()
+    worker, other = make_worker(), make_worker()
     worker.add_policy("new", PGTF2Policy, policy_mapping_fn=all_new, policies_to_train=["new"])
     worker.learn_on_batch(worker.sample())
     state = worker.get_state()
@@ -449,19 +349,18 @@ def test_a_workers_state_goes_to_another_one_with_its_policies():
     assert type(other.get_policy("new")) is PGTF2Policy
     assert other.get_policies_to_train() == {"new"}
     assert other.policy_mapping_fn is all_new
-    for pid, weights in worker.get_weights().items():
-        assert same(weights, other.get_weights()[pid])
+    np.testing.assert_equal(other.get_weights(), worker.get_weights())
 
 
 def test_a_state_in_which_all_are_trained_ends_a_choice():
-    worker, other = worker_of(), worker_of(policies_to_train=["left"])
+    worker, other = make_worker(), make_worker(policies_to_train=["left"])
     other.set_state(worker.get_state())
     assert other.get_policies_to_train() == {"left", "right"}
 
 
-@pytest.mark.parametrize("wrong", ["text", "empty", "id", "spec", "shape"])
+@pytest.mark.parametrize("wrong", ["no state", {}, "id", "spec", "shape"])
 def test_a_state_that_does_not_fit_a_worker_changes_nothing(wrong):
-    worker, state = worker_of(), worker_of().get_state()
+    worker, state = make_worker(), make_worker().get_state()
     policies = state["policy_states"]
     policies["left"]["weights"] = {n: x + 1 for n, x in policies["left"]["weights"].items()}
     if wrong == "id":
@@ -470,34 +369,28 @@ def test_a_state_that_does_not_fit_a_worker_changes_nothing(wrong):
         policies["new"] = {n: x for n, x in policies["right"].items() if n != "policy_spec"}
     elif wrong == "shape":
         policies["new"] = {**policies["right"], "weights": {}}
-    elif wrong == "empty":
-        state = {}
-    elif wrong == "text":
-        state = "no state"
+    else:
+        state = wrong
     before = worker.get_weights()
-    with pytest.raises((WeightsError, ConfigError)) as result:
+    with pytest.raises((WeightsError, ConfigError)) as error:
         worker.set_state(state)
-    assert {"id": "a/b", "spec": "'policy_spec'"}.get(wrong, "") in str(result.value)
+    assert {"id": "a/b", "spec": "'policy_spec'"}.get(str(wrong), "") in str(error.value)
     assert set(worker.policy_map) == {"left", "right"}
     assert same(worker.get_weights()["left"], before["left"])
 
 
-def test_filters_are_taken_over():
-    def filtered():
-        config = config_of().rollouts(observation_filter="MeanStdFilter")
-        return RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
-
-    worker, other = filtered(), filtered()
+def test_filters_are_copied_to_another_worker():
+    worker, other = (
+        make_worker(make_config().rollouts(observation_filter="MeanStdFilter")) for _ in range(2)
+    )
     worker.sample()
     result = worker.get_filters(flush_after=True)
     assert set(result) == {"left", "right"}
     assert result["left"].pending_count == 7
     assert worker.get_filters()["left"].pending_count == 0
     other.sync_filters(worker.get_filters())
-    for mine, theirs in zip(
-        worker.filters["left"].get_scalings(), other.filters["left"].get_scalings(), strict=True
-    ):
-        assert (mine.mean == theirs.mean).all()
+    (expected,), (actual,) = (x.filters["left"].get_scalings() for x in (worker, other))
+    assert (actual.mean == expected.mean).all()
     with pytest.raises(AssertionError, match=r"missing: \['right'\], unknown: \['x'\]"):
         other.sync_filters({"left": result["left"], "x": result["left"]})
     with pytest.raises(WeightsError, match="classes and shapes are equal"):
@@ -509,7 +402,7 @@ def test_filters_are_taken_over():
 
 
 def test_an_algorithm_trains_some_of_its_policies_and_counts_steps():
-    algorithm = config_of(policies_to_train=["left"]).build()
+    algorithm = make_config(policies_to_train=["left"]).build()
     before = algorithm.get_weights()
     result = algorithm.train()
     assert set(result["info"]["learner"]) == {"left"}
@@ -524,17 +417,17 @@ def test_an_algorithm_trains_some_of_its_policies_and_counts_steps():
 
 
 def test_agents_steps_are_counted_where_asked_for():
-    algorithm = config_of(count_steps_by="agent_steps").training(train_batch_size=21).build()
+    algorithm = make_config(count_steps_by="agent_steps").training(train_batch_size=21).build()
     result = algorithm.train()
     assert result["num_agent_steps_sampled_this_iter"] >= 21
     assert result["timesteps_total"] == result["num_agent_steps_sampled"]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", [PPOConfig, DQNConfig])
-def test_policies_come_and_go_while_training(kind):
-    config = config_of(kind)
-    if kind is DQNConfig:
+@pytest.mark.parametrize("config_class", [PPOConfig, DQNConfig])
+def test_policies_come_and_go_while_training(config_class):
+    config = make_config(config_class)
+    if config_class is DQNConfig:
         config.training(num_steps_sampled_before_learning_starts=10)
     config.evaluation(evaluation_duration=2, evaluation_config={"explore": False})
     algorithm = config.build()
@@ -547,7 +440,7 @@ def test_policies_come_and_go_while_training(kind):
     algorithm.add_policy("other", type(added), policy_mapping_fn=all_new)
     for _ in range(3):
         result = algorithm.train()
-    assert set(algorithm.evaluate()["evaluation"]["policy_reward_mean"]) == {"new"}
+    assert get_evaluated_policies(algorithm) == {"new"}
     assert set(result["info"]["learner"]) <= {"left"}
     algorithm.remove_policy("other")
     assert set(algorithm.evaluation_worker.policy_map) == {"left", "right", "new"}
@@ -556,11 +449,10 @@ def test_policies_come_and_go_while_training(kind):
     with pytest.raises(UnknownPolicyError):
         algorithm.remove_policy("other")
     algorithm.train()
-    algorithm.stop()
 
 
 def test_evaluation_plays_whole_episodes_and_disturbs_nothing():
-    quiet, busy = (config_of().evaluation(evaluation_duration=3).build() for _ in range(2))
+    quiet, busy = (make_config().evaluation(evaluation_duration=3).build() for _ in range(2))
     result = busy.evaluate()["evaluation"]
     assert result["hist_stats"]["episode_lengths"] == [7, 7, 7]
     assert result["num_env_steps_sampled_this_iter"] == 21
@@ -571,57 +463,46 @@ def test_evaluation_plays_whole_episodes_and_disturbs_nothing():
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_evaluation_may_have_a_mapping_of_its_own(tmp_path, nested):
-    own = {"policy_mapping_fn": all_left}
-    overrides = {"multiagent": own} if nested else own
-    config = config_of().evaluation(evaluation_duration=1, evaluation_config=overrides)
-    algorithm = config.build()
-
-    def evaluated():
-        return set(algorithm.evaluate()["evaluation"]["policy_reward_mean"])
-
-    assert evaluated() == {"left"}
+    overrides = {"policy_mapping_fn": all_left}
+    overrides = {"multiagent": overrides} if nested else overrides
+    algorithm = make_config_with_evaluation(evaluation_config=overrides).build()
+    assert get_evaluated_policies(algorithm) == {"left"}
     assert set(algorithm.train()["info"]["learner"]) == {"left", "right"}
     algorithm.save(tmp_path)
     algorithm.restore(tmp_path)
-    assert evaluated() == {"left"}
+    assert get_evaluated_policies(algorithm) == {"left"}
     algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new)
-    assert evaluated() == {"new"}  # said of all workers
+    assert get_evaluated_policies(algorithm) == {"new"}  # set for all workers
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(tmp_path, early):
-    config = config_of().evaluation(evaluation_duration=1, evaluation_config={"explore": False})
-    algorithm = config.build()
+    algorithm = make_config_with_evaluation(evaluation_config={"explore": False}).build()
     if early:
         algorithm.evaluate()
     algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new)
-    algorithm.evaluate()
-    evaluated = algorithm.evaluation_worker.policy_map
-    assert [evaluated[pid].config["explore"] for pid in ("left", "new")] == [False, False]
-    assert algorithm.get_policy("new").config["explore"] is True
-    policy, obs = evaluated["new"], np.full((64, 3), 2.0, np.float32)
-    assert len(set(policy.driver.acting.act([obs])[1]["actions"].tolist())) == 1
+
+    def check_exploration(algorithm):
+        algorithm.evaluate()
+        policies = algorithm.evaluation_worker.policy_map
+        assert [policies[pid].config["explore"] for pid in ("left", "new")] == [False, False]
+        assert algorithm.get_policy("new").config["explore"] is True
+        obs = np.full((64, 3), 2.0, np.float32)
+        assert len(set(policies["new"].driver.acting.act([obs])[1]["actions"].tolist())) == 1
+
+    check_exploration(algorithm)
     algorithm.save(tmp_path)
     settings = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
-    restored = Algorithm.from_checkpoint(tmp_path, **settings)
-    restored.evaluate()
-    evaluated = restored.evaluation_worker.policy_map
-    assert [evaluated[pid].config["explore"] for pid in ("left", "new")] == [False, False]
-    assert restored.get_policy("new").config["explore"] is True
+    check_exploration(Algorithm.from_checkpoint(tmp_path, **settings))
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_policies_that_are_added_are_in_evaluation_what_those_of_the_config_are(tmp_path, early):
-    overrides = {
-        "exploration_config": {"type": "EpsilonGreedy", "initial_epsilon": 0.25},
-        "lambda_": 0.5,
-        "use_gae": False,
-        "clip_actions": True,
-    }
-    config = config_of(
-        policies={"left": PolicySpec(config={"lambda": 0.75}), "right": PolicySpec()}
-    )
-    algorithm = config.evaluation(evaluation_duration=1, evaluation_config=overrides).build()
+def test_policies_that_are_added_are_evaluated_with_the_settings_of_evaluation(tmp_path, early):
+    greedy = {"type": "EpsilonGreedy", "initial_epsilon": 0.25}
+    overrides = {"exploration_config": greedy, "lambda_": 0.5, "use_gae": False}
+    config = make_config_with_evaluation(evaluation_config={**overrides, "clip_actions": True})
+    policies = {"left": PolicySpec(config={"lambda": 0.75}), "right": PolicySpec()}
+    algorithm = config.multi_agent(policies=policies).build()
     if early:
         algorithm.evaluate()
     algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new)
@@ -632,89 +513,78 @@ def test_policies_that_are_added_are_in_evaluation_what_those_of_the_config_are(
     algorithm.add_policy("snapshot", policy=snapshot)
     algorithm.train()
 
-    def require_alike(algorithm):
+    def check_policies(algorithm):
         algorithm.evaluate()
         evaluated, trained = (w.policy_map for w in (algorithm.evaluation_worker, algorithm.worker))
-        for pid, twin in {"new": "right", "own": "left", "snapshot": "right"}.items():
-            policy, like = evaluated[pid], evaluated[twin]
+        for policy_id, other_id, value, trained_value in (
+            ("new", "right", 0.5, 1.0),
+            ("own", "left", 0.75, 0.75),
+            ("snapshot", "right", 0.5, 1.0),
+        ):
+            policy, other = evaluated[policy_id], evaluated[other_id]
             assert type(policy.exploration).__name__ == "EpsilonGreedy"
-            assert policy.program is like.program is not trained[pid].program
-            assert (
-                policy.get_hyperparameter("lambda")
-                == like.get_hyperparameter("lambda")
-                == (0.5, 0.75)[pid == "own"]
-            )
-            different = {name for name, x in policy.config.items() if x != like.config[name]}
+            assert policy.program is other.program is not trained[policy_id].program
+            assert [x.get_hyperparameter("lambda") for x in (policy, other)] == [value, value]
+            different = {name for name, x in policy.config.items() if x != other.config[name]}
             assert not different - {"env"}  # a class, which no file holds
-            assert same(policy.get_weights(), trained[pid].get_weights())
-            assert type(trained[pid].exploration).__name__ == "StochasticSampling"
-            assert trained[pid].get_hyperparameter("lambda") == (1.0, 0.75)[pid == "own"]
+            assert same(policy.get_weights(), trained[policy_id].get_weights())
+            assert type(trained[policy_id].exploration).__name__ == "StochasticSampling"
+            assert trained[policy_id].get_hyperparameter("lambda") == trained_value
         assert type(evaluated["pg"].exploration).__name__ == "EpsilonGreedy"
         assert "lambda" not in evaluated["pg"].config
         assert evaluated["pg"].config["clip_actions"] is True
 
-    require_alike(algorithm)
+    check_policies(algorithm)
     assert algorithm.evaluation_worker.get_policy("snapshot").note == "kept"
     algorithm.save(tmp_path)
     settings = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
-    require_alike(Algorithm.from_checkpoint(tmp_path, **settings))
+    check_policies(Algorithm.from_checkpoint(tmp_path, **settings))
 
 
-def test_a_hand_written_policy_that_is_added_reads_the_settings_of_evaluation():
-    class Fixed(Zero):
-        def __init__(self, number):
-            super().__init__(SPACE, THREE, {"gamma": 0.99, "lr": 5e-5, "more": number})
-
-    config = config_of().evaluation(evaluation_duration=1, evaluation_config={"gamma": 0.5})
-    algorithm = config.build()
-    algorithm.add_policy("fixed", policy=Fixed(3), policy_mapping_fn=all_left)
+def test_a_custom_policy_that_is_added_reads_the_settings_of_evaluation():
+    policy = ZeroPolicy(SPACE, THREE, {"gamma": 0.99, "lr": 5e-5, "more": 3})
+    algorithm = make_config_with_evaluation(evaluation_config={"gamma": 0.5}).build()
+    algorithm.add_policy("zero", policy=policy, policy_mapping_fn=all_left)
     algorithm.evaluate()
-    result = algorithm.evaluation_worker.get_policy("fixed")
-    assert result.config == {"gamma": 0.5, "lr": 5e-5, "more": 3}
-    assert algorithm.get_policy("fixed").config["gamma"] == 0.99
+    evaluated = algorithm.evaluation_worker.get_policy("zero")
+    assert evaluated.config == {"gamma": 0.5, "lr": 5e-5, "more": 3}
+    assert algorithm.get_policy("zero").config["gamma"] == 0.99
 
 
-def test_a_policy_may_be_kept_from_those_who_evaluate():
-    algorithm = config_of().evaluation(evaluation_duration=1).build()
+def test_a_policy_may_be_withheld_from_evaluation_workers():
+    algorithm = make_config_with_evaluation().build()
     algorithm.evaluate()
     algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new, evaluation_workers=False)
-    result = algorithm.evaluate()["evaluation"]
-    assert set(result["policy_reward_mean"]) == {"left", "right"}
+    assert get_evaluated_policies(algorithm) == {"left", "right"}
     algorithm.remove_policy("new", policy_mapping_fn=a_and_b)
     assert "new" not in algorithm.worker.policy_map
 
 
 def test_a_checkpoint_holds_policies_that_were_added_and_may_be_restored_in_part(tmp_path):
-    algorithm = config_of().build()
+    algorithm = make_config().build()
     algorithm.train()
-    algorithm.add_policy(
-        "new", PPOTF2Policy, policy_mapping_fn=all_new, policies_to_train=["new", "left"]
-    )
+    mapping_and_trained = {"policy_mapping_fn": all_new, "policies_to_train": ["new", "left"]}
+    algorithm.add_policy("new", PPOTF2Policy, **mapping_and_trained)
     algorithm.train()
     algorithm.save(tmp_path)
+    env = {"env": Staged}
     with pytest.raises(CheckpointError, match=r"policy_mapping_fn.*all_new"):
-        Algorithm.from_checkpoint(tmp_path, config={"env": Staged})
-    whole = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=all_new, config={"env": Staged})
+        Algorithm.from_checkpoint(tmp_path, config=env)
+    whole = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=all_new, config=env)
     assert set(whole.worker.policy_map) == {"left", "right", "new"}
     assert whole.worker.get_policies_to_train() == {"new", "left"}
     assert whole.worker.policy_mapping_fn is all_new
     assert whole.iteration == 2
-    for pid, weights in algorithm.get_weights().items():
-        assert same(weights, whole.get_weights()[pid])
+    np.testing.assert_equal(whole.get_weights(), algorithm.get_weights())
     assert set(whole.train()["info"]["learner"]) == {"new"}
-    part = Algorithm.from_checkpoint(
-        tmp_path,
-        policy_ids=["left"],
-        policy_mapping_fn=all_left,
-        policies_to_train=only_left,
-        config={"env": Staged},
-    )
+    left = {"policy_ids": ["left"], "policy_mapping_fn": all_left, "policies_to_train": only_left}
+    part = Algorithm.from_checkpoint(tmp_path, **left, config=env)
     assert set(part.worker.policy_map) == {"left"}
     assert same(part.get_weights()["left"], algorithm.get_weights()["left"])
     assert set(part.train()["info"]["learner"]) == {"left"}
     with pytest.raises(UnknownPolicyError, match="nobody"):
         Algorithm.from_checkpoint(tmp_path, policy_ids=["nobody"])
-    fresh = config_of().build()
+    fresh = make_config().build()
     fresh.restore(tmp_path)
     assert set(fresh.worker.policy_map) == {"left", "right", "new"}
 
@@ -723,50 +593,34 @@ class Quiet(DefaultCallbacks):
     """A class that no checkpoint can import by itself."""
 
 
-def linear(observation_space, num_outputs, **config):
-    seen = keras.Input(observation_space.shape)
-    outputs = [keras.layers.Dense(num_outputs)(seen), keras.layers.Dense(1)(seen)]
-    return keras.Model(seen, outputs)
-
-
-class Scaled(keras.layers.Layer):
-    """A layer that no file can name."""
-
-    def call(self, inputs):
-        return 2.0 * inputs
-
-
-def another(observation_space, num_outputs, **config):
-    seen = keras.Input(observation_space.shape)
-    outputs = linear(observation_space, num_outputs)(Scaled()(seen))
-    return keras.Model(seen, outputs)
-
-
-def test_what_a_file_cannot_hold_is_given_once_for_policies_that_were_added_too(tmp_path):
-    config = config_of().callbacks(Quiet).training(model={"custom_model": linear})
+def test_objects_that_no_file_holds_are_given_once_for_policies_that_were_added_too(tmp_path):
+    config = make_config().callbacks(Quiet).training(model={"custom_model": two_layers})
     algorithm = config.build()
     algorithm.add_policy("new", PPOTF2Policy, config={"lr": 0.5, "model": {"max_seq_len": 7}})
     algorithm.train()
     algorithm.save(tmp_path)
-    settings = {"env": Staged, "callbacks": Quiet, "model": {"custom_model": linear}}
+    settings = {"env": Staged, "callbacks": Quiet, "model": {"custom_model": two_layers}}
     restored = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=settings)
     policy = restored.get_policy("new")
     assert policy.config["callbacks"] is Quiet
-    assert policy.config["model"]["custom_model"] is linear
+    assert policy.config["model"]["custom_model"] is two_layers
     assert (policy.config["lr"], policy.config["model"]["max_seq_len"]) == (0.5, 7)
     fresh = config.copy(copy_frozen=False).build()
     fresh.restore(tmp_path)
-    for pid, weights in algorithm.get_weights().items():
-        assert same(weights, restored.get_weights()[pid])
-        assert same(weights, fresh.get_weights()[pid])
-    algorithm.add_policy("own", PPOTF2Policy, config={"model": {"custom_model": another}})
+    for loaded in (restored, fresh):
+        np.testing.assert_equal(loaded.get_weights(), algorithm.get_weights())
+    algorithm.add_policy(
+        "own", PPOTF2Policy, config={"model": {"custom_model": unregistered_layer}}
+    )
     algorithm.save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"policy 'own' of .*custom_model.*another"):
+    with pytest.raises(
+        CheckpointError, match=r"policy 'own' of .*custom_model.*unregistered_layer"
+    ):
         Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=settings)
 
 
 def test_a_mapping_that_a_file_cannot_hold_is_asked_for(tmp_path, caplog):
-    config = config_of(policy_mapping_fn=lambda agent_id, *args, **kwargs: "left")
+    config = make_config(policy_mapping_fn=lambda agent_id, *args, **kwargs: "left")
     config.debugging(log_level="WARN").build().save(tmp_path)
     assert "policy_mapping_fn (algorithms.test_many_policies:" in caplog.text
     with pytest.raises(CheckpointError, match=r"\(path, policy_mapping_fn=\.\.\.\)"):
@@ -776,26 +630,24 @@ def test_a_mapping_that_a_file_cannot_hold_is_asked_for(tmp_path, caplog):
 
 
 def test_policies_act_by_their_ids_and_are_exported(tmp_path):
-    algorithm = config_of().build()
+    algorithm = make_config().build()
     obs = {"a": np.zeros(3, np.float32), "b": np.ones(3, np.float32)}
-    actions = algorithm.compute_actions(obs, policy_id="right", explore=False)
+    greedy = {"policy_id": "right", "explore": False}
+    actions = algorithm.compute_actions(obs, **greedy)
     assert set(actions) == {"a", "b"}
-    single = algorithm.compute_single_action(obs["b"], policy_id="right", explore=False)
-    assert actions["b"] == single
+    assert actions["b"] == algorithm.compute_single_action(obs["b"], **greedy)
     algorithm.export_policy_checkpoint(tmp_path / "p", "right")
     loaded = Policy.from_checkpoint(tmp_path / "p")
     assert same(loaded.get_weights(), algorithm.get_weights("right")["right"])
     assert algorithm.export_policy_model(tmp_path / "m", "left").path.is_dir()
-    for call in (
-        lambda: algorithm.export_policy_checkpoint(tmp_path / "x", "nobody"),
-        lambda: algorithm.compute_actions(obs, policy_id="nobody"),
-    ):
-        with pytest.raises(KeyError, match="nobody"):
-            call()
+    with pytest.raises(KeyError, match="nobody"):
+        algorithm.export_policy_checkpoint(tmp_path / "x", "nobody")
+    with pytest.raises(KeyError, match="nobody"):
+        algorithm.compute_actions(obs, policy_id="nobody")
 
 
-def test_an_iteration_goes_on_until_it_trained_enough():
-    config = config_of(policies_to_train=["right"])
+def test_an_iteration_continues_until_it_trained_enough():
+    config = make_config(policies_to_train=["right"])
     result = config.reporting(min_train_timesteps_per_iteration=40).build().train()
     assert result["num_env_steps_trained_this_iter"] == 42
 
@@ -805,21 +657,5 @@ def test_custom_metrics_of_single_episodes_are_kept_if_asked_for():
         def on_episode_end(self, *, worker, base_env, policies, episode, env_index):
             episode.custom_metrics["length"] = episode.length
 
-    config = config_of().callbacks(Noting).reporting(keep_per_episode_custom_metrics=True)
+    config = make_config().callbacks(Noting).reporting(keep_per_episode_custom_metrics=True)
     assert config.build().train()["custom_metrics"] == {"length": [7, 7]}
-
-
-def test_spaces_may_differ_between_agents():
-    class Mixed(Staged):
-        _agent_ids = ("a", "b")
-        observation_space = spaces.Dict(a=SPACE, b=SPACE)
-        action_space = spaces.Dict(a=THREE, b=spaces.Discrete(5))
-
-    worker = RolloutWorker(config=config_of().environment(Mixed), default_policy_class=PPOTF2Policy)
-    assert worker.get_policy("left").action_space == THREE
-    assert worker.get_policy("right").action_space == spaces.Discrete(5)
-    with pytest.raises(ConfigError, match="different"):
-        RolloutWorker(
-            config=config_of(policy_mapping_fn=all_left).environment(Mixed),
-            default_policy_class=PPOTF2Policy,
-        )

@@ -1,113 +1,84 @@
-"""An algorithm with many agents goes on from a checkpoint as if nothing had happened."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+"""Checkpoints of algorithms with many agents: running episodes, results, classes of policies."""
 
 import numpy as np
 import pytest
 
-from helpers.multi_agent_envs import Staggered, own_policy
-from tfpolicies import PPO, DefaultCallbacks, Policy, PolicySpec, PPOConfig, PPOTF2Policy
+from helpers.custom_policies import ZeroPolicy
+from helpers.environments import SavedCountingEnv
+from helpers.multi_agent_envs import own_policy
+from helpers.two_policies import Staged
+from helpers.workers import make_small_config
+from tfpolicies import PPO, DefaultCallbacks, PolicySpec, PPOTF2Policy
 from tfpolicies.algorithms.training_state import get_progress
 
 
-class SavedStaggered(Staggered):
-    """A world that can be saved and restored."""
+class SavedStaggered(Staged):
+    get_state, set_state = SavedCountingEnv.get_state, SavedCountingEnv.set_state
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
 
-    def get_state(self) -> dict[str, int]:
-        return {"episode": self.episode, "now": self.now}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.episode, self.now = state["episode"], state["now"]
+def make_config(env, mapping, batch_size, policies=frozenset("pq"), **settings):
+    defaults = {"seed": 3, "sgd_minibatch_size": 8, "num_sgd_iter": 1}
+    config = make_small_config(env, **defaults, train_batch_size=batch_size, **settings)
+    return config.multi_agent(policies=policies, policy_mapping_fn=mapping)
 
 
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
-def test_running_episodes_are_part_of_a_checkpoint(tmp_path: Path, mode: str) -> None:
-    config = (
-        PPOConfig()
-        .environment(SavedStaggered)
-        .framework("tf2", inference="tf", jit_compile=False)
-        .rollouts(num_envs_per_worker=2, rollout_fragment_length=5, batch_mode=mode)
-        .training(
-            train_batch_size=10,
-            sgd_minibatch_size=8,
-            num_sgd_iter=1,
-            model={"fcnet_hiddens": [4]},
-        )
-        .multi_agent(policies={"p", "q"}, policy_mapping_fn=own_policy)
-        .debugging(seed=3)
-    )
-    algorithm = config.build()
+def test_running_episodes_are_part_of_a_checkpoint(tmp_path, mode):
+    config = make_config(SavedStaggered, own_policy, 10, num_envs_per_worker=2)
+    algorithm = config.rollouts(rollout_fragment_length=5, batch_mode=mode).build()
     algorithm.train()
     algorithm.save(tmp_path)
-    other = PPO.from_checkpoint(
-        tmp_path, config={"env": SavedStaggered}, policy_mapping_fn=own_policy
-    )
+    env = {"env": SavedStaggered}
+    other = PPO.from_checkpoint(tmp_path, config=env, policy_mapping_fn=own_policy)
     for _ in range(2):
-        left, right = (x.worker.sample() for x in (algorithm, other))
-        assert set(left.policy_batches) == set(right.policy_batches)
-        for policy_id, part in left.policy_batches.items():
-            for name, column in part.items():
-                np.testing.assert_array_equal(column, right[policy_id][name], err_msg=name)
+        left, right = (
+            {pid: dict(batch) for pid, batch in x.worker.sample().policy_batches.items()}
+            for x in (algorithm, other)
+        )
+        np.testing.assert_equal(left, right)
 
 
 class Relay(SavedStaggered):
-    """The agents are no texts; step 3 of the second episode fails once."""
+    """Has agents that are not texts; step 3 of the second episode fails once."""
 
     names = {"a": ("runner", 1), "b": np.int64(7)}
     _agent_ids = tuple(names.values())
     failed = False
 
-    def reset(self, **arguments: Any) -> tuple[Any, dict]:
-        seen, infos = super().reset(**arguments)
-        return self.renamed(seen), infos
+    def reset(self, **arguments):
+        obs, infos = super().reset(**arguments)
+        return self.rename(obs), infos
 
-    def step(self, action_dict: Any) -> Any:
+    def step(self, action_dict):
         if (self.episode, self.now) == (1, 3) and not Relay.failed:
             Relay.failed = True
             raise RuntimeError("the baton fell")
-        seen, rewards, *others = super().step(action_dict)
-        return self.renamed(seen), self.renamed(rewards), *others
+        obs, rewards, *others = super().step(action_dict)
+        return self.rename(obs), self.rename(rewards), *others
 
-    def renamed(self, by_agent: Any) -> dict[Any, Any]:
+    def rename(self, by_agent):
         return {self.names[agent]: x for agent, x in by_agent.items()}
 
 
 class Noting(DefaultCallbacks):
-    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+    def on_episode_end(self, *, episode, **kwargs):
         if not isinstance(episode, Exception):
             episode.custom_metrics["length"] = episode.length
             episode.hist_data["lengths"] = [episode.length, 0]
 
 
-def by_type(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+def by_type(agent_id, episode, **kwargs):
     return "p" if isinstance(agent_id, tuple) else "q"
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("callbacks", [None, Noting])
-def test_what_was_reported_of_episodes_is_part_of_a_checkpoint(
-    tmp_path: Path, callbacks: Any
-) -> None:
+def test_results_of_episodes_are_part_of_a_checkpoint(tmp_path, callbacks):
     """Rewards of policies, custom metrics, and that an episode was faulty and does not count."""
     Relay.failed = False
-    config = (
-        PPOConfig()
-        .environment(Relay, disable_env_checking=True)
-        .framework("tf2", inference="tf", jit_compile=False)
-        .rollouts(rollout_fragment_length=16)
-        .training(train_batch_size=16, sgd_minibatch_size=8, num_sgd_iter=1)
-        .multi_agent(policies={"p", "q"}, policy_mapping_fn=by_type)
-        .fault_tolerance(restart_failed_sub_environments=True)
-        .callbacks(callbacks)
-        .debugging(seed=3, log_level="ERROR")
-    )
-    algorithm = config.training(model={"fcnet_hiddens": [4]}).build()
+    config = make_config(Relay, by_type, 16, rollout_fragment_length=16)
+    config.environment(disable_env_checking=True).callbacks(callbacks)
+    algorithm = config.fault_tolerance(restart_failed_sub_environments=True).build()
     result = algorithm.train()
     assert (result["num_faulty_episodes"], result["episode_len_mean"]) == (1, 7.0)
     assert result["policy_reward_mean"] == {"p": 7.0, "q": 7.0}
@@ -124,27 +95,17 @@ def test_what_was_reported_of_episodes_is_part_of_a_checkpoint(
     assert ("lengths" in left["hist_stats"]) == (callbacks is not None)
 
 
-def test_a_class_without_a_name_to_import_stands_for_itself_alone(tmp_path: Path) -> None:
-    class Local(Policy):
-        def compute_actions(self, obs_batch: Any, state_batches: Any = None, **kwargs: Any) -> Any:
-            return np.zeros(len(obs_batch), np.int64), [], {}
+def test_a_class_without_an_import_path_is_given_for_its_own_policy_only(tmp_path):
+    class Local(ZeroPolicy):
+        pass
 
     policies = {"p": PolicySpec(), "q": PolicySpec(policy_class=Local)}
-    config = (
-        PPOConfig()
-        .environment(SavedStaggered)
-        .framework("tf2", inference="tf", jit_compile=False)
-        .training(train_batch_size=8, sgd_minibatch_size=8, model={"fcnet_hiddens": [4]})
-        .multi_agent(policies=policies, policy_mapping_fn=own_policy, policies_to_train=["p"])
-    )
+    config = make_config(SavedStaggered, own_policy, 8, policies, policies_to_train=["p"])
     algorithm = config.build()
     algorithm.add_policy("p_v1", PPOTF2Policy)
     algorithm.save(tmp_path)
-    again = PPO.from_checkpoint(
-        tmp_path,
-        config={"env": SavedStaggered, "policies": policies},
-        policy_mapping_fn=own_policy,
-    )
+    settings = {"env": SavedStaggered, "policies": policies}
+    again = PPO.from_checkpoint(tmp_path, config=settings, policy_mapping_fn=own_policy)
     classes = {pid: type(policy) for pid, policy in again.worker.policy_map.items()}
     assert classes == {"p": PPOTF2Policy, "q": Local, "p_v1": PPOTF2Policy}
     restored = config.build()

@@ -1,4 +1,4 @@
-"""Policies and algorithms travel to other processes as their checkpoints are, or say why not."""
+"""Pickled policies and algorithms: equal to their checkpoints, or refused with the reason."""
 
 import copy
 import multiprocessing
@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from helpers import picklable
+from helpers.custom_policies import ZeroPolicy
 from helpers.factories import OBS, PLANE, assert_equal, make, rows_of
+from helpers.workers import make_small_config
 from tfpolicies import (
     DQNConfig,
     DQNTF2Policy,
     PolicyMap,
-    PPOConfig,
     PPOTF1Policy,
     PPOTF2Policy,
     RolloutWorker,
@@ -37,15 +38,15 @@ KINDS = {
         actions=PLANE, observation_filter="MeanStdFilter", reward_filter="MeanStdFilter"
     ),
     "a target, exploration": lambda: make(DQNTF2Policy, worker_index=2),
-    "a class of the user's": lambda: make(picklable.Mine, callbacks=picklable.Callbacks),
+    "a custom class": lambda: make(picklable.CustomPPOPolicy, callbacks=picklable.Callbacks),
     "a model's factory": lambda: make(model={"custom_model": picklable.factory}),
     "a model's instance": lambda: make(model={"custom_model": LAYERS}),
     "connectors": lambda: make(agent_connectors=[FrameStack(2)], seed=None),
 }
 
 
-def used(policy):
-    """A policy that has learned, acted and observed."""
+def use(policy):
+    """Has a policy learn, act and observe; returns it."""
     if not policy.program.ports.is_recurrent:
         policy.learn_on_batch(random_batch(policy, 8))
         policy.compute_actions(rows_of(OBS, 3))
@@ -57,16 +58,7 @@ def used(policy):
     return policy
 
 
-def assert_same(left, right):
-    if isinstance(left, dict):
-        assert list(left) == list(right)
-        for key in left:
-            assert_same(left[key], right[key])
-    else:
-        np.testing.assert_array_equal(left, right)
-
-
-def everything(policy):
+def get_state(policy):
     state = policy.get_state()
     del state["policy_spec"]
     return state
@@ -74,53 +66,50 @@ def everything(policy):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pickled_policy_is_equal_to_the_last_number(kind):
-    policy = used(KINDS[kind]())
-    twin = pickle.loads(pickle.dumps(policy))
+    policy = use(KINDS[kind]())
+    copied = pickle.loads(pickle.dumps(policy))
 
-    assert type(twin) is type(policy)
-    assert twin is not policy
-    assert_same(everything(twin), everything(policy))
-    assert (twin.policy_id, twin._worker_index) == (policy.policy_id, policy._worker_index)
-    assert type(twin.callbacks) is type(policy.callbacks)
+    assert type(copied) is type(policy)
+    assert copied is not policy
+    np.testing.assert_equal(get_state(copied), get_state(policy))
+    assert list(copied.get_weights()) == list(policy.get_weights())
+    assert (copied.policy_id, copied._worker_index) == (policy.policy_id, policy._worker_index)
+    assert type(copied.callbacks) is type(policy.callbacks)
     if not policy.program.ports.is_recurrent:
         obs = rows_of(OBS, 6)
-        assert picklable.acted(twin, obs) == picklable.acted(policy, obs)
+        assert picklable.act(copied, obs) == picklable.act(policy, obs)
         batch = random_batch(policy, 8)
-        policy.learn_on_batch(batch), twin.learn_on_batch(batch)
-        assert_equal(twin.get_weights(), policy.get_weights())
+        policy.learn_on_batch(batch), copied.learn_on_batch(batch)
+        assert_equal(copied.get_weights(), policy.get_weights())
 
 
-def test_a_spawned_process_takes_policies_and_an_algorithm():
-    policy = used(make(picklable.Mine, model={"custom_model": picklable.factory}))
+def small():
+    config = make_small_config(picklable.Corridor, num_sgd_iter=1)
+    config.multi_agent(policies={"default_policy"}, policy_mapping_fn=picklable.mapping)
+    return config.callbacks(picklable.Callbacks)
+
+
+def test_policies_and_an_algorithm_are_sent_to_a_spawned_process():
+    policy = use(make(picklable.CustomPPOPolicy, model={"custom_model": picklable.factory}))
     obs, algorithm = rows_of(OBS, 6), small().build()
     algorithm.train()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        there = [
-            pool.submit(picklable.acted, policy, obs),
-            pool.submit(picklable.acted, picklable.ByHand(), obs),
-            pool.submit(picklable.trained, algorithm),
+        futures = [
+            pool.submit(picklable.act, policy, obs),
+            pool.submit(picklable.act, ZeroPolicy(), obs),
+            pool.submit(picklable.train, algorithm),
         ]
-        acted, by_hand, (iteration, steps, weights) = (each.result(120) for each in there)
+        acted, zero, trained = (future.result(120) for future in futures)
 
-    assert acted == picklable.acted(policy, obs)
-    assert by_hand == ("ByHand", "default_policy", [[0] * 6] * 3)
-    here = picklable.trained(algorithm)
-    assert (iteration, steps) == here[:2] == (2, 64)
-    assert_equal(weights, here[2])
-
-
-def small(**training):
-    config = PPOConfig().environment(picklable.Corridor)
-    config.training(train_batch_size=32, sgd_minibatch_size=16, num_sgd_iter=1, **training)
-    config.training(model={"fcnet_hiddens": [4]})
-    config.framework(jit_compile=False, inference="tf")
-    config.multi_agent(policies={"default_policy"}, policy_mapping_fn=picklable.mapping)
-    return config.debugging(seed=0, log_level="ERROR").callbacks(picklable.Callbacks)
+    assert acted == picklable.act(policy, obs)
+    assert zero == ("ZeroPolicy", "default_policy", [[0] * 6] * 3)
+    np.testing.assert_equal(trained, picklable.train(algorithm))
+    assert trained[:2] == (2, 64)
 
 
 @pytest.mark.core
-def test_what_pickle_cannot_find_by_name_is_refused_with_the_way_out():
+def test_objects_without_an_import_path_are_refused_with_a_workaround():
     class Local(PPOTF2Policy):
         pass
 
@@ -132,23 +121,24 @@ def test_what_pickle_cannot_find_by_name_is_refused_with_the_way_out():
         def call(self, x):
             return self.dense(x)
 
-    refused = {
+    def make_model(observation_space, num_outputs):
+        return picklable.factory(observation_space, num_outputs)
+
+    refusals = {
         "class of the policy is": make(Local),
-        r"config\['model'\]\['custom_model'\] is": make(
-            model={"custom_model": lambda space, outputs: picklable.factory(space, outputs)}
-        ),
+        r"config\['model'\]\['custom_model'\] is": make(model={"custom_model": make_model}),
         "as a factory": make(model={"custom_model": Wrapped(2)}),
         r"config\['env'\] is": small().environment(lambda config: picklable.Corridor()).build(),
     }
-    for reason, each in refused.items():
+    for reason, unpicklable in refusals.items():
         with pytest.raises(UnpicklableError, match=reason) as error:
-            pickle.dumps(each)
+            pickle.dumps(unpicklable)
         assert isinstance(error.value, TypeError)
         assert isinstance(error.value, TfPoliciesError)
         assert "top level of a module" in str(error.value)
 
 
-def test_maps_and_workers_say_what_to_pickle_instead():
+def test_maps_and_workers_name_the_objects_to_pickle_instead():
     worker = RolloutWorker(config=small(), default_policy_class=PPOTF2Policy)
     for owner, instead in (
         (PolicyMap(), "Pickle its policies"),
@@ -159,29 +149,28 @@ def test_maps_and_workers_say_what_to_pickle_instead():
             with pytest.raises(UnpicklableError, match=type(owner).__name__) as error:
                 copied(owner)
             assert instead in str(error.value)
-    worker.stop()
 
 
 @pytest.mark.core
-def test_a_session_travels_with_its_policy_and_its_memory():
+def test_a_session_is_pickled_with_its_policy_and_its_memory():
     session = make(model=LSTM).session()
     session.act(rows_of(OBS, 1)[0])
-    twin = pickle.loads(pickle.dumps(session))
+    copied = pickle.loads(pickle.dumps(session))
 
     obs = rows_of(OBS, 1, seed=1)[0]
-    assert [twin.act(obs) for _ in range(4)] == [session.act(obs) for _ in range(4)]
+    assert [copied.act(obs) for _ in range(4)] == [session.act(obs) for _ in range(4)]
 
 
 @pytest.mark.core
-def test_deepcopy_of_a_policy_is_its_copy_with_a_generator_of_its_own():
-    policy = used(make(seed=None))
-    twin, again = copy.deepcopy([policy, policy])
+def test_deepcopy_of_a_policy_is_its_copy_with_another_generator():
+    policy = use(make(seed=None))
+    copied, again = copy.deepcopy([policy, policy])
 
-    assert twin is again
-    assert_equal(twin.get_weights(), policy.get_weights())
-    assert twin.program is policy.program
-    assert twin.get_state()["rng"] != policy.get_state()["rng"]
-    twin.set_weights([0 * x for x in twin.get_weights().values()])
+    assert copied is again
+    assert_equal(copied.get_weights(), policy.get_weights())
+    assert copied.program is policy.program
+    assert copied.get_state()["rng"] != policy.get_state()["rng"]
+    copied.set_weights([0 * x for x in copied.get_weights().values()])
     assert any(x.any() for x in policy.get_weights().values())
 
 
@@ -198,44 +187,37 @@ def test_the_state_of_an_algorithm_has_the_keys_of_the_contract_and_is_restored(
     other.__setstate__(state)
     assert other.iteration == 1
     assert other.counters == algorithm.counters
-    mine, theirs = (each.get_weights()["default_policy"] for each in (other, algorithm))
-    assert_equal(mine, theirs)
+    np.testing.assert_equal(other.get_weights(), algorithm.get_weights())
     with pytest.raises(KeyError):
         other.__setstate__({"worker": state["worker"]})
-    for each in (algorithm, other):
-        each.stop()
 
 
-def test_the_state_of_an_algorithm_has_its_replay_buffer_and_who_acts_in_evaluation():
-    config = DQNConfig().environment("CartPole-v1").debugging(seed=1, log_level="ERROR")
-    config.framework(inference="tf", jit_compile=False).rollouts(rollout_fragment_length=4)
-    config.training(model={"fcnet_hiddens": [4]}, train_batch_size=4)
-    config.training(store_buffer_in_checkpoints=True, num_steps_sampled_before_learning_starts=0)
+def test_the_state_of_an_algorithm_has_its_replay_buffer_and_the_mapping_of_evaluation():
+    config = make_small_config("CartPole-v1", DQNConfig, rollout_fragment_length=4)
+    config.training(num_steps_sampled_before_learning_starts=0, store_buffer_in_checkpoints=True)
     config.evaluation(evaluation_interval=9).reporting(min_sample_timesteps_per_iteration=8)
+    config.training(train_batch_size=4)
     algorithm, other = config.build(), config.build()
     algorithm.train()
     state = algorithm.__getstate__()
     other.__setstate__(state)
-    rows = [len(each.replay_buffer) for each in (algorithm, other)]
-    assert rows == [8, 8]
+    assert [len(x.replay_buffer) for x in (algorithm, other)] == [8, 8]
     assert state["eval_policy_mapping_fn"] is algorithm.evaluation_worker.policy_mapping_fn
-    weights = other.get_weights()["default_policy"]
+    weights = other.get_weights()
     algorithm.train()
     with pytest.raises(KeyError):
         other.__setstate__({**algorithm.__getstate__(), "extra": {}})
-    assert_equal(other.get_weights()["default_policy"], weights)
-    for each in (algorithm, other):
-        each.stop()
+    np.testing.assert_equal(other.get_weights(), weights)
 
 
 @pytest.mark.core
-def test_a_pickled_algorithm_goes_on_as_one_from_its_checkpoint_does():
+def test_a_pickled_algorithm_continues_as_one_from_its_checkpoint_does():
     algorithm = small().build()
     algorithm.train()
-    twin = pickle.loads(pickle.dumps(algorithm))
+    copied = pickle.loads(pickle.dumps(algorithm))
 
-    assert type(twin.callbacks) is picklable.Callbacks
-    assert twin.worker.policy_mapping_fn is picklable.mapping
-    ours, theirs = picklable.trained(algorithm), picklable.trained(twin)
-    assert ours[:2] == theirs[:2] == (2, 64)
-    assert_equal(ours[2], theirs[2])
+    assert type(copied.callbacks) is picklable.Callbacks
+    assert copied.worker.policy_mapping_fn is picklable.mapping
+    expected = picklable.train(algorithm)
+    np.testing.assert_equal(picklable.train(copied), expected)
+    assert expected[:2] == (2, 64)

@@ -1,4 +1,4 @@
-"""PPO beside its loss: advantages, the KL coefficient, schedules, the config's rules."""
+"""PPO apart from its loss: advantages, the KL coefficient, schedules, settings."""
 
 import numpy as np
 import pytest
@@ -10,18 +10,14 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.policy.fragments import Fragments
 
 
-def by_hand(rewards, values, last_value, gamma, lambda_):
+def compute_advantages(rewards, values, last_value, gamma, lambda_):
     """Equation 16 of arXiv:1506.02438, as a sum."""
-    reached = [*values[1:], last_value]
-    deltas = [r + gamma * n - v for r, n, v in zip(rewards, reached, values, strict=True)]
+    next_values = [*values[1:], last_value]
+    deltas = [r + gamma * n - v for r, n, v in zip(rewards, next_values, values, strict=True)]
     return [
         sum((gamma * lambda_) ** k * delta for k, delta in enumerate(deltas[t:]))
         for t in range(len(deltas))
     ]
-
-
-def value_of(policy, obs):
-    return float(policy.compute_actions(obs[None]).extras["vf_preds"][0])
 
 
 @pytest.mark.core
@@ -30,10 +26,11 @@ def test_termination_cuts_the_bootstrap_but_truncation_and_the_fragments_end_kee
     policy = make(gamma=0.9, **{"lambda": 0.8})
     batch = trajectory(policy, 4, terminated=ending == "terminated")
     batch["truncateds"][-1] = ending == "truncated"
-    last = 0.0 if ending == "terminated" else value_of(policy, batch["new_obs"][-1])
+    reached = policy.compute_actions(batch["new_obs"][-1:]).extras["vf_preds"][0]
+    last = 0.0 if ending == "terminated" else reached
     assert policy.postprocess_trajectory(batch) is batch
     values = batch["vf_preds"]
-    expected = by_hand(batch["rewards"], values, last, 0.9, 0.8)
+    expected = compute_advantages(batch["rewards"], values, last, 0.9, 0.8)
     np.testing.assert_allclose(batch["advantages"], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(batch["value_targets"], values + expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(batch["values_bootstrapped"], [*values[1:], last], atol=1e-7)
@@ -61,17 +58,11 @@ def test_all_trajectories_at_once_are_each_trajectory_alone():
     for env, pieces in enumerate([[(0, 3), (3, 6)], [(0, 4), (4, 6)], [(0, 6)]]):
         for start, stop in pieces:
             piece = {name: column[env, start:stop] for name, column in columns.items()}
-            alone = SampleBatch(
-                piece, obs=new_obs[env, start:stop], new_obs=new_obs[env, start:stop]
-            )
-            policy.postprocess_trajectory(alone)
+            obs = new_obs[env, start:stop]
+            batch = policy.postprocess_trajectory(SampleBatch(piece, obs=obs, new_obs=obs))
             for name in ("advantages", "value_targets", "values_bootstrapped"):
-                np.testing.assert_allclose(
-                    fragments.new_columns[name][env, start:stop],
-                    alone[name],
-                    atol=1e-6,
-                    err_msg=name,
-                )
+                actual = fragments.new_columns[name][env, start:stop]
+                np.testing.assert_allclose(actual, batch[name], atol=1e-6, err_msg=name)
 
 
 def test_without_gae_advantages_are_returns_minus_values():
@@ -121,15 +112,17 @@ def test_schedules_move_with_the_time_step_of_the_run():
         lr_schedule=[[0, 0.1], [100, 0.2], [200, 0.0]],
         entropy_coeff_schedule=[[50, 1.0], [150, 0.0]],
     )
-    assert (policy.get_hyperparameter("lr"), policy.get_hyperparameter("entropy_coeff")) == (
-        pytest.approx(0.1),
-        1.0,
-    )
-    seen = []
-    for timestep in (0, 50, 150, 1000):
-        policy.on_global_var_update({"timestep": timestep})
-        seen.append((policy.get_hyperparameter("lr"), policy.get_hyperparameter("entropy_coeff")))
-    np.testing.assert_allclose(seen, [(0.1, 1.0), (0.15, 1.0), (0.1, 0.0), (0.0, 0.0)], atol=1e-6)
+    for timestep, *expected in (
+        (None, 0.1, 1.0),
+        (0, 0.1, 1.0),
+        (50, 0.15, 1.0),
+        (150, 0.1, 0.0),
+        (1000, 0.0, 0.0),
+    ):
+        if timestep is not None:
+            policy.on_global_var_update({"timestep": timestep})
+        actual = [policy.get_hyperparameter(name) for name in ("lr", "entropy_coeff")]
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
     before = policy.get_weights()
     policy.learn_on_batch(batch_for(policy, 4))
     for name, values in policy.get_weights().items():
@@ -140,9 +133,8 @@ def test_schedules_move_with_the_time_step_of_the_run():
 def test_a_schedule_holds_from_the_first_update_on_and_after_a_restore(tmp_path):
     falling = {"lr": 5e-5, "lr_schedule": [[0, 0.01], [400, 0.0]]}
     policy = make(**falling)
-    assert policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]["cur_lr"] == (
-        pytest.approx(0.01)
-    )
+    stats = policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]
+    assert stats["cur_lr"] == pytest.approx(0.01)
     policy.on_global_var_update({"timestep": 100})
     policy.export_checkpoint(tmp_path)
     other = make(**{**falling, "lr_schedule": [[0, 0.08], [400, 0.04]]})
@@ -163,16 +155,8 @@ def test_learner_stats_have_the_documented_names():
     policy = make()
     stats = policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]
     coefficients = {"cur_kl_coeff", "cur_lr", "entropy_coeff"}
-    terms = {
-        "total_loss",
-        "policy_loss",
-        "vf_loss",
-        "vf_explained_var",
-        "vf_clipped",
-        "kl",
-        "entropy",
-    }
-    assert set(stats) == coefficients | terms
+    values = {"vf_loss", "vf_explained_var", "vf_clipped"}
+    assert set(stats) == {"total_loss", "policy_loss", "kl", "entropy", *values, *coefficients}
 
 
 def test_perfect_values_explain_all_of_the_variance():
@@ -194,27 +178,15 @@ def test_advantages_are_standardised_even_if_all_are_equal():
 # -- the config -----------------------------------------------------------------------------------
 
 
-def test_defaults_are_those_of_the_contract():
+def test_the_defaults_are_those_of_rllib():
     config = PPOConfig()
-    assert config.lr == 5e-5
-    assert (config.train_batch_size, config.sgd_minibatch_size, config.num_sgd_iter) == (
-        4000,
-        128,
-        30,
-    )
-    assert (config["lambda"], config.gamma, config.kl_coeff, config.kl_target) == (
-        1.0,
-        0.99,
-        0.2,
-        0.01,
-    )
+    assert (config.lr, config.gamma, config["lambda"]) == (5e-5, 0.99, 1.0)
+    assert (config.train_batch_size, config.sgd_minibatch_size) == (4000, 128)
+    assert (config.num_sgd_iter, config.kl_coeff, config.kl_target) == (30, 0.2, 0.01)
     assert (config.clip_param, config.vf_clip_param, config.vf_loss_coeff) == (0.3, 10.0, 1.0)
     assert (config.entropy_coeff, config.grad_clip) == (0.0, None)
-    assert (config.use_gae, config.use_critic, config.rollout_fragment_length) == (
-        True,
-        True,
-        "auto",
-    )
+    assert (config.use_gae, config.use_critic) == (True, True)
+    assert config.rollout_fragment_length == "auto"
     assert config.model["vf_share_layers"] is False
 
 

@@ -122,13 +122,13 @@ class Reference:
 
     def learn_epochs(self, batch, epochs, size, rng):
         """Does every minibatch of every epoch, over the shuffles that `rng` draws."""
-        seen = []
+        results = []
         for _ in range(epochs):
             rows = rng.permutation(len(batch["obs"]))
             for start in range(0, len(rows), size):
                 chosen = rows[start : start + size]
-                seen.append(self.step({name: batch[name][chosen] for name in COLUMNS}))
-        return {name: np.mean([terms[name] for terms in seen]) for name in seen[0]}
+                results.append(self.step({name: batch[name][chosen] for name in COLUMNS}))
+        return {name: np.mean([terms[name] for terms in results]) for name in results[0]}
 
 
 def random_batch(rows, seed=0, num_actions=2):
@@ -148,7 +148,7 @@ def random_batch(rows, seed=0, num_actions=2):
     )
 
 
-def scaled_up(policy):
+def scale_up(policy):
     """Gives the output layers larger weights: those of a fresh policy are nearly zero."""
     paths = [variable.path for variable in policy.model.variables]
     weights = [
@@ -160,10 +160,9 @@ def scaled_up(policy):
 
 
 def assert_same_weights(policy, reference, atol=1e-5):
-    for path, ours, theirs in zip(
-        reference.order, policy.get_weights().values(), reference.weights(), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol, err_msg=path)
+    weights = policy.get_weights().values(), reference.weights()
+    for path, actual, expected in zip(reference.order, *weights, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=atol, err_msg=path)
 
 
 VARIANTS = [
@@ -178,21 +177,21 @@ VARIANTS = [
 @pytest.mark.core
 @pytest.mark.parametrize("settings", VARIANTS)
 def test_loss_and_gradients_are_those_of_the_paper(settings):
-    policy = scaled_up(make(**settings._asdict()))
+    policy = scale_up(make(**settings._asdict()))
     batch = random_batch(32)
     terms, expected = Reference(policy, settings).loss(batch)
     gradients, info = policy.compute_gradients(batch)
     for name, value in terms.items():
         np.testing.assert_allclose(info["learner_stats"][name], value, rtol=1e-5, err_msg=name)
-    for variable, got in zip(policy.model.trainable_variables, gradients, strict=True):
+    for variable, gradient in zip(policy.model.trainable_variables, gradients, strict=True):
         np.testing.assert_allclose(
-            got, expected[variable.path], rtol=1e-4, atol=1e-6, err_msg=variable.path
+            gradient, expected[variable.path], rtol=1e-4, atol=1e-6, err_msg=variable.path
         )
 
 
 @pytest.mark.parametrize("settings", VARIANTS[:1])
 def test_the_gradients_by_hand_are_those_of_finite_differences(settings):
-    reference = Reference(scaled_up(make(**settings._asdict())), settings)
+    reference = Reference(scale_up(make(**settings._asdict())), settings)
     batch, h = random_batch(32), 1e-6
     _, gradients = reference.loss(batch)
     for name in NAMES:
@@ -277,7 +276,7 @@ def test_gaussian_actions_have_the_loss_and_gradient_of_the_formulas():
 @pytest.mark.core
 def test_adam_is_adam():
     settings = Settings(lr=0.01)
-    policy = scaled_up(make(**settings._asdict()))
+    policy = scale_up(make(**settings._asdict()))
     reference = Reference(policy, settings)
     for i in range(5):
         batch = random_batch(64, seed=i)
@@ -286,34 +285,21 @@ def test_adam_is_adam():
     assert_same_weights(policy, reference)
 
 
-class Shapes:
-    """Passes calls of a learner on and keeps the shapes it was given."""
-
-    def __init__(self, learner):
-        self.learner = learner
-        self.seen = set()
-
-    def __call__(self, state, columns, index, mask, *rest, **kw):
-        sizes = tuple(tuple(x.shape) for x in (*columns.values(), index, mask))
-        self.seen.add(sizes)
-        return self.learner(state, columns, index, mask, *rest, **kw)
-
-
 @pytest.mark.parametrize("jit", [False, True], ids=["plain", "xla"])
 def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     settings = Settings(entropy_coeff=0.01)
-    policy = scaled_up(make(jit_compile=jit, **settings._asdict()))
+    policy = scale_up(make(jit_compile=jit, **settings._asdict()))
     reference = Reference(policy, settings)
     policy._learner.discover_columns()
-    form = CompileMode.LOOP if jit else CompileMode.PLAIN
-    spy = Shapes(
-        policy.program.updates._compiler.get_learn_function(
-            form, fetches=False, clips_gradients=False
-        )
-    )
-    monkeypatch.setitem(
-        policy.program.updates._compiler._learn_functions, (form, False, False), spy
-    )
+    compiler, shapes = policy.program.updates._compiler, set()
+    mode = CompileMode.LOOP if jit else CompileMode.PLAIN
+    learn = compiler.get_learn_function(mode, fetches=False, clips_gradients=False)
+
+    def record_shapes(state, columns, index, mask, *args, **kwargs):
+        shapes.add(tuple(tuple(x.shape) for x in (*columns.values(), index, mask)))
+        return learn(state, columns, index, mask, *args, **kwargs)
+
+    monkeypatch.setitem(compiler._learn_functions, (mode, False, False), record_shapes)
     for i, rows in enumerate((2047, 2048, 2049, 2100)):
         batch = random_batch(rows, seed=i)
         rng = copy.deepcopy(policy._state.rng)
@@ -326,8 +312,8 @@ def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
         assert result["num_agent_steps_trained"] == rows
     assert policy.num_grad_updates == reference.steps == 2 * (8 + 8 + 9 + 9)
     assert policy.program.functions.traces["learn_epochs"] == 1
-    if jit:  # XLA compiles a function anew for each combination of input shapes, and only then
-        assert len(spy.seen) == 2
+    if jit:  # XLA compiles a function again for each combination of input shapes, and only then
+        assert len(shapes) == 2
 
 
 def test_two_policies_of_one_program_equal_their_own_references():
@@ -336,7 +322,7 @@ def test_two_policies_of_one_program_equal_their_own_references():
         Settings(lr=3e-4, clip_param=0.05, kl_coeff=1.5, grad_clip=0.2, vf_clip_param=1.0),
     ]
     policies = [
-        scaled_up(make(seed=i, gamma=0.9 + i / 20, **settings._asdict()))
+        scale_up(make(seed=i, gamma=0.9 + i / 20, **settings._asdict()))
         for i, settings in enumerate(variants)
     ]
     assert policies[0].program is policies[1].program

@@ -1,4 +1,4 @@
-"""Algorithms are found by name: the package's own, and those that other packages register."""
+"""Names of algorithms: those of the package, and those that other packages register."""
 
 from importlib import import_module
 from pathlib import Path
@@ -16,65 +16,49 @@ from tfpolicies.algorithms.algorithm_registry import (
 from tfpolicies.cli import main
 from tfpolicies.errors import ConfigError
 
-MINE = '''
-"""The policy gradient with a prize for entropy."""
-
+ENTROPY = """
 from tfpolicies import PG, PGConfig, PGTF1Policy, PGTF2Policy
 from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.models.losses import masked_mean
 
-
 class ENTTF2Policy(PGTF2Policy):
-    """Rewards entropy."""
-
     config_class = lazy_class("ENTConfig")
 
     def loss(self, model, dist_class, train_batch):
-        """Returns the loss of the policy gradient, less the entropy."""
         dist_inputs, _ = model(train_batch)
         entropy = masked_mean(dist_class(dist_inputs, model).entropy(), train_batch["loss_mask"])
         self.record(entropy=entropy)
         return super().loss(model, dist_class, train_batch) - 0.01 * entropy
 
-
 class ENTTF1Policy(ENTTF2Policy):
-    """The same in graph mode."""
-
     runtime = "session"
 
-
 class ENT(PG):
-    """Trains with a prize for entropy."""
-
     config_class = lazy_class("ENTConfig")
     policy_classes = {"tf2": ENTTF2Policy, "tf": ENTTF1Policy}
 
-
 class ENTConfig(PGConfig):
-    """The config of ENT."""
-
     def __init__(self, algo_class=None):
         super().__init__(algo_class or ENT)
-'''
+"""
 
 
 @pytest.mark.parametrize("module", sorted(set(get_exported_names().values())))
-def test_type_checkers_see_the_names_that_are_registered(module: str) -> None:
+def test_type_checkers_see_the_names_that_are_registered(module):
     registered = {name for name, home in get_exported_names().items() if home == module}
     assert set(import_module(module).__all__) == registered
     assert f"    from {module} import *\n" in Path(tfpolicies.__file__).read_text()
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Returns what installs a package of algorithms: entry points by name, and modules."""
+def install(tmp_path, monkeypatch):
+    """Returns a function that installs a package with one entry point, and modules."""
 
-    def install(entry_points: dict[str, str], **modules: str) -> None:
+    def install(name, value, **modules):
         info = tmp_path / "ported_things-1.2.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ported-things\nVersion: 1.2\n")
-        lines = [f"{name} = {module}" for name, module in entry_points.items()]
-        (info / "entry_points.txt").write_text("\n".join(["[tfpolicies.algorithms]", *lines]))
+        (info / "entry_points.txt").write_text(f"[tfpolicies.algorithms]\n{name} = {value}")
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(text)
 
@@ -98,8 +82,8 @@ def test_a_name_is_given_to_one_algorithm():
         register_algorithm("PPO", "mine.ppo")
 
 
-def test_an_algorithm_of_another_package_trains_and_resumes_by_its_name(installed, capfd):
-    installed({"ENT": "entropic_algorithm"}, entropic_algorithm=MINE)
+def test_an_algorithm_of_another_package_trains_and_resumes_by_its_name(install, capfd):
+    install("ENT", "entropic_algorithm", entropic_algorithm=ENTROPY)
     assert get_algorithm_names()[-1] == "ENT"
     words = ["--set", "jit_compile=False", "--set", "inference=tf", "--num-envs", "2"]
     assert main(["train", "CartPole-v1", "--algo", "ENT", "--steps", "400", *words]) == 0
@@ -118,8 +102,8 @@ def test_an_algorithm_of_another_package_trains_and_resumes_by_its_name(installe
         ("empty_module:number", r"is not an Algorithm: 3"),
     ],
 )
-def test_a_package_whose_algorithm_cannot_be_had_is_named(value, text, installed):
-    installed({"ODD": value}, broken_module="1 / 0", empty_module="number = 3")
+def test_a_package_whose_algorithm_cannot_be_imported_is_named(value, text, install):
+    install("ODD", value, broken_module="1 / 0", empty_module="number = 3")
     with pytest.raises(ConfigError, match=rf"'ODD' of the package ported-things 1\.2 {text}"):
         find_algorithm("ODD")
     assert find_algorithm("PPO") is PPO

@@ -1,4 +1,4 @@
-"""Tuned settings: the table, what asks for it, and the command line."""
+"""Tuned settings: the table, configs that begin with them, and the command line."""
 
 import math
 import re
@@ -68,9 +68,8 @@ def test_an_unknown_pair_names_the_nearest_entries():
         SACConfig.from_tuned("HalfCheetah-v3")
     with pytest.raises(ConfigError, match=r"AlgorithmConfig has no algorithm"):
         AlgorithmConfig.from_tuned("CartPole-v1")
-    assert suggest_tuned("SAC", "MountainCarContinuous-v0") == (
-        "TD3 on MountainCarContinuous-v0, DDPG on MountainCarContinuous-v0"
-    )
+    nearest = "TD3 on MountainCarContinuous-v0, DDPG on MountainCarContinuous-v0"
+    assert suggest_tuned("SAC", "MountainCarContinuous-v0") == nearest
     assert suggest_tuned("SAC", "my_module:Drone") == ""
     with pytest.raises(ConfigError, match=r"SAC on my_module:Drone; none are near\."):
         SACConfig.from_tuned("my_module:Drone")
@@ -87,9 +86,8 @@ def test_a_package_adds_entries_of_its_own(monkeypatch):
 
 def test_train_says_which_settings_it_begins_with():
     tuned = TrainSettings(env="HalfCheetah-v4", algo="SAC")
-    assert (
-        "hyperparams/sac.yml, for 1,000,000 steps; this run has 100,000." in tuned.describe_tuned()
-    )
+    text = "hyperparams/sac.yml, for 1,000,000 steps; this run has 100,000."
+    assert text in tuned.describe_tuned()
     assert tuned.make_config().num_steps_sampled_before_learning_starts == 10_000
     plain = TrainSettings(env="HalfCheetah-v4", algo="SAC", no_tuned=True)
     assert plain.describe_tuned() == "Settings: RLlib's defaults."
@@ -113,11 +111,14 @@ def test_without_tuned_settings_each_step_of_a_replay_algorithm_has_an_update():
 
 def test_the_command_lists_entries(capsys):
     assert main(["tuned", "--algo", "SAC", "--env", "cheetah-v5"]) == 0
-    shown = capsys.readouterr().out
-    assert "HalfCheetah-v5" in shown
-    assert "1,000,000 steps" in shown
-    assert "train_batch_size" in shown
-    assert "Unlike the source: actor and critics" in shown
+    output = capsys.readouterr().out
+    for text in (
+        "HalfCheetah-v5",
+        "1,000,000 steps",
+        "train_batch_size",
+        "Unlike the source: actor and critics",
+    ):
+        assert text in output
     assert main(["tuned"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(TUNED)
     assert main(["tuned", "--env", "nothing"]) == 2
@@ -132,18 +133,12 @@ def test_listing_needs_no_tensorflow():
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
 
-def rows_of_the_page():
+def test_the_page_shows_the_table():
     rows = [line for line in (DOCS / "tuned.md").read_text().splitlines() if line[:2] == "| "]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return {
-        (algo, env): rest
-        for algo, env, *rest in cells
-        if algo in ("PPO", "A2C", "DQN", "SAC", "TD3", "DDPG")
-    }
-
-
-def test_the_page_shows_what_the_table_has():
-    expected = {
+    algorithms = ("PPO", "A2C", "DQN", "SAC", "TD3", "DDPG")
+    actual = {(algo, env): columns for algo, env, *columns in cells if algo in algorithms}
+    assert actual == {
         (algo, f"`{env}`"): [
             f"{entry.steps:,}",
             "" if entry.threshold is None else f"{entry.threshold:,.1f}",
@@ -151,4 +146,3 @@ def test_the_page_shows_what_the_table_has():
         ]
         for (algo, env), entry in TUNED.items()
     }
-    assert rows_of_the_page() == expected

@@ -1,11 +1,10 @@
-"""Parts that users write, where they meet checkpoints, runtimes and other algorithms."""
+"""Custom classes in checkpoints, runtimes and other algorithms."""
 
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from gymnasium import spaces
 
 from helpers.continuous_actions import transitions
 from helpers.factories import OBS, PLANE, assert_equal, make
@@ -16,19 +15,21 @@ from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS, register_box
 from tfpolicies.program import inference
 from tfpolicies.program.runtimes.runtime import ActingRuntime
 
-BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-
-def growing(names):
-    """Returns a policy class with some hyperparameters; all of them have one place and name."""
-    attributes = {"hyperparameters": names, "__module__": __name__, "__qualname__": "Growing"}
-    return type(PPOTF2Policy)("Growing", (PPOTF2Policy,), attributes)
-
-
 NAMES = PPOTF2Policy.hyperparameters
-MORE = (*NAMES[:3], "num_sgd_iter", *NAMES[3:])
-Growing = growing(NAMES)
-Grown = growing(MORE)
+
+
+class Growing(PPOTF2Policy):
+    pass
+
+
+class Grown(PPOTF2Policy):
+    """`Growing` with another hyperparameter; has the same place and name."""
+
+    hyperparameters = (*NAMES[:3], "num_sgd_iter", *NAMES[3:])
+    __qualname__ = "Growing"
+
+
+Grown.__name__ = "Growing"
 
 
 def test_a_policy_loads_after_its_class_has_gained_a_hyperparameter(tmp_path, monkeypatch):
@@ -65,9 +66,9 @@ def test_a_runtime_that_fails_when_it_first_acts_is_named_or_gives_way(monkeypat
     obs, model = np.zeros((1, 3), np.float32), {"fcnet_hiddens": [7]}
     with pytest.raises(ConfigError, match=r"inference='tf' .* TypeError: no such operator$"):
         make(inference="onnx", model=model).compute_actions(obs)
-    falling_back = make(inference="auto", model=model)
-    assert falling_back.compute_actions(obs).actions.shape == (1,)
-    assert falling_back.config["inference"] == "tf"
+    policy = make(inference="auto", model=model)
+    assert policy.compute_actions(obs).actions.shape == (1,)
+    assert policy.config["inference"] == "tf"
 
 
 class TwoNoises(SquashedGaussian):
@@ -100,20 +101,19 @@ def test_sac_learns_with_a_distribution_that_takes_more_noise():
 
 
 class Marking(PPOTF2Policy):
-    """Acts and postprocesses by methods of its own."""
+    """Adds a column when it acts, and reads it in postprocessing."""
 
     def compute_actions(self, obs_batch, *args, **kwargs):
         result = super().compute_actions(obs_batch, *args, **kwargs)
-        return result._replace(
-            extras={**result.extras, "mark": np.ones(len(obs_batch), np.float32)}
-        )
+        mark = np.ones(len(obs_batch), np.float32)
+        return result._replace(extras={**result.extras, "mark": mark})
 
     def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
         sample_batch["rewards"] = sample_batch["rewards"] + sample_batch["mark"]
         return super().postprocess_trajectory(sample_batch, other_agent_batches, episode)
 
 
-def test_a_column_that_only_acting_adds_is_missing_from_the_batch_of_zeros_and_the_error_says_so():
+def test_the_error_about_a_column_that_only_acting_adds_names_the_batch_of_zeros():
     policy = make(Marking)
     with pytest.raises(MissingColumnError, match=r"'mark'.*batch of zeros.*get\(name, default\)"):
         policy.driver.learning.select_columns({})

@@ -1,4 +1,4 @@
-"""What extensions add to objects of the package: attributes, and what hooks make of them."""
+"""Extensions: attributes that they add to objects of the package, and hooks."""
 
 import contextlib
 import copy
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import types
 
-import gymnasium as gym
 import keras
 import numpy as np
 import pytest
@@ -37,9 +36,6 @@ def register(no_extensions, monkeypatch):
     EXTENSIONS.clear()
 
 
-# -- attributes ---------------------------------------------------------------------------------
-
-
 def _get_sum(batch):
     if "rewards" not in batch:
         raise LookupError("rewards")
@@ -58,7 +54,7 @@ class Sums(Extension):
     }
 
 
-def test_objects_have_further_attributes_and_the_ones_of_the_package_win(register):
+def test_objects_have_further_attributes_that_hide_none_of_the_package(register):
     batch = SampleBatch(rewards=[1.0, 2.5], obs=[0, 1])
     assert not hasattr(batch, "total")
     register(Sums)
@@ -112,9 +108,6 @@ def test_batches_and_views_are_copied_and_pickled_as_before(register):
     assert pickle.loads(pickle.dumps(view)) == copy.deepcopy(view) == view
 
 
-# -- registering --------------------------------------------------------------------------------
-
-
 def test_a_path_is_imported_when_something_is_missing_and_not_before(register, monkeypatch):
     register("tests_extension_of_sums:Sums")
     assert SampleBatch(rewards=[1.0]).count == 1
@@ -124,21 +117,19 @@ def test_a_path_is_imported_when_something_is_missing_and_not_before(register, m
     module.Sums = Sums
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert SampleBatch(rewards=[1.0]).total == 1.0
-
-
-@pytest.mark.parametrize("extension", ["json", "json:a:b", 3, dict, Sums()])
-def test_what_is_no_extension_is_refused(register, extension):
-    with pytest.raises(ConfigError, match="must be a subclass of Extension, or its path"):
-        register(extension)
-
-
-def test_a_path_of_something_else_is_refused_when_it_is_loaded(register):
+    EXTENSIONS.clear()
     register("json:loads")
     with pytest.raises(ConfigError, match="'json:loads' must be a subclass of Extension"):
         _ = SampleBatch(rewards=[1.0]).total
 
 
-def test_workers_elsewhere_get_the_extensions(register):
+@pytest.mark.parametrize("extension", ["json", "json:a:b", 3, dict, Sums()])
+def test_other_objects_are_refused_as_extensions(register, extension):
+    with pytest.raises(ConfigError, match="must be a subclass of Extension, or its path"):
+        register(extension)
+
+
+def test_remote_workers_get_the_extensions(register):
     names = pytest.importorskip("tfpolicies.distributed.registry_sync")
     register("json:loads")
     register(Sums)
@@ -166,7 +157,7 @@ assert before == [{*vars(batch)}, dir(batch), dir(SampleBatch)]
 """
 
 
-def test_nothing_is_loaded_or_changed_before_a_name_is_asked_for():
+def test_nothing_is_loaded_or_changed_before_a_name_is_read():
     done = subprocess.run([sys.executable, "-c", UNTOUCHED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -176,9 +167,6 @@ def test_messages_are_those_of_python():
         with pytest.raises(AttributeError) as raised:
             getattr(owner, "nothing")  # noqa: B009
         assert str(raised.value) == describe_missing(owner, "nothing")
-
-
-# -- hooks --------------------------------------------------------------------------------------
 
 
 class Doubled:
@@ -200,9 +188,9 @@ class Hooks(Extension):
         return build_doubled if custom_model is Doubled else custom_model
 
     def wrap_model(self, model, observation_space, action_space):
+        assert (observation_space, action_space) == (OBS, TWO)
         if not isinstance(model, Doubled):
             return model
-        assert action_space == TWO
         return build_doubled(observation_space, int(action_space.n), model.width)
 
     def prepare_model(self, policy, model):
@@ -274,12 +262,13 @@ class Keeping(PPOTF2Policy):
         return super().loss(model, dist_class, train_batch)
 
 
-def test_statistics_are_read_where_a_loss_left_them(register):
-    register(Extension)
+def test_statistics_are_read_from_the_attributes_of_a_loss(register):
+    words = r"Keeping\.loss stores _mean_kl_loss on self.*self\.record\(kl="
     policy = make(Keeping)
-    with pytest.raises(ConfigError, match=r"Keeping\.loss stores _mean_kl_loss on self"):
-        policy.learn_on_batch(batch_for(policy, 8))
-    register(Hooks)
+    for extension in (Extension, Hooks):
+        with pytest.raises(ConfigError, match=words):
+            policy.learn_on_batch(batch_for(policy, 8))
+        register(extension)
     policy = make(type("Counting", (Keeping,), {}))
     assert policy.learn_on_batch(batch_for(policy, 8))["learner_stats"]["rows"] == 8.0
 
@@ -304,20 +293,3 @@ def test_episodes_record_steps_where_an_extension_reads_them(register, extension
     assert episode.last_action_for() == 4
     previous = {"agent0": 3} if Hooks in extensions else {}
     assert episode._prev_actions == previous
-
-
-def test_spaces_are_given_to_hooks_as_the_environment_has_them(register):
-    spaces = []
-
-    class Watching(Extension):
-        def wrap_model(self, model, observation_space, action_space):
-            spaces.append((observation_space, action_space))
-            return model
-
-    class Making(PGTF2Policy):
-        def make_model(self):
-            return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-
-    register(Watching)
-    Making(gym.spaces.Box(-1, 1, (3,)), TWO, {})
-    assert {*map(str, spaces)} == {str((gym.spaces.Box(-1, 1, (3,)), TWO))}

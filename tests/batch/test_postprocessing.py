@@ -1,4 +1,4 @@
-"""Advantages, returns and n-step rewards, against numbers made by hand."""
+"""Advantages, returns and n-step rewards, against numbers computed by hand."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,13 @@ from tfpolicies.batch.postprocessing import (
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import BatchError, UsageError
 
-
-def rollout(**more):
-    return SampleBatch(rewards=[1.0, 2.0, 3.0], vf_preds=[0.5, 0.4, 0.3], **more)
+pytestmark = pytest.mark.core
 
 
-@pytest.mark.core
+def rollout(**columns):
+    return SampleBatch(rewards=[1.0, 2.0, 3.0], vf_preds=[0.5, 0.4, 0.3], **columns)
+
+
 def test_gae_of_one_trajectory():
     batch = rollout()
     assert compute_advantages(batch, 5.0, gamma=0.9, lambda_=0.8) is batch
@@ -32,7 +33,6 @@ def test_gae_of_one_trajectory():
     assert batch[Postprocessing.VALUE_TARGETS].dtype == np.float32
 
 
-@pytest.mark.core
 def test_returns_with_and_without_a_critic():
     returns = [8.0, 14.0, 24.0]  # 3 + 42 / 2 = 24, 2 + 24 / 2 = 14, 1 + 14 / 2 = 8
     critic = compute_advantages(rollout(), 42.0, gamma=0.5, use_gae=False)
@@ -43,14 +43,10 @@ def test_returns_with_and_without_a_critic():
     assert plain["value_targets"].tolist() == [0, 0, 0]
 
 
-def test_rewards_and_values_can_be_given_instead_of_the_columns():
-    batch = compute_advantages(
-        SampleBatch(rewards=[0.0, 0.0]), 0.0, 0.5, rewards=[1.0, 2.0], vf_preds=[0.0, 0.0]
-    )
+def test_rewards_and_values_can_be_arguments_and_other_arguments_are_checked():
+    arguments = {"rewards": [1.0, 2.0], "vf_preds": [0.0, 0.0]}
+    batch = compute_advantages(SampleBatch(rewards=[0.0, 0.0]), 0.0, 0.5, **arguments)
     assert batch["advantages"].tolist() == [2, 2]
-
-
-def test_arguments_that_do_not_fit_are_refused():
     with pytest.raises(AssertionError, match="use_critic"):
         compute_advantages(rollout(), 0.0, use_gae=True, use_critic=False)
     with pytest.raises(AssertionError, match="vf_preds"):
@@ -63,21 +59,18 @@ def test_arguments_that_do_not_fit_are_refused():
         compute_advantages(rollout(), 0.0, gamma=1.1)
 
 
-@pytest.mark.core
 def test_discounted_sums_run_from_the_end():
     assert discount_cumsum(np.array([1, 2, 4]), 0.5).tolist() == [3, 4, 4]
     assert discount_cumsum(np.ones(2, np.float32), 0.5).dtype == np.float32
     assert discount_cumsum([], 0.5).shape == (0,)
 
 
-@pytest.mark.core
 def test_n_step_transitions():
-    flags = [False, False, False, False, True]
     batch = SampleBatch(
         obs=np.arange(5),
         rewards=[10.0, 0.0, 100.0, 100.0, 100.0],
         new_obs={"a": np.arange(1, 6)},
-        terminateds=flags,
+        terminateds=[False, False, False, False, True],
         truncateds=[False] * 5,
     )
     rewards = batch["rewards"]
@@ -87,9 +80,6 @@ def test_n_step_transitions():
     assert batch["terminateds"].tolist() == [False, False, True, True, True]
     assert batch["truncateds"].tolist() == [False] * 5
     assert rewards.tolist() == [10, 0, 100, 100, 100]
-
-
-def test_n_step_corner_cases():
     batch = SampleBatch(rewards=[1, 2], new_obs=[1, 2])
     adjust_nstep(1, 0.9, batch)
     assert batch["rewards"].tolist() == [1, 2]
@@ -102,9 +92,8 @@ def test_n_step_corner_cases():
         adjust_nstep(2, 0.9, SampleBatch(rewards=[1, 2], terminateds=[True, False]))
 
 
-@pytest.mark.core
 def test_termination_cuts_the_bootstrap_but_truncation_and_the_fragments_end_keep_it():
-    nan = np.nan  # what no one may read
+    nan = np.nan  # a value that is never read
     advantages, targets = generalized_advantages(
         rewards=np.array([[1, 1, 1, 1], [1, 1, 1, 1]], np.float32),
         values=np.array([[2, 4, 6, 8], [2, 4, 6, 8]], np.float32),
@@ -134,39 +123,32 @@ def fragments(draw):
     return rewards, values, np.where(ends, bootstraps, following), terminateds, ends
 
 
-def pieces(ends_row):
-    stops = np.flatnonzero(ends_row) + 1
-    return zip([0, *stops[:-1]], stops, strict=True)
+def find_trajectories(ends):
+    """Yields the row and the slice of each trajectory."""
+    for n, row in enumerate(ends):
+        stops = np.flatnonzero(row) + 1
+        for start, stop in zip([0, *stops[:-1]], stops, strict=True):
+            yield n, slice(start, stop)
 
 
 unit = st.floats(0, 1)
 
 
-@pytest.mark.core
 @given(fragments(), unit, unit)
 def test_all_trajectories_at_once_equal_one_after_another(data, gamma, lambda_):
     rewards, values, next_values, terminateds, ends = data
     advantages, targets = generalized_advantages(*data, gamma=gamma, lambda_=lambda_)
-    for n in range(len(rewards)):
-        for i, j in pieces(ends[n]):
-            piece = SampleBatch(rewards=rewards[n, i:j], vf_preds=values[n, i:j])
-            last_r = 0.0 if terminateds[n, j - 1] else next_values[n, j - 1]
-            compute_advantages(piece, last_r, gamma, lambda_)
-            np.testing.assert_allclose(advantages[n, i:j], piece["advantages"], atol=1e-4)
-            np.testing.assert_allclose(targets[n, i:j], piece["value_targets"], atol=1e-4)
+    returns = discounted_returns(rewards, ends, next_values, gamma=gamma)
+    for at in find_trajectories(ends):
+        batch = SampleBatch(rewards=rewards[at], vf_preds=values[at])
+        reached = next_values[at][-1]
+        compute_advantages(batch, 0.0 if terminateds[at][-1] else reached, gamma, lambda_)
+        np.testing.assert_allclose(advantages[at], batch["advantages"], atol=1e-4)
+        np.testing.assert_allclose(targets[at], batch["value_targets"], atol=1e-4)
+        expected = discount_cumsum([*rewards[at], reached], gamma)[:-1]
+        np.testing.assert_allclose(returns[at], expected, atol=1e-4)
 
 
-@given(fragments(), unit)
-def test_returns_at_once_equal_one_after_another(data, gamma):
-    rewards, _, last_values, _, ends = data
-    returns = discounted_returns(rewards, ends, last_values, gamma=gamma)
-    for n in range(len(rewards)):
-        for i, j in pieces(ends[n]):
-            expected = discount_cumsum([*rewards[n, i:j], last_values[n, j - 1]], gamma)[:-1]
-            np.testing.assert_allclose(returns[n, i:j], expected, atol=1e-4)
-
-
-@pytest.mark.core
 def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_made():
     rewards = np.array([[10, 0, 100, 100, 100], [1, 2, 4, 8, 16]], np.float32)
     ends = np.array([[0, 0, 0, 0, 1], [0, 1, 0, 0, 0]], bool)
@@ -188,20 +170,17 @@ def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_made():
 
 
 @given(fragments(), st.integers(1, 9), st.floats(0.1, 1))
-def test_n_step_returns_of_all_pieces_equal_those_of_each(data, n, gamma):
+def test_n_step_returns_of_all_trajectories_equal_those_of_each(data, n, gamma):
     rewards, _, _, terminateds, ends = data
     sums, reached, discounts = n_step_returns(rewards, ends, terminateds, n, gamma)
-    for row in range(len(rewards)):
-        for i, j in pieces(ends[row]):
-            steps = np.arange(i, j)
-            piece = SampleBatch(
-                rewards=rewards[row, i:j], new_obs=steps, terminateds=terminateds[row, i:j]
-            )
-            adjust_nstep(n, gamma, piece)
-            np.testing.assert_allclose(sums[row, i:j], piece["rewards"], atol=1e-4)
-            assert reached[row, i:j].tolist() == piece["new_obs"].tolist()
-            exact = gamma ** (piece["new_obs"] - steps + 1.0) * ~piece["terminateds"]
-            np.testing.assert_allclose(discounts[row, i:j], exact, rtol=1e-4)
+    for at in find_trajectories(ends):
+        steps = np.arange(at[1].start, at[1].stop)
+        batch = SampleBatch(rewards=rewards[at], new_obs=steps, terminateds=terminateds[at])
+        adjust_nstep(n, gamma, batch)
+        np.testing.assert_allclose(sums[at], batch["rewards"], atol=1e-4)
+        assert reached[at].tolist() == batch["new_obs"].tolist()
+        exact = gamma ** (batch["new_obs"] - steps + 1.0) * ~batch["terminateds"]
+        np.testing.assert_allclose(discounts[at], exact, rtol=1e-4)
 
 
 def test_returns_read_last_values_only_at_ends_and_change_no_input():

@@ -15,7 +15,6 @@ from tfpolicies.batch.sample_batch import (
     SampleBatch,
     concat_samples,
     concat_samples_into_ma_batch,
-    convert_ma_batch_to_sample_batch,
 )
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, TfPoliciesError
 
@@ -41,53 +40,62 @@ def assert_same(left, right):
         np.testing.assert_equal(dict.get(left, key), dict.get(right, key))
 
 
-# -- construction and counting -------------------------------------------------------------------
-
-
 def test_arrays_are_kept_and_lists_and_numbers_become_arrays():
-    obs = np.zeros((2, 3), np.uint8)
+    obs = {"a": np.zeros((2, 3), np.uint8), "b": ([1, 2],)}
     batch = SampleBatch({"obs": obs}, rewards=[1.0, 2.0], infos=[{}, {}], seq_lens=[1, 1])
-    assert batch["obs"] is obs
+    assert batch["obs"]["a"] is obs["a"]
+    assert batch["obs"]["b"][0].tolist() == [1, 2]
     assert isinstance(batch["rewards"], np.ndarray)
     assert batch["infos"] == [{}, {}]
     assert batch["seq_lens"].dtype == np.int32
-    assert SampleBatch(a=1).count == 0
-
-
-def test_a_nested_column_keeps_its_arrays():
     array = np.zeros(2)
-    batch = SampleBatch(obs={"a": array, "b": ([1, 2],)})
-    assert batch["obs"]["a"] is array
-    assert batch["obs"]["b"][0].tolist() == [1, 2]
-    assert batch.count == 2
+    assert SampleBatch(obs=array)["obs"] is array
 
 
-def test_count_is_the_sum_of_seq_lens_or_the_columns_length():
-    batch = six_rows()
-    assert batch.count == len(batch) == batch.env_steps() == batch.agent_steps() == 6
-    assert two_sequences().count == 6
-    assert SampleBatch().count == 0
-    assert not SampleBatch()
+MEMORY = {"a": [[1.0], [2.0]], "b": [[1.0], [2.0]]}
 
 
-def test_ragged_columns_are_refused_with_the_column_and_both_lengths():
-    with pytest.raises(BatchError, match=r"'rewards' has 3 and 'obs' requires 2"):
-        SampleBatch(obs=[1, 2], rewards=[1, 2, 3])
-    with pytest.raises(BatchError, match="'obs' has 5 and 'seq_lens' requires 6"):
-        SampleBatch(obs=np.zeros(5), seq_lens=[2, 4])
-    with pytest.raises(BatchError, match="'infos'"):
-        SampleBatch(obs=[1, 2], infos=[{}])
-    with pytest.raises(BatchError, match="None"):
-        SampleBatch(obs=None)
+@pytest.mark.parametrize(
+    ("columns", "count"),
+    [
+        ({}, 0),
+        ({"a": 1}, 0),
+        ({"obs": {"a": np.zeros(2), "b": ([1, 2],)}}, 2),
+        ({"obs": {"a": {"b": np.zeros((3, 1))}}}, 3),
+        ({"infos": [{}, {}]}, 0),
+        ({"infos": {"a": np.zeros((3, 1))}}, 0),
+        ({"state_in_0": MEMORY, "state_out_0": MEMORY}, 0),
+        ({"state_in_0": MEMORY, "state_out_0": MEMORY, "obs": [1, 2]}, 2),
+        ({"obs": np.zeros(6), "state_in_0": np.zeros((6, 3)), "seq_lens": [2, 4]}, 6),
+        ({"obs": np.zeros(6), "state_in_0": np.zeros((2, 1)), "seq_lens": [2, 4]}, 6),
+        ({"obs": np.zeros((4, 2, 3)), "rewards": np.zeros((4, 2)), "_time_major": True}, 8),
+        ({"obs": np.zeros((4, 2)), "seq_lens": [3, 4], "_time_major": True}, 7),
+        ({"obs": np.zeros(6), "seq_lens": np.array([[1], [2], [3]])}, 6),
+    ],
+)
+def test_count_is_the_sum_of_seq_lens_or_the_length_of_a_column_of_rows(columns, count):
+    batch = SampleBatch(**columns)
+    assert batch.count == len(batch) == batch.env_steps() == batch.agent_steps() == count
+    assert bool(batch) == (count > 0)
 
 
-def test_infos_and_memories_alone_are_no_rows():
-    memory = {"a": [[1.0], [2.0]], "b": [[1.0], [2.0]]}
-    assert SampleBatch(infos=[{}, {}]).count == 0
-    assert SampleBatch(infos={"a": np.zeros((3, 1))}).count == 0
-    assert SampleBatch(state_in_0=memory, state_out_0=memory).count == 0
-    assert SampleBatch(state_in_0=memory, state_out_0=memory, obs=[1, 2]).count == 2
-    assert SampleBatch(obs={"a": {"b": np.zeros((3, 1))}}).count == 3
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"obs": [1, 2], "rewards": [1, 2, 3]}, "'rewards' has 3 and 'obs' requires 2"),
+        ({"obs": np.zeros(5), "seq_lens": [2, 4]}, "'obs' has 5 and 'seq_lens' requires 6"),
+        ({"obs": [1, 2], "infos": [{}]}, "'infos'"),
+        ({"obs": None}, "None"),
+        ({"obs": np.zeros(6), "state_in_0": np.zeros((3, 3)), "seq_lens": [2, 4]}, "state_in_0"),
+        ({"obs": [1], "seq_lens": [0.5]}, "seq_lens"),
+        ({"obs": [1], "seq_lens": [2, -1]}, "seq_lens"),
+        ({"obs": np.zeros(4), "_time_major": True}, "time-major"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named_with_their_lengths(columns, message):
+    with pytest.raises(BatchError, match=message) as error:
+        SampleBatch(**columns)
+    assert isinstance(error.value, TfPoliciesError)
 
 
 def test_rows_of_different_shapes_are_objects():
@@ -106,12 +114,6 @@ def test_a_single_number_belongs_to_the_whole_batch():
     assert batch._take_rows([2, 0])["a"] == batch.concat(batch)["a"] == 7
     with pytest.raises(BatchError, match="'a'"):
         batch.concat(SampleBatch(a=8, obs=[1]))
-
-
-def test_lengths_of_sequences_may_stand_in_a_column():
-    batch = SampleBatch(obs=np.zeros(6), seq_lens=np.array([[1], [2], [3]]))
-    assert batch.count == 6
-    assert batch["seq_lens"].tolist() == [1, 2, 3]
 
 
 def test_count_follows_changes_and_a_bad_change_changes_nothing():
@@ -133,35 +135,17 @@ def test_count_follows_changes_and_a_bad_change_changes_nothing():
     assert batch.count == 0
 
 
-def test_states_may_have_one_row_per_row_or_per_sequence():
-    assert SampleBatch(obs=np.zeros(6), state_in_0=np.zeros((6, 3)), seq_lens=[2, 4]).count == 6
-    with pytest.raises(BatchError, match="state_in_0"):
-        SampleBatch(obs=np.zeros(6), state_in_0=np.zeros((3, 3)), seq_lens=[2, 4])
+def test_seq_lens_are_dropped_if_empty_and_kept_if_states_need_them():
+    assert "seq_lens" not in SampleBatch(obs=[1], seq_lens=[])
+    assert "seq_lens" not in SampleBatch(obs=[1], seq_lens=None)
+    assert SampleBatch(obs=[1, 2, 3], seq_lens=[[1], [2]])["seq_lens"].tolist() == [1, 2]
+    assert SampleBatch(obs=[1]).max_seq_len is None
     batch = two_sequences()
+    assert batch.max_seq_len == 4
     with pytest.raises(BatchError, match="state_in_0"):
         del batch["seq_lens"]
     assert batch.count == 6
     assert "seq_lens" in batch
-
-
-def test_seq_lens_are_dropped_if_empty_and_refused_if_no_lengths():
-    assert "seq_lens" not in SampleBatch(obs=[1], seq_lens=[])
-    assert "seq_lens" not in SampleBatch(obs=[1], seq_lens=None)
-    assert two_sequences().max_seq_len == 4
-    assert SampleBatch(obs=[1]).max_seq_len is None
-    with pytest.raises(BatchError, match="seq_lens"):
-        SampleBatch(obs=[1], seq_lens=[0.5])
-    with pytest.raises(BatchError, match="seq_lens"):
-        SampleBatch(obs=[1], seq_lens=[2, -1])
-
-
-def test_a_time_major_batch_counts_steps_times_sequences():
-    batch = SampleBatch(obs=np.zeros((4, 2, 3)), rewards=np.zeros((4, 2)), _time_major=True)
-    assert batch.count == 8
-    with_lengths = SampleBatch(obs=np.zeros((4, 2)), seq_lens=[3, 4], _time_major=True)
-    assert with_lengths.count == 7
-    with pytest.raises(BatchError, match="time-major"):
-        SampleBatch(obs=np.zeros(4), _time_major=True)
 
 
 def test_keys_are_strings_and_dones_can_only_be_read():
@@ -180,8 +164,9 @@ def test_keys_are_strings_and_dones_can_only_be_read():
 
 def test_missing_columns_and_wrong_indices_are_named():
     batch = six_rows()
-    with pytest.raises(KeyError, match="Did you mean 'rewards'"):
+    with pytest.raises(KeyError, match="Did you mean 'rewards'") as error:
         batch["reward"]
+    assert isinstance(error.value, TfPoliciesError)
     with pytest.raises(MissingColumnError):
         del batch["nothing"]
     with pytest.raises(TypeError, match="rows"):
@@ -201,7 +186,7 @@ def test_reads_new_keys_and_deletions_are_recorded():
     assert batch.deleted_keys == {"t"}
 
 
-def test_the_other_doors_of_a_dict_check_too():
+def test_the_other_methods_of_a_dict_check_too():
     batch = SampleBatch(obs=[1])
     assert batch.setdefault("t", [5]).tolist() == [5]
     assert batch.setdefault("t", [6]).tolist() == [5]
@@ -217,15 +202,13 @@ def test_the_other_doors_of_a_dict_check_too():
         SampleBatch().popitem()
 
 
-def test_is_training_is_a_property_not_a_column():
+def test_repr_names_rows_sequences_and_columns_but_not_is_training():
     batch = SampleBatch(obs=[1], is_training=True)
     assert "is_training" not in batch
     assert batch.is_training is True
     batch.set_training(False)
     assert batch["is_training"] is False
-
-
-def test_repr_names_rows_sequences_and_columns():
+    assert repr(batch) == "SampleBatch(1: ['obs'])"
     assert repr(SampleBatch(obs=np.zeros(6), t=np.zeros(6))) == "SampleBatch(6: ['obs', 't'])"
     assert repr(two_sequences()) == "SampleBatch(6 (seqs=2): ['obs', 'state_in_0'])"
 
@@ -249,53 +232,38 @@ def test_tensors_of_unknown_length_are_let_through_but_not_counted():
     assert SampleBatch(obs=[1, 2], seq_lens=Unknown()).count == 2
 
 
-# -- copies --------------------------------------------------------------------------------------
-
-
 def test_copy_keeps_everything_and_shares_nothing():
     batch = two_sequences(_is_training=True, _num_grad_updates=3)
     batch["obs"], batch[2:], batch.slice(1, 3), list(batch.rows()), repr(batch)
-    twin = batch.copy()
-    assert twin.is_training is True
-    assert twin.num_grad_updates == 3
-    assert twin.accessed_keys == {"obs"}
-    twin["state_in_0"], twin["obs"][:] = twin["state_in_0"], 0
+    clone = batch.copy()
+    assert clone.is_training is True
+    assert clone.num_grad_updates == 3
+    assert clone.accessed_keys == {"obs"}
+    clone["state_in_0"], clone["obs"][:] = clone["state_in_0"], 0
     assert batch.accessed_keys == {"obs"}
     assert batch["obs"].tolist() == [1, 2, 3, 4, 5, 6]
     assert np.shares_memory(batch.copy(shallow=True)["obs"], batch["obs"])
+    batch = SampleBatch(batch.right_zero_pad(4), extra=np.zeros(8))
+    assert (batch.zero_padded, batch.num_grad_updates, batch.count) == (True, 3, 6)
 
 
 @pytest.mark.parametrize("clone", [lambda b: pickle.loads(pickle.dumps(b)), copy.deepcopy])
 def test_a_batch_can_be_pickled(clone):
     batch = two_sequences(_num_grad_updates=2).right_zero_pad(5)
     batch.set_get_interceptor(lambda value: value * 2)
-    twin = clone(batch)
-    assert_same(twin, batch)
-    assert (twin.count, twin.zero_padded, twin.max_seq_len) == (6, True, 5)
-    assert twin.num_grad_updates == 2
-    assert twin.get_interceptor is None
+    result = clone(batch)
+    assert_same(result, batch)
+    assert (result.count, result.zero_padded, result.max_seq_len) == (6, True, 5)
+    assert result.num_grad_updates == 2
+    assert result.get_interceptor is None
 
 
-def test_a_batch_of_a_batch_inherits_its_layout():
-    padded = two_sequences(_num_grad_updates=3).right_zero_pad(4)
-    again = SampleBatch(padded, extra=np.zeros(8))
-    assert again.zero_padded
-    assert again.num_grad_updates == 3
-    assert again.count == 6
-
-
-# -- rows ----------------------------------------------------------------------------------------
-
-
-def test_rows_are_single_values_with_their_nesting():
+def test_rows_are_single_values_with_their_nesting_and_without_padding():
     rows = list(six_rows().rows())
     assert len(rows) == 6
     assert rows[2]["obs"]["a"] == 2.0
     assert rows[2]["obs"]["b"][0].tolist() == [4, 5]
     assert rows[2]["infos"] == {"i": 2}
-
-
-def test_rows_of_sequences_leave_out_the_padding():
     for batch in (two_sequences(), two_sequences().right_zero_pad(5)):
         rows = list(batch.rows())
         assert [row["obs"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -305,8 +273,9 @@ def test_rows_of_sequences_leave_out_the_padding():
     assert [row["obs"] for row in time_major.rows()] == [1, 2, 3, 4]
 
 
-def test_columns_are_listed_in_the_order_asked_for():
+def test_columns_are_listed_in_the_order_of_the_call_and_their_sizes_added_up():
     assert [c.tolist() for c in SampleBatch(a=[1], b=[2]).columns(["b", "a"])] == [[2], [1]]
+    assert SampleBatch(obs={"a": np.zeros(4, np.float32)}, t=np.zeros(4)).size_bytes() == 48
 
 
 def test_shuffle_keeps_rows_together_and_follows_its_generator():
@@ -315,25 +284,14 @@ def test_shuffle_keeps_rows_together_and_follows_its_generator():
     assert batch["rewards"].tolist() == order.tolist()
     assert batch["obs"]["b"][0][:, 0].tolist() == (order * 2).tolist()
     assert [info["i"] for info in batch["infos"]] == order.tolist()
+    before = np.random.get_state()[1].tolist()
     assert sorted(six_rows().shuffle()["rewards"]) == [0, 1, 2, 3, 4, 5]
+    assert np.random.get_state()[1].tolist() == before
     with pytest.raises(ValueError, match="depend on each other"):
         two_sequences().shuffle()
-
-
-def test_shuffle_leaves_the_global_generator_alone():
-    before = np.random.get_state()[1].tolist()
-    six_rows().shuffle()
-    assert np.random.get_state()[1].tolist() == before
-
-
-def test_take_copies_the_chosen_rows():
     batch = six_rows()._take_rows([4, 0, 4])
     assert batch["rewards"].tolist() == [4, 0, 4]
     assert [info["i"] for info in batch["infos"]] == [4, 0, 4]
-
-
-def test_size_bytes_adds_up_the_arrays():
-    assert SampleBatch(obs={"a": np.zeros(4, np.float32)}, t=np.zeros(4)).size_bytes() == 48
 
 
 def test_the_ends_of_episodes_are_seen():
@@ -345,9 +303,6 @@ def test_the_ends_of_episodes_are_seen():
     padded = SampleBatch(terminateds=[False, False, True], seq_lens=[1, 2]).right_zero_pad(4)
     assert padded.is_terminated_or_truncated()
     assert padded.is_single_trajectory()
-
-
-# -- slices --------------------------------------------------------------------------------------
 
 
 @given(
@@ -369,7 +324,7 @@ def test_slices_follow_numpy_and_are_views(start, stop, step):
         assert_same(batch.slice(start, stop), part)
 
 
-def test_slices_of_sequences_keep_them_whole():
+def test_slices_of_sequences_keep_them_whole_and_do_not_count_padding():
     first = two_sequences()[0:3]
     assert first["obs"].tolist() == [1, 2]
     assert first["seq_lens"].tolist() == [2]
@@ -380,9 +335,6 @@ def test_slices_of_sequences_keep_them_whole():
     assert two_sequences()[0:1].count == 0
     with pytest.raises(BatchUsageError, match="step 1"):
         two_sequences()[::2]
-
-
-def test_slices_of_a_padded_batch_count_rows_without_padding():
     part = two_sequences().right_zero_pad(5)[2:6]
     assert part["obs"].tolist() == [3, 4, 5, 6, 0]
     assert part.zero_padded
@@ -390,9 +342,10 @@ def test_slices_of_a_padded_batch_count_rows_without_padding():
 
 
 def test_the_method_slice_cuts_inside_sequences():
-    part = two_sequences().slice(0, 3)
-    assert part["seq_lens"].tolist() == [2, 1]
-    assert part["state_in_0"].tolist() == [[10], [20]]
+    for options in ({}, {"state_start": 0, "state_end": 2}):
+        part = two_sequences().slice(0, 3, **options)
+        assert part["seq_lens"].tolist() == [2, 1]
+        assert part["state_in_0"].tolist() == [[10], [20]]
     padded = two_sequences().slice(-1, 3)
     assert padded["obs"].tolist() == [0, 1, 2, 3]
     assert padded["seq_lens"].tolist() == [3, 1]
@@ -401,11 +354,6 @@ def test_the_method_slice_cuts_inside_sequences():
     assert later["seq_lens"].tolist() == [3]
     assert later["state_in_0"].tolist() == [[20]]
     assert two_sequences().slice(2, 2).count == 0
-
-
-def test_the_method_slice_takes_the_states_it_is_told():
-    part = two_sequences().slice(0, 3, state_start=0, state_end=2)
-    assert part["seq_lens"].tolist() == [2, 1]
     with pytest.raises(BatchUsageError, match="cover"):
         two_sequences().slice(0, 3, state_start=0, state_end=1)
     with pytest.raises(BatchUsageError, match="go together"):
@@ -432,24 +380,18 @@ def test_slicing_by_batch_id_chooses_sequences():
         plain[0:1]
 
 
-def test_timeslices_by_size_end_with_the_rest():
+def test_timeslices_are_of_one_size_or_as_many_as_wanted():
     assert [p.count for p in six_rows().timeslices(4)] == [4, 2]
     assert [p.count for p in six_rows().timeslices(k=3)] == [3, 3]
     assert [p["obs"].tolist() for p in two_sequences().timeslices(2)] == [[1, 2], [3, 4, 5, 6]]
-
-
-def test_timeslices_by_number_begin_with_the_smaller_ones():
     assert [p.count for p in six_rows().timeslices(num_slices=4)] == [1, 1, 2, 2]
     assert sum(p.count for p in six_rows().timeslices(num_slices=9)) == 6
+    for arguments in ({}, {"size": 0}, {"size": 2, "num_slices": 2}):
+        with pytest.raises(AssertionError, match="either"):
+            six_rows().timeslices(**arguments)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"size": 0}, {"size": 2, "num_slices": 2}])
-def test_timeslices_wants_one_positive_argument(arguments):
-    with pytest.raises(AssertionError, match="either"):
-        six_rows().timeslices(**arguments)
-
-
-def test_episodes_are_split_by_id_or_by_done():
+def test_episodes_are_split_by_id_or_by_done_and_padded_ones_between_sequences():
     batch = SampleBatch(
         obs=np.arange(5),
         eps_id=[1, 1, 2, 2, 2],
@@ -465,9 +407,6 @@ def test_episodes_are_split_by_id_or_by_done():
     with pytest.raises(AssertionError, match="key"):
         batch.split_by_episode("t")
     assert SampleBatch(eps_id=np.empty(0)).split_by_episode() == []
-
-
-def test_a_padded_batch_is_split_between_its_sequences():
     batch = SampleBatch(obs=np.arange(6), eps_id=[1, 1, 1, 2, 2, 2], seq_lens=[2, 1, 3])
     pieces = batch.copy().right_zero_pad(3).split_by_episode()
     assert [p["obs"].tolist() for p in pieces] == [[0, 1, 0, 2, 0, 0], [3, 4, 5]]
@@ -475,9 +414,6 @@ def test_a_padded_batch_is_split_between_its_sequences():
     assert [p["seq_lens"].tolist() for p in batch.split_by_episode()] == [[2, 1, 1], [2]]
     with pytest.raises(BatchError, match="between"):
         batch.right_zero_pad(3).split_by_episode()
-
-
-# -- joining -------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 6), max_size=5))
@@ -502,40 +438,40 @@ def test_sequences_survive_cutting_and_joining(lengths, size):
 
 
 def test_joining_weighs_the_updates_by_rows_and_skips_empty_batches():
+    batch = six_rows()
+    alone = concat_samples([batch])
+    assert alone is not batch
+    assert alone["rewards"] is batch["rewards"]
+    assert (alone.num_grad_updates, concat_samples([]).count) == (0.0, 0)
     one = SampleBatch(obs=np.zeros(2), _num_grad_updates=1.0)
     two = SampleBatch(obs=np.ones(6), _num_grad_updates=5.0)
     joined = concat_samples([one, SampleBatch(), SampleBatch(other=np.empty(0)), two])
     assert joined.num_grad_updates == 4.0
     assert joined.count == 8
     assert one.concat(two).count == 8
-    assert concat_samples([SampleBatch(a=[1])]).num_grad_updates == 0.0
-    assert concat_samples([]).count == 0
 
 
-def test_joining_refuses_columns_that_not_all_have():
-    one, two = SampleBatch(obs=[1], t=[1]), SampleBatch(obs=[1])
-    with pytest.raises(KeyError, match=r"batch 1 lacks \['t'\]"):
-        concat_samples([one, two])
-    with pytest.raises(BatchError, match=r"batch 1 has \['t'\]"):
-        concat_samples([two, one])
+ONE_ROW, TIME_MAJOR = SampleBatch(obs=[1]), SampleBatch(obs=np.zeros((1, 1)), _time_major=True)
+PADDED, PADDED_TO_5 = (two_sequences().right_zero_pad(n) for n in (4, 5))
 
 
-def test_joining_refuses_batches_that_lie_differently():
-    padded = two_sequences().right_zero_pad(4)
-    with pytest.raises(ValueError, match="zero_padded"):
-        concat_samples([two_sequences(), padded])
-    with pytest.raises(ValueError, match="max_seq_len"):
-        concat_samples([two_sequences(), SampleBatch(obs=[1])])
-    with pytest.raises(ValueError, match="max_seq_len"):
-        concat_samples([padded, two_sequences().right_zero_pad(5)])
-    with pytest.raises(ValueError, match="time_major"):
-        concat_samples([SampleBatch(obs=np.zeros((1, 1)), _time_major=True), SampleBatch(obs=[1])])
-    with pytest.raises(BatchError, match=r"'obs'.*shape"):
-        concat_samples([SampleBatch(obs=np.zeros((1, 2))), SampleBatch(obs=np.zeros((1, 3)))])
-    with pytest.raises(BatchError, match="'obs'"):
-        concat_samples([SampleBatch(obs={"a": [1]}), SampleBatch(obs={"b": [1]})])
-    with pytest.raises(BatchError, match="'obs'"):
-        concat_samples([SampleBatch(obs={"a": [1]}), SampleBatch(obs=[1])])
+@pytest.mark.parametrize(
+    ("error", "first", "second", "message"),
+    [
+        (KeyError, SampleBatch(obs=[1], t=[1]), ONE_ROW, r"batch 1 lacks \['t'\]"),
+        (BatchError, ONE_ROW, SampleBatch(obs=[1], t=[1]), r"batch 1 has \['t'\]"),
+        (ValueError, two_sequences(), PADDED, "zero_padded"),
+        (ValueError, two_sequences(), ONE_ROW, "max_seq_len"),
+        (ValueError, PADDED, PADDED_TO_5, "max_seq_len"),
+        (ValueError, TIME_MAJOR, ONE_ROW, "time_major"),
+        (BatchError, SampleBatch(obs=[[0, 0]]), SampleBatch(obs=[[0, 0, 0]]), "'obs'.*shape"),
+        (BatchError, SampleBatch(obs={"a": [1]}), SampleBatch(obs={"b": [1]}), "'obs'"),
+        (BatchError, SampleBatch(obs={"a": [1]}), ONE_ROW, "'obs'"),
+    ],
+)
+def test_joining_refuses_batches_of_other_columns_or_layout(error, first, second, message):
+    with pytest.raises(error, match=message):
+        concat_samples([first, second])
 
 
 def test_time_major_batches_are_joined_side_by_side():
@@ -548,13 +484,6 @@ def test_time_major_batches_are_joined_side_by_side():
     assert joined.count == 4
 
 
-def test_one_batch_joined_shares_its_arrays_but_not_its_dict():
-    batch = six_rows()
-    joined = concat_samples([batch])
-    assert joined is not batch
-    assert joined["rewards"] is batch["rewards"]
-
-
 def test_a_multi_agent_batch_makes_the_result_one():
     single = SampleBatch(obs=[1, 2])
     multi = MultiAgentBatch({"p": SampleBatch(obs=[3]), DEFAULT_POLICY_ID: single}, 2)
@@ -563,31 +492,19 @@ def test_a_multi_agent_batch_makes_the_result_one():
     assert joined[DEFAULT_POLICY_ID]["obs"].tolist() == [1, 2, 1, 2]
     assert joined["p"].count == 1
     assert concat_samples_into_ma_batch([single]).env_steps() == 2
-    with pytest.raises(ValueError, match="dict"):
-        concat_samples_into_ma_batch([{"obs": [1]}])
-    with pytest.raises(ValueError, match="dict"):
-        concat_samples([{"obs": [1]}])
+    for join in (concat_samples_into_ma_batch, concat_samples):
+        with pytest.raises(ValueError, match="dict"):
+            join([{"obs": [1]}])
 
 
-def test_a_lone_default_policy_converts_to_a_sample_batch():
-    single = SampleBatch(obs=[1, 2])
-    assert convert_ma_batch_to_sample_batch(single.as_multi_agent()) is single
-    assert convert_ma_batch_to_sample_batch(single) is single
-    with pytest.raises(ValueError, match="no other policy"):
-        convert_ma_batch_to_sample_batch(MultiAgentBatch({"p": single}, 2))
-
-
-def test_removed_names_say_what_replaced_them():
+def test_removed_methods_name_their_replacements():
     with pytest.raises(ValueError, match=r"concat_samples\(samples\)"):
         SampleBatch.concat_samples([])
     with pytest.raises(ValueError, match="right_zero_pad"):
         two_sequences().zero_pad(5)
 
 
-# -- padding, compression, interceptor -----------------------------------------------------------
-
-
-def test_right_zero_pad_gives_every_sequence_the_same_room():
+def test_right_zero_pad_gives_every_sequence_the_same_length():
     batch = two_sequences(names=np.array(list("abcdef")), infos=[{}] * 6)
     assert batch.right_zero_pad(5) is batch
     assert batch["obs"].tolist() == [1, 2, 0, 0, 0, 3, 4, 5, 6, 0]
@@ -596,18 +513,11 @@ def test_right_zero_pad_gives_every_sequence_the_same_room():
     assert batch["state_in_0"].tolist() == [[10], [20]]
     assert (batch.count, batch.zero_padded, batch.max_seq_len) == (6, True, 5)
     assert batch.right_zero_pad(5)["obs"].shape == (10,)
-
-
-def test_right_zero_pad_can_pad_the_states_too():
     batch = SampleBatch(obs=[1, 2, 3], state_in_0=[7, 8, 9], seq_lens=[1, 2])
     assert batch.right_zero_pad(2, exclude_states=False)["state_in_0"].tolist() == [7, 0, 8, 9]
-
-
-def test_right_zero_pad_refuses_what_does_not_fit():
-    with pytest.raises(ValueError, match="seq_lens"):
-        six_rows().right_zero_pad(3)
-    with pytest.raises(ValueError, match="seq_lens"):
-        two_sequences().right_zero_pad(3)
+    for other, length in ((six_rows(), 3), (two_sequences(), 3)):
+        with pytest.raises(ValueError, match="seq_lens"):
+            other.right_zero_pad(length)
     with pytest.raises(ValueError, match="already"):
         two_sequences().right_zero_pad(4).right_zero_pad(5)
 
@@ -623,21 +533,18 @@ def test_compression_is_undone_to_the_bit(bulk):
     assert batch.count == 2
     assert batch.size_bytes() > 0
     batch.compress(bulk)
-    twin = pickle.loads(pickle.dumps(batch)).decompress_if_needed()
-    assert_same(twin, original)
-    assert twin["obs"]["a"].dtype == np.uint8
-    assert twin["obs"]["a"].flags.writeable
-    assert_same(twin.decompress_if_needed(), original)
+    restored = pickle.loads(pickle.dumps(batch)).decompress_if_needed()
+    assert_same(restored, original)
+    assert restored["obs"]["a"].dtype == np.uint8
+    assert restored["obs"]["a"].flags.writeable
+    assert_same(restored.decompress_if_needed(), original)
 
 
-def test_rows_compressed_one_by_one_can_be_sliced_and_joined():
+def test_rows_compressed_one_by_one_can_be_sliced_and_joined_but_not_whole_columns():
     batch = SampleBatch(obs=np.arange(6).reshape(3, 2))
     batch.compress()
     joined = concat_samples([batch[2:], batch[:1]]).decompress_if_needed()
     assert joined["obs"].tolist() == [[4, 5], [0, 1]]
-
-
-def test_a_column_compressed_as_a_whole_says_what_to_do():
     batch = SampleBatch(obs=np.arange(6))
     batch.compress(bulk=True)
     with pytest.raises(BatchError, match="decompress_if_needed"):
@@ -657,17 +564,17 @@ def test_objects_and_damaged_texts_are_refused():
         batch.decompress_if_needed()
 
 
-def test_the_interceptor_sees_each_key_once():
-    seen = []
+def test_the_interceptor_gets_each_value_once():
+    values = []
 
     def double(value):
-        seen.append(value)
+        values.append(value)
         return value * 2
 
     batch = SampleBatch(obs=np.array([1, 2]), is_training=True)
     batch.set_get_interceptor(double)
     assert batch["obs"].tolist() == batch["obs"].tolist() == [2, 4]
-    assert len(seen) == 1
+    assert len(values) == 1
     assert next(iter(batch.values())).tolist() == [1, 2]
     assert batch.is_training == 2
     batch["obs"] = np.array([5, 6])
@@ -677,10 +584,3 @@ def test_the_interceptor_sees_each_key_once():
     assert batch.copy()["obs"].tolist() == [15, 18]
     batch.set_get_interceptor(None)
     assert batch["obs"].tolist() == [5, 6]
-
-
-def test_every_error_is_one_of_the_package():
-    with pytest.raises(TfPoliciesError):
-        SampleBatch(obs=[1, 2], t=[1])
-    with pytest.raises(TfPoliciesError):
-        six_rows()["nothing"]

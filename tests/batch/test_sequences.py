@@ -35,20 +35,15 @@ def test_a_new_sequence_begins_with_an_episode_or_when_the_old_one_is_full():
 def test_agents_and_unrolls_begin_new_sequences_too():
     assert chop(max_seq_len=9, agent_indices=[0, 1, 1, 1, 1])[2].tolist() == [1, 1, 3]
     assert chop(max_seq_len=9, unroll_ids=[1, 1, 1, 2, 2])[2].tolist() == [2, 1, 2]
-    # The sum of both ids stays the same here.
-    assert chop(max_seq_len=9, episode_ids=[5, 4, 4, 4, 4], agent_indices=[0, 1, 1, 1, 1])[
-        2
-    ].tolist() == [1, 4]
+    same_sum = {"episode_ids": [5, 4, 4, 4, 4], "agent_indices": [0, 1, 1, 1, 1]}
+    assert chop(max_seq_len=9, **same_sum)[2].tolist() == [1, 4]
     only_length = chop(episode_ids=None, unroll_ids=None, agent_indices=None)
     assert only_length[2].tolist() == [2, 2, 1]
 
 
-def test_dynamic_max_pads_to_the_longest_sequence_only():
+def test_sequences_are_padded_by_zeros_none_or_their_last_row():
     assert chop(max_seq_len=7)[0][0].tolist() == [4, 4, 0, 8, 8, 8]
     assert chop(max_seq_len=4, dynamic_max=False)[0][0].tolist() == [4, 4, 0, 0, 8, 8, 8, 0]
-
-
-def test_sequences_may_be_filled_up_with_their_last_row():
     assert chop(padding="last")[0][0].tolist() == [4, 4, 8, 8, 8, 8]
     features = chop(padding="last", max_seq_len=4, dynamic_max=False)[0]
     assert features[0].tolist() == [4, 4, 4, 4, 8, 8, 8, 8]
@@ -56,16 +51,13 @@ def test_sequences_may_be_filled_up_with_their_last_row():
     assert texts[0].tolist() == list("abcdee")
     with pytest.raises(BatchError, match='`padding` must be "zero" or "last", but got \'first\''):
         chop(padding="first")
-
-
-def test_nested_features_and_objects_are_padded():
     nested = {"a": np.ones((5, 2)), "b": (np.array(list("abcde")),)}
     features, _, _ = chop(feature_columns=[nested])
     assert features[0]["a"].sum() == 10
     assert features[0]["b"][0].tolist() == ["a", "b", "c", "d", "e", None]
 
 
-def test_known_lengths_and_reduced_states_are_used():
+def test_lengths_and_reduced_states_can_be_arguments():
     features, states, lengths = chop(
         seq_lens=[1, 2, 2], state_columns=[[7, 8, 9]], states_already_reduced_to_init=True
     )
@@ -90,10 +82,9 @@ def test_lengths_that_do_not_fit_are_refused(changes):
         chop(**changes)
 
 
-def test_nothing_chopped_is_nothing():
-    features, states, lengths = chop(
-        feature_columns=[[]], state_columns=[], episode_ids=[], unroll_ids=[], agent_indices=[]
-    )
+def test_no_rows_are_no_sequences():
+    no_ids = {key: [] for key in ("episode_ids", "unroll_ids", "agent_indices")}
+    features, states, lengths = chop(feature_columns=[[]], state_columns=[], **no_ids)
     assert features[0].shape == (0,)
     assert states == []
     assert lengths.tolist() == []
@@ -127,41 +118,30 @@ def test_chopping_loses_no_row_and_mixes_no_episodes(ids, max_seq_len):
         assert (feature[start + length : start + max_seq_len] == 0).all()
 
 
-def recurrent(**more):
+def recurrent(info=None):
     return SampleBatch(
         obs={"a": np.arange(1, 6)},
         eps_id=[1, 1, 5, 5, 5],
         state_in_0=np.arange(10, 15),
         state_out_0=np.arange(5),
-        infos=[{}] * 5,
-        **more,
+        infos=[info] * 5,
     )
 
 
-@pytest.mark.parametrize("info", [7, [1, 2], (3, 4), "text", None])
-def test_infos_may_be_anything_and_padding_is_none(info):
-    batch = recurrent()
-    batch["infos"] = [info] * 5
-    pad_batch_to_sequences_of_same_size(batch, 20)
-    assert batch["infos"] == [info, info, None, info, info, info]
-
-
 @pytest.mark.core
-def test_a_batch_with_states_is_chopped_and_padded():
-    batch = recurrent()
+@pytest.mark.parametrize("info", [{}, 7, [1, 2], (3, 4), "text", None])
+def test_a_batch_with_states_is_chopped_and_padded(info):
+    batch = recurrent(info)
     pad_batch_to_sequences_of_same_size(batch, 20)
     assert batch["obs"]["a"].tolist() == [1, 2, 0, 3, 4, 5]
-    assert batch["infos"] == [{}, {}, None, {}, {}, {}]
+    assert batch["infos"] == [info, info, None, info, info, info]
     assert batch["state_in_0"].tolist() == [10, 12]
     assert batch["seq_lens"].tolist() == [2, 3]
     assert (batch.zero_padded, batch.max_seq_len, batch.count) == (True, 3, 5)
     before = batch.copy()
     pad_batch_to_sequences_of_same_size(batch, 2)
     assert batch["obs"]["a"].tolist() == before["obs"]["a"].tolist()
-
-
-def test_states_that_are_reduced_already_are_kept():
-    batch = SampleBatch(obs=[1, 2, 3], state_in_0=[7, 8], seq_lens=[1, 2])
+    batch = SampleBatch(obs=[1, 2, 3], state_in_0=[7, 8], seq_lens=[1, 2])  # reduced already
     pad_batch_to_sequences_of_same_size(batch, 4)
     assert batch["obs"].tolist() == [1, 0, 2, 3]
     assert batch["state_in_0"].tolist() == [7, 8]
@@ -175,15 +155,12 @@ def test_a_window_of_states_asks_for_full_length():
     assert batch["obs"]["a"].shape == (8,)
 
 
-def test_rows_are_padded_to_be_divisible():
+def test_rows_without_states_are_padded_to_be_divisible_or_only_shuffled():
     batch = SampleBatch(obs=np.arange(1, 6), eps_id=[1, 1, 1, 2, 2])
     pad_batch_to_sequences_of_same_size(batch, 99, batch_divisibility_req=2)
     assert batch["obs"].tolist() == [1, 2, 3, 0, 4, 5]
     assert batch["seq_lens"].tolist() == [2, 1, 2]
     assert batch.zero_padded
-
-
-def test_rows_that_need_no_padding_are_only_shuffled():
     batch = SampleBatch(obs=np.arange(6))
     pad_batch_to_sequences_of_same_size(batch, 99, batch_divisibility_req=3)
     assert batch["obs"].tolist() == [0, 1, 2, 3, 4, 5]
@@ -192,7 +169,7 @@ def test_rows_that_need_no_padding_are_only_shuffled():
     assert not batch.zero_padded
 
 
-def test_only_the_asked_features_are_kept():
+def test_only_the_named_features_are_kept():
     batch = recurrent()
     pad_batch_to_sequences_of_same_size(batch, 20, feature_keys=["obs"])
     assert set(batch) == {"obs", "state_in_0", "seq_lens"}

@@ -1,4 +1,4 @@
-"""Views of trajectories: what shifts and ranges see, at their beginnings, ends and between them."""
+"""Views of trajectories: shifts and ranges at their beginnings, ends and between."""
 
 import dataclasses
 
@@ -11,22 +11,20 @@ from tfpolicies.batch.view_defaults import add_state_views, make_default_view_re
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import MissingColumnError
 
+pytestmark = pytest.mark.core
+
 LINE = spaces.Box(-9.0, 9.0, (1,), np.float32)
 FIVE = np.arange(1.0, 6.0)  # 1 2 3 4 5
 ONE = np.array([False] * 4 + [True])  # one trajectory of five rows
 TWO = np.array([False, True, False, False, True])  # one of two, one of three
 
 
-def seen(shift, ends=ONE, past=None, **arguments):
-    """Returns what is seen of a column with the numbers from 1 to 5."""
+def build_view(shift, ends=ONE, past=None, **arguments):
+    """Returns a view of a column with the numbers from 1 to 5."""
     view = ViewRequirement("x", shift=shift, **arguments)
     return Trajectories(ends, past).build_views({"x": FIVE}, {"y": view})["y"].tolist()
 
 
-# -- one trajectory ---------------------------------------------------------------------------
-
-
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("shift", "expected"),
     [
@@ -44,18 +42,17 @@ def seen(shift, ends=ONE, past=None, **arguments):
     ],
 )
 def test_every_form_of_a_shift(shift, expected):
-    assert seen(shift) == expected
+    assert build_view(shift) == expected
 
 
 def test_an_index_is_a_position_in_the_trajectory():
-    assert seen(0, index=1) == [2] * 5
-    assert seen(0, index=-1) == [5] * 5
-    assert seen(0, index=7) == seen(0, index=-7) == [0] * 5
-    assert seen(0, TWO, index=0) == [1, 1, 3, 3, 3]
-    assert seen(0, TWO, index=-1) == [2, 2, 5, 5, 5]
+    assert build_view(0, index=1) == [2] * 5
+    assert build_view(0, index=-1) == [5] * 5
+    assert build_view(0, index=7) == build_view(0, index=-7) == [0] * 5
+    assert build_view(0, TWO, index=0) == [1, 1, 3, 3, 3]
+    assert build_view(0, TWO, index=-1) == [2, 2, 5, 5, 5]
 
 
-@pytest.mark.core
 def test_the_observation_after_the_last_row_is_new_obs():
     columns = {"obs": np.array([[1], [2], [3]]), "new_obs": np.array([[2], [9], [4]])}
     views = {
@@ -77,43 +74,33 @@ def test_nested_columns_and_those_that_are_seen_as_they_are():
     assert result["same"] is columns["obs"]
 
 
-def test_a_source_that_nobody_collected_is_named():
+def test_a_source_that_was_not_collected_is_named():
     trajectories = Trajectories(ONE)
     with pytest.raises(MissingColumnError, match=r"'y' needs the column 'z'.*there are.*'x'"):
         trajectories.build_views({"x": FIVE}, {"y": ViewRequirement("z")})
     assert trajectories.build_views({"x": FIVE}, {"y": ViewRequirement()}) == {}  # postprocessing's
 
 
-# -- several trajectories, and what came before them ------------------------------------------
+def test_a_view_never_shows_another_trajectory():
+    assert build_view(-1, TWO) == [0, 1, 0, 3, 4]
+    assert build_view("-1:1", TWO) == [[0, 1, 2], [1, 2, 0], [0, 3, 4], [3, 4, 5], [4, 5, 0]]
 
 
-@pytest.mark.core
-def test_nothing_is_seen_of_another_trajectory():
-    assert seen(-1, TWO) == [0, 1, 0, 3, 4]
-    assert seen("-1:1", TWO) == [[0, 1, 2], [1, 2, 0], [0, 3, 4], [3, 4, 5], [4, 5, 0]]
-
-
-@pytest.mark.core
-def test_a_running_episode_goes_on_from_the_rows_before():
+def test_a_running_episode_continues_after_the_rows_before():
     rows = [np.array([[-3.0, -2.0, -1.0], [-6.0, -5.0, -4.0]])]
     past = TrajectoryHistory(np.array([3, 1]), {"x": rows})
-    result = seen("-3:-1", TWO, past)
-    assert result[:2] == [[-3, -2, -1], [-2, -1, 1]]
-    assert result[2:] == [[0, 0, -4], [0, -4, 3], [-4, 3, 4]]  # it is one row old
-    assert seen(-5, TWO, past) == [0] * 5  # nobody kept more
-    assert seen(0, TWO, past, index=0) == [1, 1, 3, 3, 3]
+    view = build_view("-3:-1", TWO, past)
+    assert view[:2] == [[-3, -2, -1], [-2, -1, 1]]
+    assert view[2:] == [[0, 0, -4], [0, -4, 3], [-4, 3, 4]]  # it is one row old
+    assert build_view(-5, TWO, past) == [0] * 5  # older rows are not kept
+    assert build_view(0, TWO, past, index=0) == [1, 1, 3, 3, 3]
+    past = TrajectoryHistory(np.array([3, 0]), {"x": [rows[0] * [[1], [0]]]})
+    history = Trajectories(TWO, past).get_history({"x": FIVE}, ["x"], 4)
+    assert history.num_rows.tolist() == [4, 3]
+    assert history.leaves["x"][0].tolist() == [[-2, -1, 1, 2], [0, 3, 4, 5]]
 
 
-def test_the_last_rows_are_kept_with_those_before_them():
-    past = TrajectoryHistory(
-        np.array([3, 0]), {"x": [np.array([[-3.0, -2.0, -1.0], [0.0, 0.0, 0.0]])]}
-    )
-    kept = Trajectories(TWO, past).get_history({"x": FIVE}, ["x"], 4)
-    assert kept.num_rows.tolist() == [4, 3]
-    assert kept.leaves["x"][0].tolist() == [[-2, -1, 1, 2], [0, 3, 4, 5]]
-
-
-def test_how_far_is_looked_back_on_each_column():
+def test_history_lengths_are_the_farthest_looks_back_on_each_column():
     views = {
         "a": ViewRequirement("x", shift="-3:1"),
         "b": ViewRequirement("x", shift=-5),
@@ -123,10 +110,6 @@ def test_how_far_is_looked_back_on_each_column():
     assert get_history_lengths(views) == {"x": 5}
 
 
-# -- the default set --------------------------------------------------------------------------
-
-
-@pytest.mark.core
 def test_the_default_columns():
     views = make_default_view_requirements(LINE, spaces.Discrete(3))
     assert set(views) == {
@@ -141,22 +124,20 @@ def test_the_default_columns():
     for name, view in views.items():
         view.require_causal(name)
     acting = {name for name, view in views.items() if view.used_for_compute_actions}
-    assert acting == {"obs", "eps_id", "unroll_id", "agent_index", "t"} | {
-        "prev_actions",
-        "prev_rewards",
-    }
+    previous = {"prev_actions", "prev_rewards"}
+    assert acting == {"obs", "eps_id", "unroll_id", "agent_index", "t"} | previous
 
 
 def test_a_memory_adds_its_states_and_keeps_what_is_there():
     views = make_default_view_requirements(LINE, LINE)
     state = [np.zeros(4, np.float32), np.zeros((2, 3), np.float32)]
-    more = add_state_views(views, state, max_seq_len=20)
-    assert set(more) - set(views) == {"state_in_0", "state_out_0", "state_in_1", "state_out_1"}
-    assert more["state_in_1"].data_col == "state_out_1"
-    assert more["state_in_1"].space.shape == (2, 3)
-    assert more["state_in_0"].batch_repeat_value == 20
-    assert not more["state_out_0"].used_for_compute_actions
+    result = add_state_views(views, state, max_seq_len=20)
+    assert set(result) - set(views) == {"state_in_0", "state_out_0", "state_in_1", "state_out_1"}
+    assert result["state_in_1"].data_col == "state_out_1"
+    assert result["state_in_1"].space.shape == (2, 3)
+    assert result["state_in_0"].batch_repeat_value == 20
+    assert not result["state_out_0"].used_for_compute_actions
     attention = add_state_views(views, state[:1], max_seq_len=20, shift="-50:-1")
     assert len(attention["state_in_0"].shift_arr) == 50
-    own = dataclasses.replace(more["state_in_0"], shift=-2)
-    assert add_state_views({"state_in_0": own}, state, max_seq_len=9)["state_in_0"] is own
+    view = dataclasses.replace(result["state_in_0"], shift=-2)
+    assert add_state_views({"state_in_0": view}, state, max_seq_len=9)["state_in_0"] is view

@@ -1,4 +1,4 @@
-"""ViewRequirement: what is seen of which column."""
+"""ViewRequirement: source, shift and use of a column."""
 
 import dataclasses
 
@@ -9,9 +9,10 @@ import pytest
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import BatchError, SpaceError
 
+pytestmark = pytest.mark.core
 
-@pytest.mark.core
-def test_by_default_one_sees_the_current_float_of_the_same_column():
+
+def test_the_default_is_the_current_float_of_the_same_column():
     view = ViewRequirement()
     assert view.data_col is None
     assert view.space == gymnasium.spaces.Box(-np.inf, np.inf, shape=(), dtype=np.float32)
@@ -22,7 +23,6 @@ def test_by_default_one_sees_the_current_float_of_the_same_column():
     assert view == ViewRequirement()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("shift", "expected"),
     [
@@ -38,6 +38,11 @@ def test_a_shift_is_a_number_several_or_a_range_with_both_ends(shift, expected):
     assert view.shift_arr.tolist() == expected
     assert view.shift_arr.dtype == np.int64
     assert view == dataclasses.replace(view)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        view.shift = 0
+    pruned = dataclasses.replace(view, used_for_training=False)
+    assert not pruned.used_for_training
+    assert pruned.shift_arr.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -49,34 +54,24 @@ def test_a_malformed_shift_is_refused(shift):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("name", "value"),
     [
-        {"data_col": 3},
-        {"data_col": ""},
-        {"index": "1"},
-        {"batch_repeat_value": 0},
-        {"used_for_training": 1},
+        ("data_col", 3),
+        ("data_col", ""),
+        ("index", "1"),
+        ("batch_repeat_value", 0),
+        ("used_for_training", 1),
     ],
 )
-def test_malformed_arguments_are_named(arguments):
-    with pytest.raises(ValueError, match=f"`{next(iter(arguments))}`"):
-        ViewRequirement(**arguments)
+def test_malformed_arguments_are_named(name, value):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        ViewRequirement(**{name: value})
     with pytest.raises(SpaceError, match="Gymnasium"):
         ViewRequirement(space=(4,))
 
 
-@pytest.mark.core
 def test_acting_cannot_look_ahead():
     ViewRequirement("obs", shift=1, used_for_compute_actions=False).require_causal("new_obs")
     ViewRequirement("obs", shift="-3:0").require_causal("window")
     with pytest.raises(BatchError, match="'new_obs' has the shift 1"):
         ViewRequirement("obs", shift=1).require_causal("new_obs")
-
-
-def test_a_requirement_is_changed_by_replacing_it():
-    view = ViewRequirement("obs", shift=[-1, 0])
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        view.shift = 0
-    pruned = dataclasses.replace(view, used_for_training=False)
-    assert not pruned.used_for_training
-    assert pruned.shift_arr.tolist() == [-1, 0]

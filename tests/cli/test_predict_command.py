@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.factories import PLANE, make
-from helpers.serving import MATRIX, export, inputs_of, policy_of
+from helpers.serving import MATRIX, export, inputs_of, policy_of, to_observations
 from tfpolicies.cli import main
 from tfpolicies.errors import MissingPackageError
 from tfpolicies.export.player import OnnxPolicy
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("kept_programs")
 PAIR = spaces.Box(-10.0, 10.0, (2,), np.float32)
 
 
-def compares(**kinds):
+def make_comparing(**kinds):
     """Returns a policy whose greedy action is 1 where the first number is larger, else 0."""
     policy = make(obs=PAIR, **kinds)
     weights = {name: np.zeros_like(x) for name, x in policy.get_weights().items()}
@@ -36,7 +36,7 @@ def compares(**kinds):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    return str(export(compares(), tmp_path_factory.mktemp("exports") / "compares"))
+    return str(export(make_comparing(), tmp_path_factory.mktemp("exports") / "make_comparing"))
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,6 @@ def export_of(tmp_path_factory):
 def write(path, columns, row_group=2):
     pq.write_table(pa.table(columns), path, row_group_size=row_group)
     return str(path)
-
-
-def refusal(words, capsys):
-    """Returns what a command that is refused says."""
-    capsys.readouterr()
-    assert main(["predict", *words]) == 2
-    return capsys.readouterr().err
 
 
 @pytest.mark.core
@@ -103,10 +96,7 @@ def test_actions_are_those_of_the_policy_for_all_spaces(tmp_path, export_of, kin
 
     assert main(["predict", folder, data, "--to", str(target), "--keep", ""]) == 0
 
-    obs = arrays.get("obs", {name.removeprefix("obs_"): x for name, x in arrays.items()})
-    if kind == "masked":
-        obs = {"action_mask": arrays["action_mask"], "observations": obs}
-    expected = policy.predict(obs)
+    expected = policy.predict(to_observations(arrays))
     parts = expected if isinstance(expected, tuple) else (expected,)
     result = pq.read_table(target)
     names = ["action_0", "action_1"] if isinstance(expected, tuple) else ["action"]
@@ -131,7 +121,7 @@ def test_nested_lists_and_flat_ones_give_the_same_actions(tmp_path, export_of):
 
 
 def test_a_seed_gives_the_same_samples_whatever_runs_together(tmp_path):
-    folder = str(export(compares(actions=PLANE), tmp_path / "samples"))
+    folder = str(export(make_comparing(actions=PLANE), tmp_path / "samples"))
     data = write(tmp_path / "rows.parquet", {"obs": [[0.0, 0.0]] * 100})
     samples = []
     for options in (["--batch", "7"], [], ["--seed", "1"]):
@@ -167,74 +157,68 @@ WRONG = {
 
 @pytest.mark.parametrize(("columns", "words"), WRONG.values(), ids=WRONG)
 def test_what_does_not_fit_is_named_and_nothing_is_written(
-    tmp_path, exported, capsys, columns, words
+    tmp_path, exported, columns, words, refuse
 ):
     data = write(tmp_path / "rows.parquet", columns)
     (tmp_path / "rows.actions.parquet").write_text("as before")
 
-    said = refusal([exported, data], capsys)
+    said = refuse(["predict", exported, data])
 
     assert all(word in said for word in words), said
     assert (tmp_path / "rows.actions.parquet").read_text() == "as before"
     assert len([*tmp_path.iterdir()]) == 2
 
 
+FAR, ZEROS = [[0.0, 0.0]] * 5, [[0.0, 0.0, 0.0]] * 3
+MASKS = [[1, 1, 1], [0, 1, 0], [0, 0, 0]]
+
+
 @pytest.mark.parametrize(
-    ("numbers", "expected"),
+    ("kind", "columns", "words"),
     [
-        ([0, 1, 2, 5, 0], "'obs_near' must be from 0 to 4, got 5 at [3]"),
-        ([0.0, 1.5, 2.0, 3.0, 4.0], "'obs_near' must be of int64, got 1.5 in row 1"),
+        (
+            "mixed",
+            {"obs_far": FAR, "obs_near": [0, 1, 2, 5, 0]},
+            ["'obs_near' must be from 0 to 4, got 5 at [3]"],
+        ),
+        (
+            "mixed",
+            {"obs_far": FAR, "obs_near": [0.0, 1.5, 2.0, 3.0, 4.0]},
+            ["'obs_near' must be of int64, got 1.5 in row 1"],
+        ),
+        ("masked", {"obs": ZEROS, "action_mask": MASKS}, ["row 2 is [0, 0, 0]"]),
+        ("memory", {"obs": ZEROS}, ["reads earlier steps", "sequence_id"]),
     ],
-    ids=["choice", "fraction"],
+    ids=["choice", "fraction", "mask", "memory"],
 )
-def test_choices_are_checked_in_their_row(tmp_path, export_of, capsys, numbers, expected):
-    folder = export_of("mixed")[1]
-    far = [[0.0, 0.0]] * len(numbers)
-    data = write(tmp_path / "rows.parquet", {"obs_far": far, "obs_near": numbers})
-
-    assert expected in refusal([folder, data, "--batch", "2"], capsys)
-
-
-def test_masks_that_allow_nothing_are_named_with_their_row(tmp_path, export_of, capsys):
-    folder = export_of("masked")[1]
-    masks = [[1, 1, 1], [0, 1, 0], [0, 0, 0]]
-    columns = {"obs": [[0.0, 0, 0]] * 3, "action_mask": masks}
+def test_rows_that_a_policy_cannot_act_on_are_named(
+    tmp_path, export_of, refuse, kind, columns, words
+):
     data = write(tmp_path / "rows.parquet", columns)
+    message = refuse(["predict", export_of(kind)[1], data, "--batch", "2"])
+    assert all(word in message for word in words), message
 
-    assert "row 2 is [0, 0, 0]" in refusal([folder, data, "--batch", "2"], capsys)
 
-
-def test_columns_are_counted(tmp_path, exported, capsys):
+def test_columns_are_counted(tmp_path, exported, refuse):
     data = write(tmp_path / "rows.parquet", {"a": [1.0], "b": [1.0], "c": [1.0]})
 
-    said = refusal([exported, data, "--columns", "a,b,c"], capsys)
+    said = refuse(["predict", exported, data, "--columns", "a,b,c"])
 
     assert "must be 1, for obs FP32 [-1, 2] or 2, one for each number, got 3" in said
-    assert "different names" in refusal([exported, data, "--columns", "a,a"], capsys)
+    assert "different names" in refuse(["predict", exported, data, "--columns", "a,a"])
 
 
-def test_policies_that_look_back_are_refused_with_the_way_to_use_them(tmp_path, export_of, capsys):
-    folder = export_of("memory")[1]
-    data = write(tmp_path / "rows.parquet", {"obs": [[0.0, 0, 0]]})
-
-    said = refusal([folder, data], capsys)
-
-    assert "reads earlier steps" in said
-    assert "sequence_id" in said
-
-
-def test_files_that_cannot_be_read_or_written_are_named(tmp_path, exported, capsys):
+def test_files_that_cannot_be_read_or_written_are_named(tmp_path, exported, refuse):
     data = write(tmp_path / "rows.parquet", {"obs": [[1.0, 2.0]]})
     (tmp_path / "text.parquet").write_text("text")
 
-    assert "not a file" in refusal([exported, str(tmp_path / "none.parquet")], capsys)
-    assert "as a Parquet file" in refusal([exported, str(tmp_path / "text.parquet")], capsys)
-    assert "the file that is read" in refusal([exported, data, "--to", data], capsys)
-    assert "in a folder that exists" in refusal(
-        [exported, data, "--to", str(tmp_path / "no" / "x.parquet")], capsys
-    )
-    assert "in a folder that exists" in refusal([exported, data, "--to", str(tmp_path)], capsys)
-    assert "must hold one ONNX export" in refusal([str(tmp_path), data], capsys)
+    assert "not a file" in refuse(["predict", exported, str(tmp_path / "none.parquet")])
+    assert "as a Parquet file" in refuse(["predict", exported, str(tmp_path / "text.parquet")])
+    assert "the file that is read" in refuse(["predict", exported, data, "--to", data])
+    for target in (tmp_path / "no" / "x.parquet", tmp_path):
+        words = ["predict", exported, data, "--to", str(target)]
+        assert "in a folder that exists" in refuse(words)
+    assert "must hold one ONNX export" in refuse(["predict", str(tmp_path), data])
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path, exported, monkeypatch):

@@ -1,4 +1,4 @@
-"""Action distributions as users of RLlib write and use them."""
+"""Action distributions of RLlib: their numbers, the catalog, and policies that use them."""
 
 import functools
 
@@ -10,23 +10,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from helpers.factories import OBS, PLANE, assert_equal, batch_for, make, rows_of
-from tfpolicies import PGTF2Policy, PPOConfig, PPOTF2Policy
-from tfpolicies.compat import (
-    ActionDistribution,
-    Beta,
-    Categorical,
-    Deterministic,
-    DiagGaussian,
-    Dirichlet,
-    GumbelSoftmax,
-    ModelCatalog,
-    MultiActionDistribution,
-    MultiCategorical,
-    SquashedGaussian,
-    TFActionDistribution,
-    TFModelV2,
-    get_categorical_class_with_temperature,
-)
+from tfpolicies import PGTF2Policy, PPOConfig, PPOTF2Policy, compat
 from tfpolicies.compat.noise_source import sample_gamma
 from tfpolicies.errors import ConfigError, ExportError, UnsupportedMethodError
 from tfpolicies.models import distributions as own
@@ -37,51 +21,48 @@ MIXED = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-1, 1, (2,)), c=spaces.Mu
 INPUTS = np.array([[0.3, -1.0, 0.5, 2.0], [1.0, 0.0, -2.0, 0.1]], np.float32)
 
 
-# -- by themselves ------------------------------------------------------------------------------
-
-
 @pytest.mark.core
-def test_numbers_are_those_of_the_core():
-    first, other = Categorical(INPUTS), Categorical(INPUTS[::-1])
+def test_numbers_equal_those_of_the_core():
+    first, other = compat.Categorical(INPUTS), compat.Categorical(INPUTS[::-1])
     core, core_other = (own.Categorical(x.inputs, spaces.Discrete(4)) for x in (first, other))
     actions = tf.constant([2, 0])
     np.testing.assert_array_equal(first.logp(actions), core.logp(actions))
     np.testing.assert_array_equal(first.multi_entropy(), core.entropy())
     np.testing.assert_array_equal(first.multi_kl(other), core.kl(core_other))
-    normal = DiagGaussian(INPUTS, None, action_space=PLANE)
+    normal = compat.DiagGaussian(INPUTS, None, action_space=PLANE)
     np.testing.assert_array_equal(normal.deterministic_sample(), INPUTS[:, :2])
     density = scipy.stats.norm(INPUTS[:, :2], np.exp(INPUTS[:, 2:])).logpdf(0.5).sum(axis=-1)
     np.testing.assert_allclose(normal.logp(np.full((2, 2), 0.5)), density, rtol=1e-5)
-    certain = Deterministic(INPUTS)
+    certain = compat.Deterministic(INPUTS)
     assert (certain.logp(INPUTS).numpy().tolist(), certain.sample().shape) == ([0, 0], (2, 4))
 
 
 def test_a_sample_is_drawn_once_and_its_probability_is_known():
-    normal = DiagGaussian(INPUTS)
+    normal = compat.DiagGaussian(INPUTS)
     np.testing.assert_array_equal(normal.sample(), normal.sample())
     np.testing.assert_array_equal(normal.sampled_action_logp(), normal.logp(normal.sample()))
-    assert not np.array_equal(normal.sample(), DiagGaussian(INPUTS).sample())
+    assert not np.array_equal(normal.sample(), compat.DiagGaussian(INPUTS).sample())
 
 
-def test_in_a_graph_each_run_draws_anew():
+def test_in_a_graph_each_run_draws_a_new_sample():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dist = DiagGaussian(INPUTS)
+        dist = compat.DiagGaussian(INPUTS)
         expected = [dist.sample(), dist.logp(dist.sample()), dist.sampled_action_logp()]
         (first, *logp), (second, *_) = session.run(expected), session.run(expected)
     assert not np.array_equal(first, second)
     np.testing.assert_array_equal(*logp)
 
 
-def test_a_class_has_a_temperature_of_its_own():
-    warm = get_categorical_class_with_temperature(2.0)
+def test_a_class_may_have_a_temperature():
+    warm = compat.get_categorical_class_with_temperature(2.0)
     np.testing.assert_array_equal(warm(INPUTS).inputs, INPUTS / 2)
     np.testing.assert_array_equal(warm(INPUTS, None, 4.0).inputs, INPUTS / 4)
     with pytest.raises(ConfigError, match=r"temperature must be a positive number, got 0"):
-        Categorical(INPUTS, temperature=0)
+        compat.Categorical(INPUTS, temperature=0)
 
 
-def test_cells_are_taken_as_a_tensor_by_row_or_as_a_list_by_cell():
-    dist = MultiCategorical(INPUTS, None, [1, 3])
+def test_actions_of_cells_are_a_tensor_by_row_or_a_list_by_cell():
+    dist = compat.MultiCategorical(INPUTS, None, [1, 3])
     by_row = tf.constant([[0, 2], [0, 1]])
     by_cell = [np.array([0, 0]), np.array([2, 1])]
     np.testing.assert_array_equal(dist.logp(by_row), dist.logp(by_cell))
@@ -92,7 +73,7 @@ def test_cells_are_taken_as_a_tensor_by_row_or_as_a_list_by_cell():
 
 
 def test_squashed_actions_are_within_their_bounds():
-    dist = SquashedGaussian(INPUTS, None, low=-2.0, high=1.0)
+    dist = compat.SquashedGaussian(INPUTS, None, low=-2.0, high=1.0)
     expected = (np.tanh(INPUTS[:, :2]) + 1) / 2 * 3 - 2
     np.testing.assert_allclose(dist.deterministic_sample(), expected, atol=1e-6)
     plain = own.SquashedGaussian(tf.constant(INPUTS), PLANE)
@@ -101,21 +82,21 @@ def test_squashed_actions_are_within_their_bounds():
     with pytest.raises(ConfigError, match="no entropy in closed form"):
         dist.entropy()
     with pytest.raises(ConfigError, match=r"low must be less than high; got low=1, high=1"):
-        SquashedGaussian(INPUTS, low=1, high=1)
+        compat.SquashedGaussian(INPUTS, low=1, high=1)
 
 
 def test_beta_and_dirichlet_are_those_of_scipy():
-    dist, other = Beta(INPUTS, None, low=-1.0, high=3.0), Beta(INPUTS[::-1])
+    dist, other = compat.Beta(INPUTS, None, low=-1.0, high=3.0), compat.Beta(INPUTS[::-1])
     alpha, beta = np.split(np.log(np.exp(INPUTS) + 1) + 1, 2, axis=-1)
-    known = scipy.stats.beta(alpha, beta)
+    expected = scipy.stats.beta(alpha, beta)
     share = np.array([[0.2, 0.9], [0.5, 0.7]])
-    np.testing.assert_allclose(dist.deterministic_sample(), known.mean() * 4 - 1, rtol=1e-5)
-    np.testing.assert_allclose(dist.logp(share * 4 - 1), known.logpdf(share).sum(-1), rtol=1e-4)
-    np.testing.assert_allclose(dist.entropy(), known.entropy().sum(-1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dist.deterministic_sample(), expected.mean() * 4 - 1, rtol=1e-5)
+    np.testing.assert_allclose(dist.logp(share * 4 - 1), expected.logpdf(share).sum(-1), rtol=1e-4)
+    np.testing.assert_allclose(dist.entropy(), expected.entropy().sum(-1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(dist.kl(dist), 0.0, atol=1e-5)
     assert (dist.kl(other).numpy() > 0.0).all()
     shares, logs = np.array([[0.1, 0.2, 0.3, 0.4]] * 2), np.exp(INPUTS.astype(np.float64))
-    dist = Dirichlet(INPUTS)
+    dist = compat.Dirichlet(INPUTS)
     results = [scipy.stats.dirichlet(a).logpdf(x) for a, x in zip(logs, shares, strict=True)]
     np.testing.assert_allclose(dist.logp(shares), results, rtol=1e-4)
     results = [scipy.stats.dirichlet(a).entropy() for a in logs]
@@ -126,29 +107,26 @@ def test_beta_and_dirichlet_are_those_of_scipy():
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 9.0])
 def test_gamma_variates_have_their_distribution(alpha):
     tf.random.set_seed(3)
-    drawn = sample_gamma(tf.fill([4000], alpha)).numpy()
-    assert scipy.stats.kstest(drawn, scipy.stats.gamma(alpha).cdf).pvalue > 1e-3
+    samples = sample_gamma(tf.fill([4000], alpha)).numpy()
+    assert scipy.stats.kstest(samples, scipy.stats.gamma(alpha).cdf).pvalue > 1e-3
 
 
 def test_nearly_one_hot_vectors_sum_to_one():
-    dist = GumbelSoftmax(INPUTS, temperature=0.5)
+    dist = compat.GumbelSoftmax(INPUTS, temperature=0.5)
     np.testing.assert_allclose(tf.reduce_sum(dist.sample(), axis=-1), 1.0, rtol=1e-5)
-    np.testing.assert_allclose(
-        dist.logp(tf.constant([1, 3])), Categorical(INPUTS).logp(tf.constant([1, 3])), rtol=1e-6
-    )
-
-
-# -- from the catalog ---------------------------------------------------------------------------
+    actions = tf.constant([1, 3])
+    expected = compat.Categorical(INPUTS).logp(actions)
+    np.testing.assert_allclose(dist.logp(actions), expected, rtol=1e-6)
 
 
 @pytest.mark.core
-def test_the_catalog_gives_classes_and_how_many_inputs_they_take():
-    get = ModelCatalog.get_action_dist
-    assert get(spaces.Discrete(3), {}, framework="tf") == (Categorical, 3)
-    assert get(PLANE, {}, dist_type="deterministic") == (Deterministic, 2)
-    assert get(spaces.Discrete(3), {}, dist_type="gumbel_softmax") == (GumbelSoftmax, 3)
+def test_the_catalog_gives_classes_and_their_numbers_of_inputs():
+    get = compat.ModelCatalog.get_action_dist
+    assert get(spaces.Discrete(3), {}, framework="tf") == (compat.Categorical, 3)
+    assert get(PLANE, {}, dist_type="deterministic") == (compat.Deterministic, 2)
+    assert get(spaces.Discrete(3), {}, dist_type="gumbel_softmax") == (compat.GumbelSoftmax, 3)
     kind, width = get(PLANE)
-    assert (kind.func, width) == (DiagGaussian, 4)
+    assert (kind.func, width) == (compat.DiagGaussian, 4)
     kind, width = get(spaces.MultiBinary(3))
     assert (kind(np.ones((2, 3))).deterministic_sample().shape, width) == ((2, 3), 3)
     with pytest.raises(ConfigError, match=r"dist_type must be one of .*got 'foo'"):
@@ -156,8 +134,8 @@ def test_the_catalog_gives_classes_and_how_many_inputs_they_take():
 
 
 def test_parts_of_a_dict_are_independent():
-    kind, width = ModelCatalog.get_action_dist(MIXED, {"fcnet_hiddens": [4]})
-    assert (kind.func, width) == (MultiActionDistribution, 3 + 4 + 5)
+    kind, width = compat.ModelCatalog.get_action_dist(MIXED, {"fcnet_hiddens": [4]})
+    assert (kind.func, width) == (compat.MultiActionDistribution, 3 + 4 + 5)
     dist = kind(np.random.default_rng(0).normal(size=(2, width)), None)
     actions = dist.sample()
     assert {name: x.shape for name, x in actions.items()} == {"a": (2,), "b": (2, 2), "c": (2, 2)}
@@ -171,10 +149,7 @@ def test_parts_of_a_dict_are_independent():
     np.testing.assert_array_equal(dist.sampled_action_logp(), dist.logp(actions))
 
 
-# -- in policies --------------------------------------------------------------------------------
-
-
-class ChainModel(TFModelV2):
+class ChainModel(compat.TFModelV2):
     """Has a part that the distribution calls."""
 
     def __init__(self, obs_space, action_space, num_outputs, model_config, name):
@@ -186,20 +161,20 @@ class ChainModel(TFModelV2):
         self.value = keras.layers.Dense(1)
 
     def forward(self, input_dict, state, seq_lens):
-        self.seen = self.context(input_dict["obs"])
-        return self.seen, state
+        self.features = self.context(input_dict["obs"])
+        return self.features, state
 
     def value_function(self):
-        return tf.reshape(self.value(self.seen), [-1])
+        return tf.reshape(self.value(self.features), [-1])
 
 
-class Chain(ActionDistribution):
+class Chain(compat.ActionDistribution):
     """P(a, b) = P(a) P(b | a); entropy and KL are estimated from samples."""
 
     def _parts(self, first=None):
         zeros = tf.zeros([tf.shape(self.inputs)[0], 1])
         columns = zeros if first is None else tf.cast(first, tf.float32)[:, None]
-        return [Categorical(x) for x in self.model.action_model([self.inputs, columns])]
+        return [compat.Categorical(x) for x in self.model.action_model([self.inputs, columns])]
 
     def _both(self, method):
         first = self._parts()[0]
@@ -237,67 +212,66 @@ class Chain(ActionDistribution):
         return 4
 
 
-def chained(**config):
-    ModelCatalog.register_custom_model("chain", ChainModel)
-    ModelCatalog.register_custom_action_dist("chain", Chain)
+def make_chain(**config):
+    compat.ModelCatalog.register_custom_model("chain", ChainModel)
+    compat.ModelCatalog.register_custom_action_dist("chain", Chain)
     model = {"custom_model": "chain", "custom_action_dist": "chain"}
     return make(PPOTF2Policy, actions=PAIR, model=model, **config)
 
 
 @pytest.fixture(scope="module")
 def chain():
-    return chained()
+    return make_chain()
+
+
+def assert_greedy(policy, obs):
+    """Asserts that greedy actions are those of the distribution's `deterministic_sample`."""
+    inputs = tf.constant(policy.compute_actions(obs).extras["action_dist_inputs"])
+    dist = policy.dist_class(inputs, policy.model)
+    actions = policy.compute_actions(obs, explore=False).actions
+    np.testing.assert_array_equal(actions, dist.deterministic_sample())
 
 
 def test_an_autoregressive_policy_acts_alike_in_graph_mode_and_through_onnx(chain, tmp_path):
     obs = rows_of(OBS, 40)
     chain = chain.copy()
-    before = chain.get_state()["rng"]
-    acted = chain.compute_actions(obs)
-    np.testing.assert_allclose(
-        chain.compute_log_likelihoods(acted.actions, obs), acted.extras["action_logp"], atol=1e-5
-    )
+    rng = chain.get_state()["rng"]
+    batch = chain.compute_actions(obs)
+    logp = batch.extras["action_logp"]
+    likelihoods = chain.compute_log_likelihoods(batch.actions, obs)
+    np.testing.assert_allclose(likelihoods, logp, atol=1e-5)
     for inference in ("onnx", "session"):
-        other = chained(inference=inference)
+        other = make_chain(inference=inference)
         other.set_weights(chain.get_weights())
-        other._state.rng.bit_generator.state = before
+        other._state.rng.bit_generator.state = rng
         result = other.compute_actions(obs)
-        for ours, theirs in zip(acted.actions, result.actions, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        np.testing.assert_allclose(
-            result.extras["action_logp"], acted.extras["action_logp"], atol=1e-5
-        )
-    greedy = chain.compute_actions(obs, explore=False).actions
-    dist = chain.dist_class(tf.constant(acted.extras["action_dist_inputs"]), chain.model)
-    for ours, theirs in zip(greedy, dist.deterministic_sample(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(result.actions, batch.actions)
+        np.testing.assert_allclose(result.extras["action_logp"], logp, atol=1e-5)
+    assert_greedy(chain, obs)
     assert chain.export_model(tmp_path, onnx=True).parity.largest_difference < 1e-5
 
 
-def test_what_a_loss_draws_is_seeded_by_the_policy(chain):
+def test_samples_in_a_loss_are_seeded_by_the_policy(chain):
     batch = batch_for(chain, 12)
-    one, two = chained(), chained()
+    one, two = make_chain(), make_chain()
     stats = one.learn_on_batch(batch.copy())["learner_stats"]
-    tf.random.uniform([3])  # the global generator moves on, and does not matter
-    again = two.learn_on_batch(batch.copy())["learner_stats"]
+    tf.random.uniform([3])  # the global generator does not matter
+    other_stats = two.learn_on_batch(batch.copy())["learner_stats"]
     assert 0.0 < stats["entropy"] <= np.log(2) + np.log(3)
-    assert (stats["entropy"], stats["kl"]) == (again["entropy"], again["kl"])
+    assert (stats["entropy"], stats["kl"]) == (other_stats["entropy"], other_stats["kl"])
     assert_equal(one.get_weights(), two.get_weights())
 
 
-def test_a_ported_distribution_explores_by_chance_too(chain):
-    greedy = chained(exploration_config={"type": "EpsilonGreedy", "epsilon_timesteps": 1})
+def test_a_ported_distribution_explores_by_epsilon_greedy():
+    policy = make_chain(exploration_config={"type": "EpsilonGreedy", "epsilon_timesteps": 1})
     obs = rows_of(OBS, 300)
-    a, b = greedy.compute_actions(obs, timestep=0).actions  # epsilon is 1
+    a, b = policy.compute_actions(obs, timestep=0).actions  # epsilon is 1
     assert (set(a.tolist()), set(b.tolist())) == ({0, 1}, {0, 1, 2})
-    result = greedy.compute_actions(obs, explore=False).actions
-    inputs = tf.constant(greedy.compute_actions(obs).extras["action_dist_inputs"])
-    dist = greedy.dist_class(inputs, greedy.model)
-    np.testing.assert_array_equal(result, dist.deterministic_sample())
+    assert_greedy(policy, obs)
 
 
-class OwnDraws(TFActionDistribution):
-    """A Gaussian that asks TensorFlow for its chance."""
+class RandomDraws(compat.TFActionDistribution):
+    """A Gaussian that draws its noise from TensorFlow."""
 
     def _build_sample_op(self):
         return self.inputs + tf.random.normal(tf.shape(self.inputs))
@@ -313,8 +287,8 @@ class OwnDraws(TFActionDistribution):
         return np.prod(action_space.shape, dtype=np.int32)
 
 
-def test_one_that_draws_by_itself_acts_through_tensorflow_and_says_so(caplog, tmp_path):
-    settings = {"custom_action_dist": OwnDraws, "fcnet_hiddens": [4]}
+def test_a_distribution_that_draws_noise_acts_through_tensorflow_with_a_line(caplog, tmp_path):
+    settings = {"custom_action_dist": RandomDraws, "fcnet_hiddens": [4]}
     policy = make(PGTF2Policy, actions=PLANE, model=settings, inference="auto")
     means = policy.compute_actions(FIVE, explore=False)
     (line,) = [x.getMessage() for x in caplog.records]
@@ -334,31 +308,33 @@ def test_action_distribution_fn_may_return_a_class_of_rllib():
 
         def action_distribution_fn(self, model, *, obs_batch, state_batches, **kwargs):
             logits, state = model(kwargs["input_dict"])
-            return logits, functools.partial(Categorical, temperature=1e-3), state
+            return logits, functools.partial(compat.Categorical, temperature=1e-3), state
 
-    acted = make(Sharp).compute_actions(FIVE)
-    np.testing.assert_array_equal(
-        acted.actions, np.argmax(acted.extras["action_dist_inputs"], axis=-1)
-    )
+    batch = make(Sharp).compute_actions(FIVE)
+    modes = np.argmax(batch.extras["action_dist_inputs"], axis=-1)
+    np.testing.assert_array_equal(batch.actions, modes)
 
 
-def test_what_a_class_lacks_is_named():
-    class Empty(ActionDistribution):
+def test_missing_methods_of_a_class_are_named():
+    class Empty(compat.ActionDistribution):
         pass
 
-    with pytest.raises(
-        UnsupportedMethodError, match=r"Empty has no `logp`.*Write `logp\(self, x\)`"
+    for call, words in (
+        (lambda: Empty(INPUTS, None).logp(0), r"Empty has no `logp`.*Write `logp\(self, x\)`"),
+        (
+            lambda: make(PGTF2Policy, model={"custom_action_dist": Empty}),
+            r"must define its number of inputs",
+        ),
+        (
+            compat.TFActionDistribution(INPUTS, None).sample,
+            r"TFActionDistribution has no `_build_sample_op`",
+        ),
     ):
-        Empty(INPUTS, None).logp(0)
-    with pytest.raises(UnsupportedMethodError, match=r"must define its number of inputs"):
-        make(PGTF2Policy, model={"custom_action_dist": Empty})
-    with pytest.raises(
-        UnsupportedMethodError, match=r"TFActionDistribution has no `_build_sample_op`"
-    ):
-        TFActionDistribution(INPUTS, None).sample()
+        with pytest.raises(UnsupportedMethodError, match=words):
+            call()
 
 
-def test_an_algorithm_has_its_class_already():
+def test_algo_class_may_be_a_name_of_the_same_class():
     config = PPOConfig()
     config.algo_class = "PPO"
     assert config.algo_class.__name__ == "PPO"

@@ -1,4 +1,4 @@
-"""A memory around ported models, `GTrXLNet`, and memories as RLlib's scripts keep them."""
+"""Memories around ported models, `GTrXLNet`, and windows of outputs as attention memories."""
 
 import keras
 import numpy as np
@@ -11,20 +11,14 @@ from tfpolicies.errors import UsageError
 
 FIVE = rows_of(OBS, 5, seed=3)
 UNITS = {"attention_dim": 4, "head_dim": 3, "memory_inference": 2, "position_wise_mlp_dim": 4}
-ATTENTION = {
-    "use_attention": True,
-    "attention_dim": 4,
-    "attention_num_heads": 2,
-    "attention_head_dim": 3,
-    "attention_memory_inference": 2,
-    "attention_position_wise_mlp_dim": 4,
-    "fcnet_hiddens": [],
-}
+ATTENTION = {f"attention_{name.removeprefix('attention_')}": x for name, x in UNITS.items()}
+ATTENTION |= {"use_attention": True, "attention_num_heads": 2, "fcnet_hiddens": []}
 LSTM = {"use_lstm": True, "lstm_cell_size": 4, "lstm_use_prev_action": True}
+DOUBLING = {**LSTM, "custom_model": "doubling", "custom_model_config": {"units": 3}}
 
 
 class Doubling(TFModelV2):
-    """Features as in RLlib's example: nobody asks it for values."""
+    """Features as in RLlib's example: its values are not called."""
 
     def __init__(self, obs_space, action_space, num_outputs, model_config, name, units=4):
         super().__init__(obs_space, action_space, num_outputs, model_config, name)
@@ -39,27 +33,25 @@ class Doubling(TFModelV2):
     def value_function(self):
         return tf.zeros(self.rows)
 
-    def hidden_of(self, obs):
+    def get_features(self, obs):
         return self.hidden(obs)
 
 
 class Inside(TFModelV2):
-    """Has attention as a part, which gives it features."""
-
     def __init__(self, *args):
         super().__init__(*args)
         self.inner = GTrXLNet(*args[:2], None, *args[3:], **UNITS)
         self.out, self.value = keras.layers.Dense(self.num_outputs), keras.layers.Dense(1)
 
     def forward(self, input_dict, state, seq_lens):
-        self.found, after = self.inner(input_dict, state, seq_lens)
-        return self.out(self.found), after
+        self.features, after = self.inner(input_dict, state, seq_lens)
+        return self.out(self.features), after
 
     def get_initial_state(self):
         return self.inner.get_initial_state()
 
     def value_function(self):
-        return tf.reshape(self.value(self.found), [-1])
+        return tf.reshape(self.value(self.features), [-1])
 
 
 ModelCatalog.register_custom_model("doubling", Doubling)
@@ -67,11 +59,11 @@ ModelCatalog.register_custom_model("gtrxl", GTrXLNet)
 ModelCatalog.register_custom_model("inside", Inside)
 
 
-def played(policy):
-    """Returns what a policy computes in five steps of an episode."""
+def play(policy):
+    """Returns the inputs of a policy's distribution in five steps of an episode."""
     memory = policy.session(1).recurrent_state
-    acted = [memory.act([row[None]], False)[1]["action_dist_inputs"].copy() for row in FIVE]
-    return np.concatenate(acted)
+    rows = [memory.act([row[None]], False)[1]["action_dist_inputs"].copy() for row in FIVE]
+    return np.concatenate(rows)
 
 
 @pytest.mark.parametrize(
@@ -83,20 +75,20 @@ def played(policy):
     ],
     ids=["lstm-onnx", "lstm-session", "gtrxl-onnx"],
 )
-def test_ported_models_with_a_memory_are_the_catalogs_own_ones(catalog, model, inference):
+def test_ported_models_with_a_memory_equal_those_of_the_catalog(catalog, model, inference):
     expected = varied(make(model=catalog))
     policy = make(model=model, inference=inference)
     policy.set_weights(list(expected.get_weights().values()))
-    np.testing.assert_allclose(played(policy), played(expected), atol=1e-6)
+    np.testing.assert_allclose(play(policy), play(expected), atol=1e-6)
 
 
-def test_a_model_with_a_memory_around_it_has_its_own_methods():
-    policy = make(model={**LSTM, "custom_model": "doubling", "custom_model_config": {"units": 3}})
+def test_a_model_with_a_memory_around_it_keeps_its_methods():
+    policy = make(model=DOUBLING)
     kernel, bias, *_ = policy.get_weights().values()
     assert policy.model.num_outputs == 3
-    hidden_of = policy.model.hidden_of  # kept, and called with the weights of its policy
-    make(model={**LSTM, "custom_model": "doubling", "custom_model_config": {"units": 3}}, seed=1)
-    np.testing.assert_allclose(hidden_of(FIVE), np.tanh(FIVE @ kernel + bias), atol=1e-6)
+    get_features = policy.model.get_features  # with the weights of its policy
+    make(model=DOUBLING, seed=1)
+    np.testing.assert_allclose(get_features(FIVE), np.tanh(FIVE @ kernel + bias), atol=1e-6)
 
 
 def test_attention_may_be_a_part_of_another_model():
@@ -118,7 +110,7 @@ def test_windows_of_the_last_outputs_are_a_memory_of_attention(units):
         assert [part.shape for part in newest] == [(4,)] * units
         windows = [np.concatenate([w, [x]])[1:] for w, x in zip(windows, newest, strict=True)]
         result.append(extras["action_dist_inputs"])
-    np.testing.assert_allclose(result, played(policy), atol=1e-6)
+    np.testing.assert_allclose(result, play(policy), atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +121,7 @@ def attention():
 @pytest.mark.parametrize(
     "memory", [[], [np.zeros((3, 4))], [np.zeros((2, 4))] * 3, [np.zeros(4)], [None]]
 )
-def test_other_memories_are_refused_as_before(memory, attention):
+def test_other_memories_are_refused(memory, attention):
     with pytest.raises(UsageError, match=r"a recurrent state of 2 arrays"):
         attention.compute_actions(FIVE[:1], memory)
 

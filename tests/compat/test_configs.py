@@ -1,4 +1,4 @@
-"""What ported code asks of configs: old names, and settings that RLlib's algorithms have."""
+"""Configs in ported code: names of methods, and settings that RLlib's algorithms have."""
 
 import json
 import subprocess
@@ -8,25 +8,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import tfpolicies.compat  # noqa: F401
+import tfpolicies.compat
 from helpers.environments import CountingEnv, TwoArmsEnv
-from helpers.factories import batch_for, make
-from tfpolicies import (
-    AlgorithmConfig,
-    DefaultCallbacks,
-    DQNConfig,
-    MultiAgentBatch,
-    PPOConfig,
-    PPOTF1Policy,
-    PPOTF2Policy,
-    SampleBatch,
-)
+from helpers.factories import assert_close, batch_for, make
+from helpers.quick_configs import quick_config
+from tfpolicies import AlgorithmConfig, DQNConfig, PPOConfig, PPOTF1Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError, UnknownSettingError, UsageError
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
-def test_each_worker_is_told_how_many_steps_it_samples():
+def test_the_fragment_length_of_each_worker_sums_up_to_the_train_batch():
     config = AlgorithmConfig().training(train_batch_size=4000)
     config.rollouts(num_rollout_workers=3, num_envs_per_worker=2, rollout_fragment_length="auto")
     results = [config.get_rollout_fragment_length(worker_index=i) for i in range(4)]
@@ -40,17 +32,17 @@ def test_each_worker_is_told_how_many_steps_it_samples():
     ("env", "is_game"),
     [("ALE/Pong-v5", True), ("CartPole-v1", False), ("Nothing", False), (CountingEnv, False)],
 )
-def test_games_are_known_by_their_name(env, is_game):
+def test_atari_games_are_recognized_by_their_name(env, is_game):
     assert AlgorithmConfig().environment(env).is_atari is is_game
 
 
-def test_taking_a_setting_out_reads_it():
+def test_pop_reads_a_setting():
     config = PPOConfig().training(lr=0.5)
     assert config.pop("lr") == config.lr == 0.5
     assert config.pop("nothing", 7) == 7
 
 
-def test_settings_about_several_agents_are_read_as_old_dicts_have_them():
+def test_multi_agent_settings_are_read_as_old_dicts_have_them():
     config = PPOConfig().multi_agent(policies={"a", "b"}, policies_to_train=["a"])
     result = config["multiagent"]
     assert set(result["policies"]) == {"a", "b"}
@@ -62,7 +54,7 @@ def test_settings_about_several_agents_are_read_as_old_dicts_have_them():
 def test_a_serialized_config_is_json_without_code():
     config = PPOConfig().environment(CountingEnv, observation_space=spaces.Discrete(3))
     config.multi_agent(policies={"b", "a"}, policy_mapping_fn=lambda *values, **more: "a")
-    config.callbacks(DefaultCallbacks).environment(env_config={"map": np.eye(2)})
+    config.callbacks(tfpolicies.DefaultCallbacks).environment(env_config={"map": np.eye(2)})
     result = json.loads(json.dumps(config.serialize()))
     assert result["env"] == "helpers.environments.CountingEnv"
     assert result["callbacks"] == "tfpolicies.config.callbacks.DefaultCallbacks"
@@ -74,27 +66,29 @@ def test_a_serialized_config_is_json_without_code():
 
 
 UNKNOWN = """
-from tfpolicies import AlgorithmConfig
-for name in ("serialize", "kl_coeff"):
+from tfpolicies import AlgorithmConfig, SampleBatch
+config, batch = AlgorithmConfig(), SampleBatch(obs=[1])
+for part, name in ((config, "serialize"), (config, "kl_coeff"), (batch, "policy_batches")):
     try:
-        getattr(AlgorithmConfig(), name)
+        getattr(part, name)
     except AttributeError as error:
         print(" ".join(str(error).split()))
 """
 
 
-def test_without_the_names_for_porting_an_error_says_where_they_are():
+def test_without_compat_an_error_names_its_import():
     command = [sys.executable, "-c", UNKNOWN]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    of_ported_code, of_another_config = done.stdout.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    ported_name, name_of_another_config, name_of_a_batch = process.stdout.splitlines()
     message = "RLlib finds it after `import tfpolicies.compat`"
-    assert f"has no such setting. Code written for {message}" in of_ported_code
-    assert "in their config, such as PPOConfig" in of_another_config
-    assert message not in of_another_config
+    assert f"has no such setting. Code written for {message}" in ported_name
+    assert "in their config, such as PPOConfig" in name_of_another_config
+    assert message not in name_of_another_config
+    assert message.removeprefix("RLlib ") in name_of_a_batch
 
 
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
-def test_without_the_divergence_in_the_loss_its_coefficient_is_and_stays_zero(policy_class):
+def test_without_the_divergence_in_the_loss_its_coefficient_stays_zero(policy_class):
     policy = make(policy_class, use_kl_loss=False, kl_coeff=0.5)
     assert policy.config["kl_coeff"] == 0.5
     assert policy.kl_coeff == 0.0
@@ -104,67 +98,56 @@ def test_without_the_divergence_in_the_loss_its_coefficient_is_and_stays_zero(po
     assert make(policy_class, use_kl_loss=True, kl_coeff=0.5).kl_coeff == 0.5
 
 
-# -- rows that are changed before they are learned from ---------------------------------------
-
-
-def replaying(change, **training):
-    config = DQNConfig().environment(lambda context: TwoArmsEnv())
-    config.rollouts(num_envs_per_worker=2, rollout_fragment_length=4)
-    config.training(
-        before_learn_on_batch=change,
-        model={"fcnet_hiddens": [4]},
+def build_dqn(change):
+    config = quick_config(
+        DQNConfig,
+        lambda context: TwoArmsEnv(),
+        num_envs_per_worker=2,
+        rollout_fragment_length=4,
         hiddens=[],
         train_batch_size=4,
         training_intensity=2.0,
         num_steps_sampled_before_learning_starts=0,
         target_network_update_freq=8,
         replay_buffer_config={"capacity": 32},
-        **training,
+        min_sample_timesteps_per_iteration=0,
     )
-    config.framework(inference="tf", jit_compile=False).debugging(seed=4, log_level="ERROR")
-    return config.reporting(min_sample_timesteps_per_iteration=0).build()
+    return config.training(before_learn_on_batch=change).build()
 
 
 def test_rows_can_be_changed_before_each_update():
-    seen = []
+    counts = []
 
     def change(batch, workers, config):
-        assert type(batch) is MultiAgentBatch
+        assert type(batch) is tfpolicies.MultiAgentBatch
         assert workers.local_worker().config is config
-        seen.append(batch.count)
+        counts.append(batch.count)
         batch.policy_batches["default_policy"]["rewards"][:] = 1000.0
         return batch
 
-    algorithm = replaying(change)
+    algorithm = build_dqn(change)
     result = algorithm.train()
-    assert seen == [4] * 4  # 8 rows sampled, 16 to be trained on
+    assert counts == [4] * 4  # 8 rows sampled, 16 to be trained on
     assert result["num_agent_steps_trained"] == 16
     assert result["info"]["learner"]["default_policy"]["learner_stats"]["mean_td_error"] < -900
     assert algorithm.counters["num_target_updates"] == 1
-    algorithm.stop()
 
 
-def test_rows_that_nobody_changes_are_learned_from_as_ever():
+def test_a_function_that_returns_its_batch_changes_nothing():
     weights = []
     for change in (None, lambda batch, workers, config: batch):
-        algorithm = replaying(change)
+        algorithm = build_dqn(change)
         algorithm.train()
         weights.append(algorithm.get_weights()["default_policy"])
-        algorithm.stop()
-    for name, value in weights[0].items():
-        np.testing.assert_allclose(value, weights[1][name], rtol=1e-5, err_msg=name)
+    assert_close(*weights, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "changed", [None, MultiAgentBatch({"default_policy": SampleBatch(obs=np.zeros((3, 1)))}, 3)]
+    "changed", [None, tfpolicies.SampleBatch(obs=np.zeros((3, 1))).as_multi_agent()]
 )
-def test_what_is_no_batch_of_as_many_rows_is_refused(changed):
-    algorithm = replaying(lambda batch, workers, config: changed)
+def test_a_function_that_returns_another_number_of_rows_is_refused(changed):
+    algorithm = build_dqn(lambda batch, workers, config: changed)
     with pytest.raises(UsageError, match=r"must return a MultiAgentBatch with 4 rows"):
         algorithm.train()
-    algorithm.stop()
-
-
-def test_what_changes_rows_is_a_function():
     with pytest.raises(ConfigError, match=r"before_learn_on_batch must be None or a function"):
         DQNConfig().training(before_learn_on_batch=3)

@@ -1,4 +1,4 @@
-"""Scripts written as RLlib's users write them run with imports of this package."""
+"""Ported example scripts of RLlib's users."""
 
 import ast
 import importlib
@@ -39,26 +39,26 @@ def test_a_custom_tf_model_learns_and_is_exported(tmp_path, load):
 @pytest.mark.soak
 def test_self_play_adds_frozen_copies_to_the_league(load):
     module = load("self_play")
-    algorithms = []
-    spy = module.SelfPlayCallback.on_train_result
+    results = []
 
-    def watched(self, *, algorithm, result, **kwargs):
-        spy(self, algorithm=algorithm, result=result, **kwargs)
-        algorithms.append((set(algorithm.worker.policy_map), set(result["info"]["learner"])))
+    class Records(module.SelfPlayCallback):
+        def on_train_result(self, *, algorithm, result, **kwargs):
+            super().on_train_result(algorithm=algorithm, result=result, **kwargs)
+            results.append((set(algorithm.worker.policy_map), set(result["info"]["learner"])))
 
-    module.SelfPlayCallback.on_train_result = watched
+    module.SelfPlayCallback = Records
     summary = module.main(iterations=6, win_rate_threshold=0.55)
     assert summary["league_size"] >= 3
-    policies, trained = algorithms[-1]
+    policies, trained = results[-1]
     assert {"main", "random", "main_v1"} <= policies
     assert trained == {"main"}
 
 
-def test_a_hand_written_policy_finds_its_way(load):
+def test_a_custom_policy_learns_its_way(load):
     assert load("hand_written_policy").main(iterations=50) == 1.0
 
 
-def test_rollout_workers_by_hand_give_the_batches_of_one_and_of_three_policies(load):
+def test_rollout_workers_give_the_batches_of_one_and_of_three_policies(load):
     cart_pole, traffic = load("rollout_workers").main()
     columns = {"obs", "actions", "rewards", "terminateds", "truncateds", "new_obs"}
     assert columns <= set(cart_pole)

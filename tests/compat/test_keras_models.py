@@ -1,4 +1,4 @@
-"""Keras models in ported code: classes of RLlib's form, and what scripts read of `policy.model`."""
+"""Keras models in ported code: classes in RLlib's form, and attributes of `policy.model`."""
 
 import keras
 import numpy as np
@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
-from helpers.factories import OBS, TWO, make, rows_of
+from helpers.factories import OBS, make, rows_of
 from tfpolicies import PGTF2Policy, PPOTF2Policy
-from tfpolicies.compat import FullyConnectedNetwork, ModelCatalog, VisionNetwork
+from tfpolicies.compat import FullyConnectedNetwork, ModelCatalog
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.testing import random_batch
 
@@ -16,17 +16,15 @@ FIVE = rows_of(OBS, 5, seed=3)
 
 
 class Cells(keras.Model):
-    """An LSTM in RLlib's form of a Keras model."""
-
     def __init__(self, input_space, action_space, num_outputs, *, name="", cells=3):
         super().__init__(name=name)
-        self.cells, self.seen = cells, (input_space.shape, action_space.n)
+        self.cells, self.sizes = cells, (input_space.shape, action_space.n)
         self.lstm = keras.layers.LSTM(cells, return_sequences=True, return_state=True)
         self.logits, self.value = keras.layers.Dense(num_outputs), keras.layers.Dense(1)
 
     def call(self, sample_batch):
         lengths = sample_batch["seq_lens"]
-        x = tf.reshape(sample_batch["obs"], [tf.shape(lengths)[0], -1, *self.seen[0]])
+        x = tf.reshape(sample_batch["obs"], [tf.shape(lengths)[0], -1, *self.sizes[0]])
         before = [sample_batch["state_in_0"], sample_batch["state_in_1"]]
         mask = tf.sequence_mask(lengths, tf.shape(x)[1])
         x, h, c = self.lstm(x, mask=mask, initial_state=before)
@@ -56,13 +54,22 @@ def with_class(kind, policy_class=PPOTF2Policy, obs=OBS, **config):
     return make(policy_class, obs, model=model)
 
 
+def assert_outputs(policy):
+    """Asserts that the model called by itself has the outputs of acting; returns its states."""
+    extras = policy.compute_actions(FIVE, explore=False).extras
+    outputs, states = policy.model({"obs": FIVE})
+    np.testing.assert_allclose(outputs, extras["action_dist_inputs"], atol=1e-6)
+    np.testing.assert_allclose(policy.model.value_function(), extras["vf_preds"], atol=1e-6)
+    return states
+
+
 @pytest.fixture(scope="module")
 def remembering():
     return with_class(Cells, cells=3)
 
 
 @pytest.mark.core
-def test_a_keras_class_with_a_memory_acts_as_its_layers_say(remembering):
+def test_a_keras_class_with_a_memory_acts_by_its_layers(remembering):
     policy = remembering
     memory = [np.full((5, 3), 0.5, np.float32), np.full((5, 3), -0.5, np.float32)]
     _, after, extras = policy.compute_actions(FIVE, memory, explore=False)
@@ -71,10 +78,14 @@ def test_a_keras_class_with_a_memory_acts_as_its_layers_say(remembering):
     np.testing.assert_allclose(extras["action_dist_inputs"], layers.logits(x[:, 0]), atol=1e-5)
     np.testing.assert_allclose(extras["vf_preds"], layers.value(x[:, 0])[:, 0], atol=1e-5)
     np.testing.assert_allclose(after, [h, c], atol=1e-5)
-    assert (policy.model.name, layers.seen, policy.model.double_cells()) == ("Cells", ((3,), 2), 6)
+    assert (policy.model.name, layers.sizes, policy.model.double_cells()) == (
+        "Cells",
+        ((3,), 2),
+        6,
+    )
 
 
-def test_a_keras_class_with_a_memory_learns_and_is_called_as_rllibs_users_do(remembering):
+def test_a_keras_class_with_a_memory_learns_and_is_called_by_itself(remembering):
     policy = remembering.copy()
     before = policy.get_weights()
     policy.learn_on_batch(random_batch(policy, 6))
@@ -92,11 +103,11 @@ def test_a_keras_class_without_values_and_with_discrete_observations():
     _, _, extras = policy.compute_actions([0, 2], explore=False)
     np.testing.assert_allclose(extras["action_dist_inputs"], np.ones((2, 2)))  # one-hot rows
     assert "vf_preds" not in extras
-    critic = with_class("plain")  # a value network of the catalog is built beside it
+    critic = with_class("plain")  # with a value network of the catalog
     assert critic.compute_actions(FIVE).extras["vf_preds"].shape == (5,)
 
 
-def test_a_keras_class_of_another_form_is_refused_with_what_to_write():
+def test_a_keras_class_of_another_form_is_refused_with_a_hint():
     class OneOutput(Plain):
         def call(self, sample_batch):
             return self.out(sample_batch["obs_flat"])
@@ -114,39 +125,33 @@ def test_a_keras_class_of_another_form_is_refused_with_what_to_write():
         with_class(OneOutput, cells=3)
 
 
-# -- what is read of `policy.model` -----------------------------------------------------------
-
-
 @pytest.mark.core
-def test_the_catalogs_model_has_what_scripts_read_of_it():
+def test_the_catalogs_model_has_the_attributes_that_scripts_read():
     policy = make()
     model = policy.model
     with pytest.raises(ConfigError, match="was not called yet"):
         model.value_function()
-    logits, _ = model({"obs": FIVE})
-    extras = policy.compute_actions(FIVE, explore=False).extras
-    np.testing.assert_allclose(logits, extras["action_dist_inputs"], atol=1e-6)
-    np.testing.assert_allclose(model.value_function(), extras["vf_preds"], atol=1e-6)
+    assert_outputs(policy)
     assert (model.base_model, model.is_time_major()) == (model, False)
     assert list(model.view_requirements) == list(model.inference_view_requirements) == ["obs"]
     assert policy.model is model
     assert [v.shape for v in policy.variables()] == [w.shape for w in policy.get_weights().values()]
 
 
-def test_what_is_read_of_a_model_is_no_part_of_it():
+def test_attributes_of_a_model_are_not_in_its_clones():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     policy = make(PGTF2Policy, model=model)
     result = policy.model
     result(FIVE)
     with pytest.raises(ConfigError, match="has no value output"):
         result.value_function()
-    again = make(PGTF2Policy, model=result)  # as a template, with these weights
+    copy = make(PGTF2Policy, model=result)  # as a template, with these weights
     outputs = result(FIVE).numpy()
-    np.testing.assert_array_equal(again.model(FIVE).numpy(), outputs)
+    np.testing.assert_array_equal(copy.model(FIVE).numpy(), outputs)
     assert not hasattr(keras.models.clone_model(result), "view_requirements")
 
 
-def test_the_views_of_a_model_with_a_memory_say_what_it_reads():
+def test_the_views_of_a_model_with_a_memory_are_its_inputs():
     settings = {"use_lstm": True, "lstm_cell_size": 2, "max_seq_len": 3, "fcnet_hiddens": []}
     settings |= {"lstm_use_prev_action": True, "lstm_use_prev_reward": True}
     model = make(model=settings).model
@@ -158,26 +163,13 @@ def test_the_views_of_a_model_with_a_memory_say_what_it_reads():
     assert list(model.inference_view_requirements) == reads
 
 
-def test_the_catalog_gives_convolutions_for_images_of_its_sizes():
-    space = spaces.Box(-1.0, 1.0, (10, 10, 3))
-    model = ModelCatalog.get_model_v2(space, TWO, 2, {}, framework="tf2")
-    assert isinstance(model, VisionNetwork)
-    outputs, _ = model({"obs": space.sample()[None]})
-    assert (outputs.shape, model.value_function().shape) == ((1, 2), (1,))
-
-
-def test_make_model_may_give_what_the_catalog_gives():
-    class Own(PPOTF2Policy):
+def test_make_model_may_return_a_model_of_the_catalog():
+    class FromCatalog(PPOTF2Policy):
         def make_model(self):
-            spaces_of = self.observation_space, self.action_space
-            return ModelCatalog.get_model_v2(*spaces_of, 2, {"fcnet_hiddens": [4]})
+            both = self.observation_space, self.action_space
+            return ModelCatalog.get_model_v2(*both, 2, {"fcnet_hiddens": [4]})
 
-    policy = make(Own)
+    policy = make(FromCatalog)
     assert isinstance(policy.model.inner, FullyConnectedNetwork)
-    extras = policy.compute_actions(FIVE, explore=False).extras
-    outputs, state = policy.model({"obs": FIVE})
-    np.testing.assert_allclose(outputs, extras["action_dist_inputs"], atol=1e-6)
-    np.testing.assert_allclose(policy.model.value_function(), extras["vf_preds"], atol=1e-6)
-    assert state == []
-    named = policy.model.inner.variables(as_dict=True)
-    assert "base_model.fc_out.kernel:0" in named
+    assert assert_outputs(policy) == []
+    assert "base_model.fc_out.kernel:0" in policy.model.inner.variables(as_dict=True)

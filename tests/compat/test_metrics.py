@@ -1,57 +1,25 @@
-"""What RLlib's users write around evaluation: custom functions, metrics of workers, callbacks."""
+"""Custom evaluation functions, metrics and functions of workers, and printed results."""
 
 import json
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from helpers.multi_agent_envs import Staggered, own_policy
-from tfpolicies import DefaultCallbacks, PGConfig, PPOConfig
+from helpers.quick_configs import Corridor, quick_config
+from tfpolicies import DefaultCallbacks, PGConfig
 from tfpolicies.compat import collect_episodes, pretty_print, summarize_episodes
 from tfpolicies.rollout.episode import RolloutMetrics
 
 
-class Corridor(gym.Env):
-    """Ends after `length` steps, each of which pays 1."""
-
-    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, settings):
-        self.length = settings["length"]
-
-    def set_length(self, length):
-        self.length = length
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.at += 1
-        return np.array([self.at], np.float32), 1.0, self.at >= self.length, False, {}
+def make_config(workers=0, **evaluation):
+    config = quick_config(env=Corridor, env_config={"length": 4}, seed=2)
+    config.rollouts(num_rollout_workers=workers, rollout_fragment_length=16 // max(1, workers))
+    return config.evaluation(**evaluation).resources(num_cpus_per_worker=0)
 
 
-def config(workers=0, **evaluation):
-    return (
-        PPOConfig()
-        .environment(Corridor, env_config={"length": 4})
-        .framework(inference="tf", jit_compile=False)
-        .training(
-            model={"fcnet_hiddens": [4]}, train_batch_size=16, sgd_minibatch_size=16, num_sgd_iter=1
-        )
-        .rollouts(num_rollout_workers=workers, rollout_fragment_length=16 // max(1, workers))
-        .evaluation(**evaluation)
-        .resources(num_cpus_per_worker=0)
-        .debugging(seed=2, log_level="ERROR")
-    )
-
-
-def custom_evaluation_function(algorithm, eval_workers):
-    """Lets each worker play corridors of a length of its own."""
+def evaluate(algorithm, eval_workers):
+    """Plays corridors whose length is that of the worker."""
     eval_workers.foreach_worker_with_id(
         lambda index, worker: worker.foreach_env(lambda env: env.set_length(3 + index))
     )
@@ -65,9 +33,7 @@ def custom_evaluation_function(algorithm, eval_workers):
 
 
 def test_a_custom_evaluation_sets_environments_samples_and_summarises():
-    algorithm = config(
-        evaluation_interval=1, custom_evaluation_function=custom_evaluation_function
-    ).build()
+    algorithm = make_config(evaluation_interval=1, custom_evaluation_function=evaluate).build()
     for _ in range(2):
         result = algorithm.train()["evaluation"]
         assert result["foo"] == 1
@@ -77,15 +43,14 @@ def test_a_custom_evaluation_sets_environments_samples_and_summarises():
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_remote_workers_evaluate_and_tell_by_the_same_function():
-    algorithm = config(
-        workers=2, evaluation_num_workers=2, custom_evaluation_function=custom_evaluation_function
-    ).build()
+def test_remote_workers_evaluate_by_the_same_function():
+    config = make_config(2, evaluation_num_workers=2, custom_evaluation_function=evaluate)
+    algorithm = config.build()
     result = algorithm.evaluate()["evaluation"]
     assert sorted(result["hist_stats"]["episode_lengths"]) == [4] * 5 + [5] * 5
     ids = algorithm.workers.foreach_policy(lambda policy, policy_id: policy_id)
     assert ids == ["default_policy"] * 3
-    assert algorithm.workers.foreach_policy(_sizes, local_worker=False) == [4, 4]
+    assert algorithm.workers.foreach_policy(get_width, local_worker=False) == [4, 4]
     algorithm.workers.sample()  # comes home with its metrics
     algorithm.workers.foreach_worker(lambda worker: worker.sample(), local_worker=False)
     assert len(collect_episodes(algorithm.workers)) == 8
@@ -95,44 +60,39 @@ def test_remote_workers_evaluate_and_tell_by_the_same_function():
     algorithm.stop()
 
 
-def _sizes(policy, policy_id):
+def get_width(policy, policy_id):
     return policy.config["model"]["fcnet_hiddens"][0]
 
 
 @pytest.mark.core
 def test_functions_reach_the_policies_and_environments_of_all_workers():
-    algorithm = (
-        PGConfig()
-        .environment(lambda context: Staggered())
-        .multi_agent(policies={"p", "q"}, policy_mapping_fn=own_policy, policies_to_train=["q"])
-        .framework(inference="tf", jit_compile=False)
-        .training(model={"fcnet_hiddens": [4]}, train_batch_size=8)
-        .debugging(log_level="ERROR")
-        .build()
-    )
+    config = quick_config(PGConfig, lambda context: Staggered(), env_config={"a": 1})
+    config.multi_agent(policies={"p", "q"}, policy_mapping_fn=own_policy, policies_to_train=["q"])
+    algorithm = config.rollouts(num_envs_per_worker=2).build()
     workers = algorithm.workers
     assert sorted(workers.foreach_policy(lambda policy, policy_id: policy_id)) == ["p", "q"]
     result = workers.foreach_policy_to_train(lambda policy, policy_id: (policy_id, policy))
     assert result == [("q", algorithm.get_policy("q"))]
-    assert workers.foreach_policy(_sizes, local_worker=False) == []
-    assert workers.foreach_env(lambda env: type(env).__name__) == [["Staggered"]]
-    result = workers.foreach_env_with_context(lambda env, context: context.vector_index)
-    assert result == [[0]]
+    assert workers.foreach_policy(get_width, local_worker=False) == []
+    assert workers.foreach_env(lambda env: type(env).__name__) == [["Staggered"] * 2]
+    result = workers.foreach_env_with_context(lambda env, at: (at["a"], at.vector_index))
+    assert result == [[(1, 0), (1, 1)]]
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_callbacks_find_the_environment_of_an_episode(several):
+def test_callbacks_get_the_environment_of_an_episode(several):
     results = []
 
     class Noting(DefaultCallbacks):
         def on_episode_end(self, *, worker, base_env, policies, episode, env_index, **kwargs):
             results.append((env_index, base_env.get_sub_environments()[env_index]))
 
-    made = config().rollouts(num_envs_per_worker=2, rollout_fragment_length=8).callbacks(Noting)
+    config = make_config().callbacks(Noting)
+    config.rollouts(num_envs_per_worker=2, rollout_fragment_length=8)
     if several:
-        made.environment(lambda context: Staggered())
-        made.multi_agent(policies={"p", "q"}, policy_mapping_fn=own_policy)
-    algorithm = made.build()
+        config.environment(lambda context: Staggered())
+        config.multi_agent(policies={"p", "q"}, policy_mapping_fn=own_policy)
+    algorithm = config.build()
     algorithm.worker.sample()
     assert {index for index, _ in results} == {0, 1}
     for index, one in results:
@@ -146,9 +106,9 @@ def test_summaries_count_the_new_episodes_and_may_keep_custom_metrics():
     summary = summarize_episodes(episodes, episodes[1:])
     assert summary["episodes_this_iter"] == 2
     assert summary["custom_metrics"] == {"x_mean": 4.0, "x_min": 1.0, "x_max": 7.0}
-    kept = summarize_episodes(episodes, None, True)
-    assert kept["episodes_this_iter"] == 3
-    assert kept["custom_metrics"] == {"x": [1.0, 4.0, 7.0]}
+    summary = summarize_episodes(episodes, None, True)
+    assert summary["episodes_this_iter"] == 3
+    assert summary["custom_metrics"] == {"x": [1.0, 4.0, 7.0]}
 
 
 RESULT = {
@@ -196,12 +156,12 @@ def test_results_are_printed_as_plain_values_without_config_and_histograms():
     assert pretty_print(RESULT) == TEXT
 
 
-def test_what_is_printed_is_yaml():
+def test_printed_results_are_yaml():
     yaml = pytest.importorskip("yaml")
     actual = yaml.safe_load(pretty_print(RESULT))
     assert actual["lengths"] == [0.5, 2, None]
     assert (actual["lr"], actual["answer"], actual["date"]) == (1e-05, "no", "2026-01-02")
-    result = config().build().train()
+    result = make_config().build().train()
     printed = yaml.safe_load(pretty_print(result))
     assert printed["counters"] == result["counters"]
     assert printed["episode_reward_mean"] == result["episode_reward_mean"]

@@ -1,4 +1,4 @@
-"""`TFModelV2` classes as users of RLlib write them, in every way a policy runs."""
+"""`TFModelV2` classes as users of RLlib write them, on all runtimes."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
-from helpers.factories import OBS, TWO, batch_for, make, rows_of, trajectory
+from helpers.factories import OBS, PLANE, TWO, batch_for, make, rows_of, trajectory
 from helpers.marks import telling
+from helpers.rllib_models import Cells, Dense, Functional, Linear, with_model
 from tfpolicies import PGTF2Policy, Policy, PolicyMap, PPOTF1Policy, PPOTF2Policy, ViewRequirement
 from tfpolicies.compat import (
     FullyConnectedNetwork,
@@ -19,7 +20,6 @@ from tfpolicies.compat import (
     TFModelV2,
     VisionNetwork,
     add_time_dimension,
-    normc_initializer,
 )
 from tfpolicies.errors import ConfigError, ModelError, ModelSettingError, UnsupportedMethodError
 from tfpolicies.models.distributions import DiagGaussian
@@ -29,77 +29,24 @@ from tfpolicies.testing import random_batch
 FIVE = rows_of(OBS, 5, seed=3)
 
 
-class Dense(TFModelV2):
-    """The classic: a functional Keras model and a value branch."""
-
-    def __init__(self, obs_space, action_space, num_outputs, model_config, name, hidden=4):
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
-        inputs = tf.keras.layers.Input(shape=obs_space.shape, name="observations")
-        x = tf.keras.layers.Dense(
-            hidden, activation="tanh", kernel_initializer=normc_initializer(1.0)
-        )(inputs)
-        outputs = tf.keras.layers.Dense(num_outputs, name="my_out")(x)
-        self.base_model = tf.keras.Model(inputs, [outputs, tf.keras.layers.Dense(1)(x)])
-        self.register_variables(self.base_model.variables)
-
-    def forward(self, input_dict, state, seq_lens):
-        model_out, self._value_out = self.base_model(input_dict["obs"])
-        return model_out, state
-
-    def value_function(self):
-        return tf.reshape(self._value_out, [-1])
+def learn(policy, batch):
+    """Learns from a batch, and returns the keys of the weights that change."""
+    before = policy.get_weights()
+    policy.learn_on_batch(batch)
+    return [key for key, value in policy.get_weights().items() if np.any(value != before[key])]
 
 
-class Cells(RecurrentNetwork):
-    """An LSTM over sequences, masked by their lengths."""
-
-    def __init__(self, obs_space, action_space, num_outputs, model_config, name, cells=3):
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
-        self.cells = cells
-        self.lstm = keras.layers.LSTM(cells, return_sequences=True, return_state=True)
-        self.heads = {"policy": keras.layers.Dense(num_outputs), "value": keras.layers.Dense(1)}
-
-    def forward_rnn(self, inputs, state, seq_lens):
-        mask = tf.sequence_mask(seq_lens, tf.shape(inputs)[1])
-        x, h, c = self.lstm(inputs, initial_state=state, mask=mask)
-        self._values = self.heads["value"](x)
-        return self.heads["policy"](x), [h, c]
-
-    def get_initial_state(self):
-        return [np.zeros(self.cells, np.float32), np.zeros(self.cells, np.float32)]
-
-    def value_function(self):
-        return tf.reshape(self._values, [-1])
-
-
-class Linear(TFModelV2):
-    """One layer, no value; remembers what `forward` was given."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.out = keras.layers.Dense(self.num_outputs, use_bias=False, kernel_initializer="ones")
-
-    def forward(self, input_dict, state, seq_lens):
-        type(self).seen = input_dict
-        return self.out(input_dict["obs_flat"]), state
-
-
-ModelCatalog.register_custom_model("dense", Dense)
-ModelCatalog.register_custom_model("cells", Cells)
-ModelCatalog.register_custom_model("linear", Linear)
-
-
-def with_model(
-    name, policy_class=PPOTF2Policy, obs=OBS, actions=TWO, inference="tf", seed=0, **settings
-):
-    model = {"custom_model": name, **settings}
-    return make(policy_class, obs, actions, model=model, inference=inference, seed=seed)
+def read_guide(beginning):
+    """Returns the code of the porting guide that begins so."""
+    page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
+    (block,) = re.findall(rf"```python\n({beginning}.*?)```", page, re.DOTALL)
+    return block
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("inference", ["tf", "onnx", "session"])
 def test_a_dense_model_acts_as_its_layers_say_on_every_runtime(inference):
-    policy = with_model("dense", inference=inference, custom_model_config={"hidden": 6})
+    policy = with_model(Dense, inference=inference, custom_model_config={"hidden": 6})
     w1, b1, w2, b2, w3, b3 = policy.get_weights().values()
     assert w1.shape == (3, 6)
     np.testing.assert_allclose(np.linalg.norm(w1, axis=0), 1.0, rtol=1e-5)  # normc_initializer
@@ -112,20 +59,19 @@ def test_a_dense_model_acts_as_its_layers_say_on_every_runtime(inference):
     assert actions.tolist() == (hidden @ w2 + b2).argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
-def test_all_layers_of_a_dense_model_learn(policy_class):
-    policy = with_model("dense", policy_class)
-    before = policy.get_weights()
-    batch = batch_for(policy, 8)
-    policy.learn_on_batch(batch)
-    after = policy.get_weights()
-    assert all(np.any(before[key] != after[key]) for key in before)
+@pytest.mark.parametrize(
+    ("model", "policy_class", "count"),
+    [(Dense, PPOTF2Policy, 6), (Dense, PPOTF1Policy, 6), (Cells, PPOTF1Policy, 7)],
+)
+def test_all_layers_of_a_model_learn(model, policy_class, count):
+    policy = with_model(model, policy_class, max_seq_len=4)
+    assert len(learn(policy, random_batch(policy, 6))) == len(policy.get_weights()) == count
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
-def test_a_recurrent_model_remembers_step_by_step_what_it_computes_at_once(inference):
-    policy = with_model("cells", inference=inference, max_seq_len=4)
+def test_steps_of_a_recurrent_model_equal_those_of_its_layers(inference):
+    policy = with_model(Cells, inference=inference, max_seq_len=4)
     assert [part.shape for part in policy.get_initial_state()] == [(3,), (3,)]
     state, outputs = [part[None] for part in policy.get_initial_state()], []
     for row in FIVE:
@@ -147,16 +93,8 @@ def sigmoid(x):
     return 1.0 / (1.0 + np.exp(-x))
 
 
-def test_a_recurrent_model_learns_in_graph_mode():
-    policy = with_model("cells", PPOTF1Policy, max_seq_len=4)
-    before = policy.get_weights()
-    policy.learn_on_batch(random_batch(policy, 6))
-    changed = [key for key, value in policy.get_weights().items() if np.any(value != before[key])]
-    assert len(changed) == 7  # all but the seed of the LSTM's dropout
-
-
 class MaskedByTheLongest(Cells):
-    """The same with RLlib's idiom, whose mask is as long as the longest sequence of a batch."""
+    """Masks as RLlib's examples do, as far as the longest sequence of a batch."""
 
     def forward_rnn(self, inputs, state, seq_lens):
         x, h, c = self.lstm(inputs, initial_state=state, mask=tf.sequence_mask(seq_lens))
@@ -165,23 +103,21 @@ class MaskedByTheLongest(Cells):
 
 
 @pytest.mark.parametrize("policy_class", telling([PPOTF2Policy, PPOTF1Policy], soak=[PPOTF1Policy]))
-def test_a_mask_as_long_as_the_longest_sequence_will_do(policy_class):
-    ModelCatalog.register_custom_model("masked by the longest", MaskedByTheLongest)
-    names = ("cells", "masked by the longest")
-    model, own = (with_model(name, policy_class, max_seq_len=5) for name in names)
-    own.set_weights(dict(zip(own.get_weights(), model.get_weights().values(), strict=True)))
-    batch = random_batch(model, 7)  # episodes of at most three steps
+def test_a_mask_may_be_as_long_as_the_longest_sequence(policy_class):
+    models = (Cells, MaskedByTheLongest)
+    first, second = (with_model(model, policy_class, max_seq_len=5) for model in models)
+    second.set_weights(list(first.get_weights().values()))
+    batch = random_batch(first, 7)  # episodes of at most three steps
     batch["eps_id"] = np.array([1, 1, 2, 2, 2, 3, 3])
-    for policy in (model, own):
+    for policy in (first, second):
         policy.learn_on_batch(batch)
-    pairs = zip(model.get_weights().values(), own.get_weights().values(), strict=True)
-    for one, other in pairs:
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    for pair in zip(first.get_weights().values(), second.get_weights().values(), strict=True):
+        np.testing.assert_allclose(*pair, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dense", "cells"])
-def test_exports_do_what_the_policy_does(tmp_path, name):
-    policy = with_model(name)
+@pytest.mark.parametrize("model", [Dense, Cells])
+def test_exports_act_as_the_policy(tmp_path, model):
+    policy = with_model(model)
     policy.export_model(str(tmp_path / "saved"))  # verifies itself against the policy
     policy.export_model(str(tmp_path / "onnx"), onnx=15)
     assert (tmp_path / "onnx" / "model.onnx").is_file()
@@ -189,46 +125,40 @@ def test_exports_do_what_the_policy_does(tmp_path, name):
 
 @pytest.mark.core
 def test_a_checkpoint_names_the_registered_model(tmp_path):
-    policy = with_model("dense")
+    policy = with_model(Dense)
     policy.export_checkpoint(tmp_path)
     restored = Policy.from_checkpoint(tmp_path)
     assert restored.program is policy.program
-    np.testing.assert_array_equal(
-        restored.compute_actions(FIVE, explore=False).extras["vf_preds"],
-        policy.compute_actions(FIVE, explore=False).extras["vf_preds"],
-    )
+    extras = [each.compute_actions(FIVE, explore=False).extras for each in (restored, policy)]
+    np.testing.assert_array_equal(extras[0]["vf_preds"], extras[1]["vf_preds"])
 
 
 def test_a_checkpoint_whose_model_is_not_registered_says_to_register_it(tmp_path, monkeypatch):
-    ModelCatalog.register_custom_model("mine", Dense)
-    with_model("mine").export_checkpoint(tmp_path)
-    monkeypatch.delitem(MODELS, "mine")
-    with pytest.raises(
-        ValueError, match=r"register this one first.*register_custom_model\(name, C"
-    ):
+    with_model(Dense).export_checkpoint(tmp_path)
+    monkeypatch.delitem(MODELS, "Dense")
+    words = r"register this one first.*register_custom_model\(name, C"
+    with pytest.raises(ValueError, match=words):
         Policy.from_checkpoint(tmp_path)
-    with pytest.raises(ValueError, match=r"Did you mean 'dense'\?"):
-        with_model("dence")
-    ModelCatalog.register_custom_model("mine", Dense)
+    ModelCatalog.register_custom_model("Dense", Dense)
     assert Policy.from_checkpoint(tmp_path).compute_actions(FIVE).actions.shape == (5,)
 
 
 def test_policies_of_one_class_share_a_program_whatever_the_name():
-    ModelCatalog.register_custom_model("dense again", Dense)
-    first, second = with_model("dense"), with_model("dense again")
+    ModelCatalog.register_custom_model("another dense", Dense)
+    first, second = with_model(Dense), with_model("another dense")
     assert first.program is second.program
-    assert with_model("dense", custom_model_config={"hidden": 7}).program is not first.program
+    assert with_model(Dense, custom_model_config={"hidden": 7}).program is not first.program
 
 
 def test_a_model_without_a_value_gets_one_from_the_catalog():
-    policy = with_model("linear", fcnet_hiddens=[4])
+    policy = with_model(Linear, fcnet_hiddens=[4])
     assert policy.compute_actions(FIVE).extras["vf_preds"].shape == (5,)
-    assert "vf_preds" not in with_model("linear", PGTF2Policy).compute_actions(FIVE).extras
+    assert "vf_preds" not in with_model(Linear, PGTF2Policy).compute_actions(FIVE).extras
 
 
 def test_nested_observations_keep_their_structure_and_are_one_hot():
     space = spaces.Dict(a=spaces.Discrete(3), b=spaces.Tuple([spaces.Box(-1, 1, (2,))]))
-    policy = with_model("linear", PGTF2Policy, obs=space)
+    policy = with_model(Linear, PGTF2Policy, obs=space)
     obs = {"a": np.array([2]), "b": (np.array([[0.5, 0.25]], np.float32),)}
     extras = policy.compute_actions(obs, explore=False).extras
     assert extras["action_dist_inputs"].tolist() == [[1.75, 1.75]]  # 1 of the one-hot, and b
@@ -238,14 +168,12 @@ def test_nested_observations_keep_their_structure_and_are_one_hot():
 
 def test_images_come_as_their_pixels():
     space = spaces.Box(0, 255, (2, 2, 1), np.uint8)
-    policy = with_model("linear", PGTF2Policy, obs=space)
+    policy = with_model(Linear, PGTF2Policy, obs=space)
     extras = policy.compute_actions(np.full((1, 2, 2, 1), 200, np.uint8)).extras
     np.testing.assert_allclose(extras["action_dist_inputs"], 800.0, rtol=1e-5)
 
 
 class Masked(TFModelV2):
-    """RLlib's idiom for action masks."""
-
     def __init__(self, obs_space, action_space, num_outputs, model_config, name):
         super().__init__(obs_space, action_space, num_outputs, model_config, name)
         inner = obs_space.original_space["observations"]
@@ -264,20 +192,18 @@ class Masked(TFModelV2):
 @pytest.mark.core
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_models_that_add_the_mask_to_their_logits_never_choose_a_forbidden_action(inference):
-    ModelCatalog.register_custom_model("masked", Masked)
     space = spaces.Dict(action_mask=spaces.MultiBinary(2), observations=OBS)
-    policy = with_model("masked", obs=space, inference=inference, fcnet_hiddens=[4])
+    policy = with_model(Masked, obs=space, inference=inference, fcnet_hiddens=[4])
     mask = np.array([[1, 0]] * 3 + [[0, 1]] * 2)
     actions = policy.compute_actions({"action_mask": mask, "observations": FIVE}).actions
     assert actions.tolist() == [0, 0, 0, 1, 1]
 
 
-class ReadsThePast(TFModelV2):
+class ReadsThePast(Linear):
     def __init__(self, *args):
         super().__init__(*args)
         for name in ("prev_actions", "prev_rewards"):
             self.view_requirements[name] = ViewRequirement(name.removeprefix("prev_"), shift=-1)
-        self.out = keras.layers.Dense(self.num_outputs, use_bias=False, kernel_initializer="ones")
 
     def forward(self, input_dict, state, seq_lens):
         action = tf.cast(input_dict["prev_actions"], tf.float32)
@@ -287,15 +213,14 @@ class ReadsThePast(TFModelV2):
 
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_previous_actions_and_rewards_come_as_numbers(inference):
-    ModelCatalog.register_custom_model("past", ReadsThePast)
-    policy = with_model("past", PGTF2Policy, inference=inference)
+    policy = with_model(ReadsThePast, PGTF2Policy, inference=inference)
     extras = policy.compute_actions(
         FIVE[:2], prev_action_batch=np.array([0, 1]), prev_reward_batch=np.array([0.5, 2.0])
     ).extras
     assert extras["action_dist_inputs"].tolist() == [[0.5, 0.5], [12.0, 12.0]]
 
 
-class ReadsFrames(TFModelV2):
+class ReadsFrames(Linear):
     """Looks back as RLlib's examples of the trajectory view API do."""
 
     def __init__(self, *args):
@@ -307,7 +232,6 @@ class ReadsFrames(TFModelV2):
             "prev_n_actions": ViewRequirement("actions", shift=f"-{n}:-1", space=two),
         }
         self.view_requirements.update(views)
-        self.out = keras.layers.Dense(self.num_outputs, use_bias=False, kernel_initializer="ones")
 
     def forward(self, input_dict, state, seq_lens):
         frames = tf.reshape(input_dict["prev_n_obs"], [-1, 3 * self.obs_space.shape[0]])
@@ -323,8 +247,7 @@ class ReadsFrames(TFModelV2):
 
 @pytest.mark.parametrize("inference", ["tf", "onnx", "session"])
 def test_frames_and_earlier_actions_come_as_numbers(inference):
-    ModelCatalog.register_custom_model("frames", ReadsFrames)
-    policy = with_model("frames", inference=inference)
+    policy = with_model(ReadsFrames, inference=inference)
     values = {
         "obs": FIVE[:2],
         "prev_n_obs": np.arange(18.0).reshape(2, 3, 3),
@@ -367,42 +290,24 @@ def test_rows_become_sequences():
         add_time_dimension(rows, seq_lens=tf.constant([3]), time_major=True)
 
 
-def test_the_model_of_the_porting_page_works_as_it_stands():
-    page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
-    (block,) = re.findall(r"```python\n(class Memory.*?)```", page, re.DOTALL)
+def test_the_model_of_the_porting_guide_works():
     names = {"keras": keras, "np": np, "tf": tf, "RecurrentNetwork": RecurrentNetwork}
-    exec(block, names)
-    ModelCatalog.register_custom_model("memory", names["Memory"])
-    policy = with_model("memory", max_seq_len=4, custom_model_config={"cells": 5})
+    exec(read_guide("class Memory"), names)
+    policy = with_model(names["Memory"], max_seq_len=4, custom_model_config={"cells": 5})
     assert [part.shape for part in policy.get_initial_state()] == [(5,), (5,)]
 
 
 def test_policies_with_ported_models_act_in_one_call():
     league = PolicyMap()
     for i in range(3):
-        league[str(i)] = with_model("dense", seed=i, inference="onnx")
+        league[str(i)] = with_model(Dense, seed=i, inference="onnx")
     together = league.compute_actions(dict.fromkeys(league, FIVE), explore=False)
     for key, policy in league.items():
-        alone = policy.compute_actions(FIVE, explore=False)
-        np.testing.assert_allclose(
-            together[key].extras["vf_preds"], alone.extras["vf_preds"], atol=1e-6
-        )
-
-
-class Functional(TFModelV2):
-    """Acts by `base_model`, which gives logits and values of observations."""
-
-    def forward(self, input_dict, state, seq_lens):
-        outputs, self._value_out = self.base_model(input_dict["obs"])
-        return outputs, state
-
-    def value_function(self):
-        return tf.reshape(self._value_out, [-1])
+        values = policy.compute_actions(FIVE, explore=False).extras["vf_preds"]
+        np.testing.assert_allclose(together[key].extras["vf_preds"], values, atol=1e-6)
 
 
 class Distances(Functional):
-    """A functional model of TensorFlow's functions: how far rows are from two learned points."""
-
     def __init__(self, *args):
         super().__init__(*args)
         inputs, ones = keras.Input((3,)), tf.ones([3])
@@ -416,8 +321,7 @@ class Distances(Functional):
 
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_a_functional_model_may_be_made_of_tensorflows_functions(inference):
-    ModelCatalog.register_custom_model("distances", Distances)
-    policy = with_model("distances", inference=inference)
+    policy = with_model(Distances, inference=inference)
     points = next(w for w in policy.get_weights().values() if w.shape == (1, 6))
     _, _, extras = policy.compute_actions(FIVE, explore=False)
     total = np.square(FIVE[:, None] - points.reshape(2, 3)).sum(axis=2)
@@ -425,31 +329,25 @@ def test_a_functional_model_may_be_made_of_tensorflows_functions(inference):
 
 
 class Rows(Functional):
-    """A functional model whose shapes are counted from its input."""
-
     def __init__(self, *args):
         super().__init__(*args)
         x = keras.Input((3,))
         rows, width = tf.shape(x)[0], tf.shape(x)[1]
         doubled = tf.reshape(tf.stack([x, x], axis=1), [rows, -1])
-        again = tf.reshape(doubled, [-1, width * 2])
-        assert doubled.shape == again.shape == (None, 6)
+        reshaped = tf.reshape(doubled, [-1, width * 2])
+        assert doubled.shape == reshaped.shape == (None, 6)
         ones = keras.initializers.Ones()
-        logits = keras.layers.Dense(2, use_bias=False, kernel_initializer=ones)(again)
+        logits = keras.layers.Dense(2, use_bias=False, kernel_initializer=ones)(reshaped)
         self.base_model = keras.Model(x, [logits, tf.tile(tf.zeros([1, 1]), [rows, 1])])
 
 
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_shapes_of_a_functional_model_may_be_counted_from_its_input(inference):
-    ModelCatalog.register_custom_model("rows", Rows)
-    policy = with_model("rows", inference=inference)
+    policy = with_model(Rows, inference=inference)
     extras = policy.compute_actions(FIVE, explore=False).extras
     expected = np.repeat(2.0 * FIVE.sum(1, keepdims=True), 2, axis=1)
     np.testing.assert_allclose(extras["action_dist_inputs"], expected, rtol=1e-5)
     assert extras["vf_preds"].tolist() == [0.0] * 5
-
-
-# -- forms that cannot work ---------------------------------------------------------------------
 
 
 def build(self, *args):
@@ -457,13 +355,13 @@ def build(self, *args):
     self.out = keras.layers.Dense(2)
 
 
-def refused(**members):
-    """Returns a model class that has one thing wrong."""
-    right = {
+def make_class(**members):
+    """Returns a class of models of one layer with some members replaced."""
+    usual = {
         "__init__": build,
         "forward": lambda self, input_dict, state, seq_lens: (self.out(input_dict["obs"]), state),
     }
-    return type("Refused", (TFModelV2,), {**right, **members})
+    return type("Changed", (TFModelV2,), {**usual, **members})
 
 
 def makes_layers(self, input_dict, state, seq_lens):
@@ -496,15 +394,14 @@ def frames(self, *args):
         ({"__init__": with_tf_variable}, r"tf.Variable 'log_std:0'.*keras.Variable\("),
         ({"__init__": functional_with_numpy}, "write keras.ops.square for np.square"),
         ({"__init__": frames}, r"view_requirements\['prev_n_infos'\].*Store"),
-        ({"__init__": lambda self: None}, "Refused could not be constructed"),
+        ({"__init__": lambda self: None}, "Changed could not be constructed"),
         ({"get_initial_state": lambda self: [np.ones(2)]}, r"get_initial_state\(\)\[0\] must be z"),
         ({"get_initial_state": lambda self: [np.zeros(2)]}, "must also estimate the values"),
     ],
 )
-def test_a_form_that_cannot_work_is_refused_with_what_to_write(members, words):
-    ModelCatalog.register_custom_model("refused", refused(**members))
+def test_a_form_that_cannot_work_is_refused_with_a_hint(members, words):
     with pytest.raises(ModelError, match=words):
-        with_model("refused")
+        with_model(make_class(**members))
 
 
 def test_a_layer_made_at_the_first_call_and_kept_learns():
@@ -513,8 +410,7 @@ def test_a_layer_made_at_the_first_call_and_kept_learns():
             self.late = keras.layers.Dense(2)
         return self.late(input_dict["obs"]), state
 
-    ModelCatalog.register_custom_model("late", refused(forward=forward))
-    policy = with_model("late", PGTF2Policy)
+    policy = with_model(make_class(forward=forward), PGTF2Policy)
     assert [w.shape for w in policy.get_weights().values()] == [(3, 2), (2,)]  # `out` never ran
 
 
@@ -526,16 +422,12 @@ def test_a_keras_variable_learns():
     def forward(self, input_dict, state, seq_lens):
         return self.out(input_dict["obs"]) * self.scale, state
 
-    ModelCatalog.register_custom_model("scaled", refused(__init__=init, forward=forward))
-    policy = with_model("scaled", PGTF2Policy)
-    before = policy.get_weights()
-    policy.learn_on_batch(batch_for(policy, 6))
-    changed = [key for key, value in policy.get_weights().items() if np.any(value != before[key])]
-    assert len(changed) == len(before) == 3
+    policy = with_model(make_class(__init__=init, forward=forward), PGTF2Policy)
+    assert len(learn(policy, batch_for(policy, 6))) == len(policy.get_weights()) == 3
 
 
-def test_the_base_class_says_what_is_missing():
-    model = refused()(OBS, TWO, 2, {}, "m")
+def test_the_base_class_names_missing_methods():
+    model = make_class()(OBS, TWO, 2, {}, "m")
     assert model.get_initial_state() == []
     assert not model.is_time_major()
     losses = [tf.constant(1.0)]
@@ -548,48 +440,41 @@ def test_the_base_class_says_what_is_missing():
         rnn({"obs": tf.zeros([2, 3])}, [], tf.constant([2]))
 
 
-# -- the register -------------------------------------------------------------------------------
-
-
 @pytest.mark.core
 def test_names_of_models_are_checked():
-    with pytest.raises(ModelSettingError, match=r"the name of a registered model .*, got 'denze'"):
-        with_model("denze")
+    ModelCatalog.register_custom_model("Dense", Dense)
+    words = r"the name of a registered model .*Did you mean 'Dense'\?\), got 'Dence'"
+    with pytest.raises(ModelSettingError, match=words):
+        with_model("Dence")
     with pytest.raises(ModelSettingError, match="non-empty str, got 5"):
         ModelCatalog.register_custom_model(5, Dense)
     with pytest.raises(ModelSettingError, match="must be a factory"):
         ModelCatalog.register_custom_model("number", 5)
 
 
-def test_a_factory_has_a_name_too_and_may_ask_for_the_action_space():
+def test_a_registered_factory_may_ask_for_the_action_space():
     def factory(observation_space, num_outputs, *, action_space, model_config, width):
         assert (action_space, model_config["fcnet_hiddens"]) == (TWO, [256, 256])
-        return keras.Sequential(
-            [keras.Input(observation_space.shape)]
-            + [keras.layers.Dense(n) for n in (width, num_outputs)]
-        )
+        layers = [keras.layers.Dense(n) for n in (width, num_outputs)]
+        return keras.Sequential([keras.Input(observation_space.shape), *layers])
 
-    ModelCatalog.register_custom_model("factory", factory)
-    policy = with_model("factory", PGTF2Policy, custom_model_config={"width": 9})
+    policy = with_model(factory, PGTF2Policy, custom_model_config={"width": 9})
     assert next(iter(policy.get_weights().values())).shape == (3, 9)
 
 
-def test_the_distribution_of_the_porting_guide_does_what_its_name_says(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
-    (block,) = re.findall(r"```python\n(import math\n.*?)```", page, re.DOTALL)
+def test_the_distribution_of_the_porting_guide_is_a_narrow_gaussian(tmp_path):
     names = {}
-    exec(block, names)
+    exec(read_guide("import math\n"), names)
     ModelCatalog.register_custom_action_dist("of_the_guide", names["Narrow"])
-    plane = spaces.Box(-1, 1, (2,), np.float32)
-    policy = make(PPOTF2Policy, actions=plane, model={"custom_action_dist": "of_the_guide"})
+    policy = make(PPOTF2Policy, actions=PLANE, model={"custom_action_dist": "of_the_guide"})
     obs = np.random.default_rng(0).random((2000, 3), np.float32)
     means = policy.compute_actions(obs, explore=False)
     np.testing.assert_allclose(means.actions, means.extras["action_dist_inputs"], atol=1e-6)
-    drawn = policy.compute_actions(obs)
-    assert np.std(drawn.actions - means.actions) == pytest.approx(0.5, abs=0.02)
-    expected = -0.5 * np.sum(((drawn.actions - means.actions) / 0.5) ** 2, axis=1)
+    samples = policy.compute_actions(obs)
+    assert np.std(samples.actions - means.actions) == pytest.approx(0.5, abs=0.02)
+    expected = -0.5 * np.sum(((samples.actions - means.actions) / 0.5) ** 2, axis=1)
     expected -= 2 * np.log(0.5 * np.sqrt(2 * np.pi))
-    np.testing.assert_allclose(drawn.extras["action_logp"], expected, atol=1e-4)
+    np.testing.assert_allclose(samples.extras["action_logp"], expected, atol=1e-4)
     batch = policy.postprocess_trajectory(trajectory(policy, 6))
     stats = policy.learn_on_batch(batch)["learner_stats"]
     assert stats["entropy"] == pytest.approx(2 * np.log(0.5 * np.sqrt(2 * np.pi * np.e)))
@@ -601,12 +486,11 @@ def test_distributions_have_names():
     class Narrow(DiagGaussian):
         pass
 
-    plane = spaces.Box(-1, 1, (2,), np.float32)
     ModelCatalog.register_custom_action_dist("narrow", Narrow)
     settings = {"custom_action_dist": "narrow"}
-    policy = make(PGTF2Policy, actions=plane, model=settings)
+    policy = make(PGTF2Policy, actions=PLANE, model=settings)
     assert policy.dist_class.leaf_classes == (Narrow,)
-    assert ModelCatalog.get_action_dist(plane, settings, framework="tf")[1] == 4
+    assert ModelCatalog.get_action_dist(PLANE, settings, framework="tf")[1] == 4
     with pytest.raises(ConfigError, match=r"a subclass of tfpolicies\.models\.distributions"):
         ModelCatalog.register_custom_action_dist("foreign", dict)
     with pytest.raises(ConfigError, match="non-empty str"):
@@ -615,17 +499,24 @@ def test_distributions_have_names():
         ModelCatalog.register_custom_preprocessor("mine", object)
 
 
-def test_get_model_v2_gives_a_model_for_make_model():
-    model = ModelCatalog.get_model_v2(OBS, TWO, 2, {"fcnet_hiddens": [4]}, framework="tf")
-    logits, state = model({"obs": FIVE})
+@pytest.mark.parametrize(
+    ("space", "kind", "framework"),
+    [
+        (OBS, FullyConnectedNetwork, "tf"),
+        (spaces.Box(-1.0, 1.0, (10, 10, 3)), VisionNetwork, "tf2"),
+    ],
+)
+def test_get_model_v2_gives_a_network_for_the_space(space, kind, framework):
+    settings = {} if framework == "tf2" else {"fcnet_hiddens": [4]}
+    model = ModelCatalog.get_model_v2(space, TWO, 2, settings, framework=framework)
+    assert isinstance(model, kind)
+    logits, state = model({"obs": rows_of(space, 5)})
     assert (logits.shape, model.value_function().shape, state) == ((5, 2), (5,), [])
     with pytest.raises(ModelError, match="num_outputs must be 2"):
         ModelCatalog.get_model_v2(OBS, TWO, 3, {})
 
 
 class Advantages(TFModelV2):
-    """A head over whatever network it becomes."""
-
     def __init__(self, obs_space, action_space, num_outputs, model_config, name):
         super().__init__(obs_space, action_space, None, model_config, name)
         self.head = keras.layers.Dense(num_outputs)

@@ -1,30 +1,12 @@
 """Policy classes, losses and models in the idioms of RLlib's users."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from helpers.factories import OBS, TWO, assert_close, batch_for, make, rows_of, trajectory
-from tfpolicies import PGTF1Policy, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SampleBatch
-from tfpolicies.compat import (
-    DynamicTFPolicyV2,
-    EagerTFPolicyV2,
-    EntropyCoeffSchedule,
-    FullyConnectedNetwork,
-    KLCoeffMixin,
-    LearningRateSchedule,
-    ModelCatalog,
-    ModelV2,
-    Postprocessing,
-    TFModelV2,
-    ValueNetworkMixin,
-    compute_gae_for_sample_batch,
-    convert_to_numpy,
-    get_preprocessor,
-    make_tf_callable,
-    override,
-)
+from helpers.rllib_models import Linear, with_model
+from tfpolicies import PGTF1Policy, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SampleBatch, compat
 from tfpolicies.compat.tf_model_adapter import TFModelFactory
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.losses import masked_mean
@@ -32,21 +14,19 @@ from tfpolicies.models.losses import masked_mean
 FIVE = rows_of(OBS, 5, seed=3)
 
 
-class Critic(TFModelV2):
+class Critic(compat.TFModelV2):
     """A model with a second network, which only the loss and postprocessing use."""
 
-    def __init__(self, obs_space, action_space, num_outputs, model_config, name):
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
-        self.base_model = FullyConnectedNetwork(
-            obs_space, action_space, num_outputs, model_config, name
-        )
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.base_model = compat.FullyConnectedNetwork(*args)
         self.central = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
 
-    @override(ModelV2)
+    @compat.override(compat.ModelV2)
     def forward(self, input_dict, state, seq_lens):
         return self.base_model.forward(input_dict, state, seq_lens)
 
-    @override(ModelV2)
+    @compat.override(compat.ModelV2)
     def value_function(self):
         return self.base_model.value_function()
 
@@ -56,10 +36,10 @@ class Critic(TFModelV2):
 
 
 class CentralValue:
-    """What a constructor of the user's makes of a method of the model."""
+    """Makes a function of a method of the model, in the constructor of a policy."""
 
     def __init__(self):
-        self.central_value = make_tf_callable(self.get_session())(self.model.central_value)
+        self.central_value = compat.make_tf_callable(self.get_session())(self.model.central_value)
 
 
 def with_central_critic(base):
@@ -68,7 +48,7 @@ def with_central_critic(base):
             base.__init__(self, observation_space, action_space, config)
             CentralValue.__init__(self)
 
-        @override(base)
+        @compat.override(base)
         def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
             if self.loss_initialized():
                 ((_, _, other),) = other_agent_batches.values()
@@ -76,10 +56,10 @@ def with_central_critic(base):
             else:
                 sample_batch["other"] = np.zeros_like(sample_batch["actions"])
             values = self.central_value(sample_batch["obs"], sample_batch["other"])
-            sample_batch["vf_preds"] = convert_to_numpy(values)
-            return compute_gae_for_sample_batch(self, sample_batch)
+            sample_batch["vf_preds"] = compat.convert_to_numpy(values)
+            return compat.compute_gae_for_sample_batch(self, sample_batch)
 
-        @override(base)
+        @compat.override(base)
         def loss(self, model, dist_class, train_batch):
             before = model.value_function
             model.value_function = lambda: self.model.central_value(
@@ -92,15 +72,15 @@ def with_central_critic(base):
     return CentralPolicy
 
 
-ModelCatalog.register_custom_model("critic", Critic)
+compat.ModelCatalog.register_custom_model("critic", Critic)
 
 
-def central(base=PPOTF2Policy, **config):
+def make_central(base=PPOTF2Policy, **config):
     return make(with_central_critic(base), model={"custom_model": "critic"}, **config)
 
 
 def test_a_method_of_the_model_runs_with_the_weights_of_its_policy():
-    first = central()
+    first = make_central()
     second = first.copy("second")
     second.set_weights({k: 2 * v + 1 for k, v in first.get_weights().items()})
     assert first.program is second.program
@@ -117,8 +97,8 @@ def test_a_method_of_the_model_runs_with_the_weights_of_its_policy():
 
 
 @pytest.mark.parametrize("base", [PPOTF2Policy, PPOTF1Policy])
-def test_a_central_critic_learns_from_what_the_others_did(base):
-    policy = central(base, lr=0.01, vf_loss_coeff=1.0, jit_compile=False)
+def test_a_central_critic_learns_from_the_actions_of_others(base):
+    policy = make_central(base, lr=0.01, vf_loss_coeff=1.0)
     batch = trajectory(policy, 6)
     other = trajectory(policy, 6, seed=5)
     assert policy.loss_initialized()
@@ -127,13 +107,13 @@ def test_a_central_critic_learns_from_what_the_others_did(base):
     before = list(policy.get_weights().values())
     stats = policy.learn_on_batch(batch)["learner_stats"]
     pairs = zip(before, policy.get_weights().values(), strict=True)
-    moved = [not np.array_equal(x, y) for x, y in pairs]
-    assert moved[-2:] == [True, True]  # the second network
+    changes = [not np.array_equal(x, y) for x, y in pairs]
+    assert changes[-2:] == [True, True]  # the second network
     errors = np.square(batch["vf_preds"] - batch["value_targets"])
     assert stats["vf_loss"] == pytest.approx(np.minimum(errors, 10.0).mean(), rel=1e-4)
 
 
-def test_acting_may_call_parts_of_the_model_which_have_the_policys_weights():
+def test_acting_may_call_layers_of_the_model_with_the_policys_weights():
     class Curious(PGTF2Policy):
         def make_model(self):
             return tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(2)])
@@ -147,62 +127,43 @@ def test_acting_may_call_parts_of_the_model_which_have_the_policys_weights():
         np.testing.assert_allclose(result, FIVE @ kernel + bias, atol=1e-6)
 
 
-class Shared(TFModelV2):
-    """A model that takes a layer from outside, as all others of its class."""
-
+class Shared(Linear):
     layer = tf.keras.layers.Dense(2, name="common")
 
-    def __init__(self, obs_space, action_space, num_outputs, model_config, name):
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
-        self.mine = self.layer
-
-    def forward(self, input_dict, state, seq_lens):
-        return self.mine(input_dict["obs"]), state
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.out = self.layer
 
 
 def test_layers_that_policies_have_in_common_are_refused():
-    ModelCatalog.register_custom_model("shared", Shared)
     with pytest.raises(ModelError, match=r"Each Shared must make separate layers.*\['common'\]"):
-        make(PGTF2Policy, model={"custom_model": "shared"})
+        with_model(Shared, PGTF2Policy)
 
 
-class Reusing(TFModelV2):
-    """A model that means to share a layer's weights by their names, as TensorFlow 1 did."""
-
-    def __init__(self, obs_space, action_space, num_outputs, model_config, name):
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
-        with tf.compat.v1.variable_scope("shared", reuse=tf.compat.v1.AUTO_REUSE):
-            self.layer = tf.keras.layers.Dense(num_outputs)
-
-    def forward(self, input_dict, state, seq_lens):
-        return self.layer(input_dict["obs"]), state
-
-
-class Scoped(TFModelV2):
-    """Enters a scope that names variables and shares none."""
-
-    def __init__(self, obs_space, action_space, num_outputs, model_config, name):
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+class Scoped(Linear):
+    def __init__(self, *args):
+        super().__init__(*args)
         with tf.compat.v1.variable_scope("mine"):
-            self.layer = tf.keras.layers.Dense(num_outputs)
+            self.out = tf.keras.layers.Dense(self.num_outputs)
 
-    forward = Reusing.forward
+
+class Reusing(Linear):
+    def __init__(self, *args):
+        super().__init__(*args)
+        with tf.compat.v1.variable_scope("shared", reuse=tf.compat.v1.AUTO_REUSE):
+            self.out = tf.keras.layers.Dense(self.num_outputs)
 
 
 @pytest.mark.parametrize("kind", [PGTF2Policy, PGTF1Policy])
 def test_weights_that_would_be_shared_by_a_variable_scope_are_refused(kind):
-    ModelCatalog.register_custom_model("reusing", Reusing)
     words = "Reusing makes layers in a variable_scope with reuse.*Map agents"
     with pytest.raises(ModelError, match=words):
-        make(kind, model={"custom_model": "reusing"})
+        with_model(Reusing, kind)
 
 
-def test_the_layers_of_a_scope_that_reuses_nothing_are_the_models_own():
+def test_layers_in_a_variable_scope_without_reuse_belong_to_the_model():
     model = TFModelFactory(Scoped)(OBS, 2, action_space=TWO, model_config={})
     assert [x.shape for x in model.trainable_variables] == [(3, 2), (2,)]
-
-
-# -- losses -------------------------------------------------------------------------------------
 
 
 def copied_loss(self, model, dist_class, train_batch):
@@ -218,12 +179,12 @@ def copied_loss(self, model, dist_class, train_batch):
     else:
         mean = tf.reduce_mean
     ratio = tf.exp(current.logp(train_batch["actions"]) - train_batch["action_logp"])
-    advantages, clip = train_batch[Postprocessing.ADVANTAGES], self.config["clip_param"]
+    advantages, clip = train_batch[compat.Postprocessing.ADVANTAGES], self.config["clip_param"]
     surrogate = tf.minimum(
         advantages * ratio, advantages * tf.clip_by_value(ratio, 1 - clip, 1 + clip)
     )
     values = model.value_function()
-    error = tf.square(values - train_batch[Postprocessing.VALUE_TARGETS])
+    error = tf.square(values - train_batch[compat.Postprocessing.VALUE_TARGETS])
     error = tf.minimum(error, self.config["vf_clip_param"])
     kl, entropy = previous.kl(current), current.entropy()
     self._mean_policy_loss, self._mean_kl_loss = mean(-surrogate), mean(kl)
@@ -243,26 +204,20 @@ class Copied(PPOTF2Policy):
 
 
 @pytest.mark.parametrize("model", [{}, {"use_lstm": True, "lstm_cell_size": 3, "max_seq_len": 4}])
-def test_a_copied_loss_learns_what_that_of_ppo_does(model):
+def test_a_copied_loss_learns_as_that_of_ppo(model):
     config = {"model": {"fcnet_hiddens": [4], **model}, "entropy_coeff": 0.1, "lr": 0.01}
-    batch = None
-    weights, stats = [], []
-    for policy_class in (PPOTF2Policy, Copied):
-        policy = make(policy_class, **config)
-        if batch is None:
-            state = policy.get_initial_state()
-            batch = trajectory(policy, 11) if not state else _remembered(policy, 11)
-            batch = policy.postprocess_trajectory(batch)
-        result = policy.learn_epochs(batch, 2, 8, shuffle=False)
-        weights.append(policy.get_weights())
-        stats.append(result["learner_stats"])
-    assert_close(*weights, atol=1e-5)
+    policies = [make(policy_class, **config) for policy_class in (PPOTF2Policy, Copied)]
+    rows = make_rows_with_states(policies[0], 11) if model else trajectory(policies[0], 11)
+    batch = policies[0].postprocess_trajectory(rows)
+    results = [policy.learn_epochs(batch, 2, 8, shuffle=False) for policy in policies]
+    stats = [result["learner_stats"] for result in results]
+    assert_close(*(policy.get_weights() for policy in policies), atol=1e-5)
     assert set(stats[0]) == set(stats[1])
     for name in ("total_loss", "kl", "entropy", "vf_loss"):
         assert stats[0][name] == pytest.approx(stats[1][name], rel=1e-3, abs=1e-5)
 
 
-def _remembered(policy, rows):
+def make_rows_with_states(policy, rows):
     states = [np.zeros((rows, 3), np.float32) for _ in range(2)]
     obs = rows_of(OBS, rows, 0)
     actions, after, extras = policy.compute_actions(obs, states)
@@ -281,7 +236,7 @@ def _remembered(policy, rows):
     )
 
 
-def test_a_loss_that_tells_padding_by_nothing_is_refused_with_a_memory():
+def test_a_loss_that_ignores_padding_is_refused_with_a_memory():
     class Careless(PGTF2Policy):
         def loss(self, model, dist_class, train_batch):
             logits, _ = model.from_batch(train_batch)
@@ -304,16 +259,15 @@ def test_statistics_that_read_the_mask_do_not_weigh_the_loss():
         def stats_fn(self, train_batch):
             return {"term": masked_mean(self.terms, train_batch["loss_mask"])}
 
-    policy, batch = make(Careless, lr=0.01), None
-    batch = batch_for(policy, 7)
-    policy.learn_epochs(batch, 1, 4, shuffle=False)  # of 4 rows and of 3
-    assert not policy.program.updates.signature.reads_mask
-    twin = make(PGTF2Policy, lr=0.01)
-    twin.learn_epochs(batch, 1, 4, shuffle=False)
-    assert_close(policy.get_weights(), twin.get_weights(), atol=1e-6)
+    policies = [make(policy_class, lr=0.01) for policy_class in (Careless, PGTF2Policy)]
+    batch = batch_for(policies[0], 7)
+    for policy in policies:
+        policy.learn_epochs(batch, 1, 4, shuffle=False)  # of 4 rows and of 3
+    assert not policies[0].program.updates.signature.reads_mask
+    assert_close(*(policy.get_weights() for policy in policies), atol=1e-6)
 
 
-def test_a_question_to_a_tensor_is_explained():
+def test_a_condition_on_a_tensor_is_refused():
     class Asking(PPOTF2Policy):
         def loss(self, model, dist_class, train_batch):
             loss = super().loss(model, dist_class, train_batch)
@@ -324,34 +278,35 @@ def test_a_question_to_a_tensor_is_explained():
         policy.learn_on_batch(batch_for(policy, 4))
 
 
-def test_a_loss_of_ones_own_keeps_what_statistics_it_wants():
+def test_a_custom_loss_has_only_the_statistics_that_it_sets():
     class Bare(PPOTF2Policy):
         def loss(self, model, dist_class, train_batch):
             logits, _ = model(train_batch)
             return tf.reduce_mean(tf.square(logits))
 
     policy = make(Bare)
-    assert set(policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]) == {
-        "cur_lr",
-        "cur_kl_coeff",
-        "entropy_coeff",
-    }
+    stats = policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]
+    assert set(stats) == {"cur_lr", "cur_kl_coeff", "entropy_coeff"}
 
 
 def test_coefficients_of_mixins_are_those_in_force():
     class Mixed(
-        KLCoeffMixin, EntropyCoeffSchedule, LearningRateSchedule, ValueNetworkMixin, EagerTFPolicyV2
+        compat.KLCoeffMixin,
+        compat.EntropyCoeffSchedule,
+        compat.LearningRateSchedule,
+        compat.ValueNetworkMixin,
+        compat.EagerTFPolicyV2,
     ):
         config_class = PPOTF2Policy.config_class
         hyperparameters = PPOTF2Policy.hyperparameters
         static_keys = PPOTF2Policy.static_keys
 
         def __init__(self, observation_space, action_space, config):
-            super(ValueNetworkMixin, self).__init__(observation_space, action_space, config)
-            KLCoeffMixin.__init__(self, config)
-            EntropyCoeffSchedule.__init__(self, 0.25, None)
-            LearningRateSchedule.__init__(self, 0.5, None)
-            ValueNetworkMixin.__init__(self, config)
+            super(compat.ValueNetworkMixin, self).__init__(observation_space, action_space, config)
+            compat.KLCoeffMixin.__init__(self, config)
+            compat.EntropyCoeffSchedule.__init__(self, 0.25, None)
+            compat.LearningRateSchedule.__init__(self, 0.5, None)
+            compat.ValueNetworkMixin.__init__(self, config)
             self.maybe_initialize_optimizer_and_loss()
 
         loss = copied_loss
@@ -360,41 +315,31 @@ def test_coefficients_of_mixins_are_those_in_force():
             return {"kl_coeff": self.kl_coeff, "entropy": self.entropy_coeff, "lr": self.cur_lr}
 
         def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
-            return compute_gae_for_sample_batch(self, sample_batch, other_agent_batches, episode)
+            return compat.compute_gae_for_sample_batch(
+                self, sample_batch, other_agent_batches, episode
+            )
 
     policy = make(Mixed, kl_coeff=0.125, entropy_coeff=0.25, lr=0.5)
     assert (policy.kl_coeff, policy.entropy_coeff, policy.cur_lr) == (0.125, 0.25, 0.5)
     stats = policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]
     assert (stats["kl_coeff"], stats["entropy"], stats["lr"]) == (0.125, 0.25, 0.5)
-    assert issubclass(DynamicTFPolicyV2, EagerTFPolicyV2)
-    assert DynamicTFPolicyV2.runtime == "session"
+    assert issubclass(compat.DynamicTFPolicyV2, compat.EagerTFPolicyV2)
+    assert compat.DynamicTFPolicyV2.runtime == "session"
 
 
 @pytest.mark.parametrize("terminated", [True, False])
 def test_advantages_of_one_trajectory_are_those_of_ppo(terminated):
     policy = make(lambda_=0.5, gamma=0.9)
     rows = trajectory(policy, 5, terminated=terminated)
-    ours = policy.postprocess_trajectory(rows.copy())
-    theirs = compute_gae_for_sample_batch(policy, rows.copy())
+    expected = policy.postprocess_trajectory(rows.copy())
+    batch = compat.compute_gae_for_sample_batch(policy, rows.copy())
     for name in ("advantages", "value_targets", "values_bootstrapped"):
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5)
-    assert theirs["advantages"].dtype == np.float32
+        np.testing.assert_allclose(batch[name], expected[name], rtol=1e-5)
+    assert batch["advantages"].dtype == np.float32
 
 
-# -- observations -------------------------------------------------------------------------------
-
-
-def test_a_preprocessor_gives_the_rows_that_models_see():
-    space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Tuple([TWO, OBS]))
-    encoder = ModelCatalog.get_preprocessor_for_space(space)
-    one = {"a": 2, "b": (1, np.array([0.5, 0.25, -1.0], np.float32))}
-    np.testing.assert_array_equal(encoder.transform(one), [0, 0, 1, 0, 1, 0.5, 0.25, -1.0])
-    assert encoder.shape == (encoder.size,) == (8,) == encoder.observation_space.shape
-    assert get_preprocessor(TWO)(TWO).transform_batch(np.array([1, 0])).tolist() == [[0, 1], [1, 0]]
-
-
-def test_tensors_become_arrays_of_narrow_types():
+def test_tensors_become_arrays_of_32_bits():
     values = {"a": tf.constant([1.5], tf.float64), "b": (np.array([2]),)}
-    result = convert_to_numpy(values)
+    result = compat.convert_to_numpy(values)
     assert (result["a"].dtype, result["b"][0].dtype) == (np.float32, np.int32)
-    assert convert_to_numpy(values, reduce_type=False)["a"].dtype == np.float64
+    assert compat.convert_to_numpy(values, reduce_type=False)["a"].dtype == np.float64

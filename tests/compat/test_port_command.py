@@ -1,8 +1,7 @@
-"""`tfpolicies port` changes the imports of scripts that were written for RLlib."""
+"""Changes of imports in scripts for RLlib, and the command `tfpolicies port`."""
 
 import runpy
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -14,81 +13,72 @@ from tfpolicies.compat.rllib_names import ALTERNATIVES, MODULES, REPLACEMENTS
 from tfpolicies.errors import UsageError
 
 
-def ported(text: str) -> str:
+def port(text):
     return port_script(text.encode()).source.decode()
 
 
-def left(text: str) -> list[str]:
+def get_unchanged(text):
     return [remark.name for remark in port_script(text.encode()).remarks]
 
 
-# -- imports ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("text", "old", "new"),
     [
+        ("from HERE import PPO, PPOConfig as C  # both", "ray.rllib.algorithms.ppo", "tfpolicies"),
         (
-            "from ray.rllib.algorithms.ppo import PPO, PPOConfig as C  # both",
-            "from tfpolicies import PPO, PPOConfig as C  # both",
+            "from  HERE  import (  # noqa: F401\n  SampleBatch ,# rows\n)",
+            "ray.rllib.policy.sample_batch",
+            "tfpolicies",
         ),
         (
-            "from  ray.rllib.policy.sample_batch  import (  # noqa: F401\n  SampleBatch ,# rows\n)",
-            "from  tfpolicies  import (  # noqa: F401\n  SampleBatch ,# rows\n)",
+            "HERE EnvContext, \\\n    VectorEnv as V",
+            "from ray.rllib.env import MultiAgentEnv, \\\n   ",
+            "from tfpolicies import MultiAgentEnv\nfrom tfpolicies.compat import",
         ),
         (
-            "from ray.rllib.env import MultiAgentEnv, \\\n    EnvContext, \\\n    VectorEnv as V",
-            "from tfpolicies import MultiAgentEnv\n"
-            "from tfpolicies.compat import EnvContext, \\\n    VectorEnv as V",
+            "import HERE as ppo, os\nppo.PPOConfig()",
+            "ray.rllib.algorithms.ppo",
+            "tfpolicies.algorithms.ppo",
+        ),
+        ("from HERE import dqn as q\nq.DQN", "ray.rllib.algorithms", "tfpolicies.algorithms"),
+        ("import HERE as ppo\nppo.PPOTrainer()", "ray.rllib.agents.ppo", "tfpolicies.compat"),
+        (
+            "from HERE\nppo.PPOTrainer()",
+            "ray.rllib.agents import ppo",
+            "tfpolicies import compat as ppo",
+        ),
+        ("from HERE import tune\nprint(tune)", "ray", "tfpolicies.compat"),
+        ("import HERE as t", "ray.tune", "tfpolicies.compat.tune"),
+        (
+            "from HERE, tune\nair.RunConfig()",
+            "ray import air",
+            "tfpolicies.compat import tune as air",
+        ),
+        ("from HERE", "ray import air", "tfpolicies.compat import tune as air"),
+        ("import HERE as a\na.FailureConfig", "ray.air", "tfpolicies.compat.tune"),
+        (
+            "from HERE\ntrain.report({})\ntrain.get_context()",
+            "ray import train",
+            "tfpolicies.compat import tune as train",
         ),
         (
-            "import ray.rllib.algorithms.ppo as ppo, os\nppo.PPOConfig()",
-            "import tfpolicies.algorithms.ppo as ppo, os\nppo.PPOConfig()",
+            "from ray.tune import grid_searchHERE Tuner",
+            ",",
+            "\nfrom tfpolicies.compat.tune import",
         ),
         (
-            "from ray.rllib.algorithms import dqn as q\nq.DQN",
-            "from tfpolicies.algorithms import dqn as q\nq.DQN",
-        ),
-        (
-            "import ray.rllib.agents.ppo as ppo\nppo.PPOTrainer()",
-            "import tfpolicies.compat as ppo\nppo.PPOTrainer()",
-        ),
-        (
-            "from ray.rllib.agents import ppo\nppo.PPOTrainer()",
-            "from tfpolicies import compat as ppo\nppo.PPOTrainer()",
-        ),
-        ("from ray import tune\nprint(tune)", "from tfpolicies.compat import tune\nprint(tune)"),
-        ("import ray.tune as t", "import tfpolicies.compat.tune as t"),
-        (
-            "from ray import air, tune\nair.RunConfig()",
-            "from tfpolicies.compat import tune as air, tune\nair.RunConfig()",
-        ),
-        ("from ray import air", "from tfpolicies.compat import tune as air"),
-        (
-            "import ray.air as a\na.FailureConfig",
-            "import tfpolicies.compat.tune as a\na.FailureConfig",
-        ),
-        (
-            "from ray import train\ntrain.report({})\ntrain.get_context()",
-            "from tfpolicies.compat import tune as train\ntrain.report({})\ntrain.get_context()",
-        ),
-        (
-            "from ray.tune import grid_search, Tuner",
-            "from ray.tune import grid_search\nfrom tfpolicies.compat.tune import Tuner",
-        ),
-        (
-            "if a: from ray.rllib.env import EnvContext, MultiAgentEnv; print(1)",
-            "if a: from tfpolicies.compat import EnvContext; "
-            "from tfpolicies import MultiAgentEnv; print(1)",
+            "if a: from HERE MultiAgentEnv; print(1)",
+            "ray.rllib.env import EnvContext,",
+            "tfpolicies.compat import EnvContext; from tfpolicies import",
         ),
     ],
 )
-def test_an_import_is_written_as_it_was_from_another_module(old: str, new: str) -> None:
-    assert ported(old) == new
-    assert left(old) == []
+def test_an_import_changes_its_module_and_nothing_else(text, old, new):
+    assert port(text.replace("HERE", old)) == text.replace("HERE", new)
+    assert get_unchanged(text.replace("HERE", old)) == []
 
 
-def test_names_that_part_keep_the_comments_beside_them() -> None:
+def test_names_of_several_modules_keep_the_comments_next_to_them():
     old = """\
 from ray.rllib.env import (  # noqa: F401
     # what is given to creators
@@ -99,9 +89,7 @@ from ray.rllib.env import (  # noqa: F401
     ExternalEnv,
 )  # the end
 """
-    assert (
-        ported(old)
-        == """\
+    new = """\
 from tfpolicies.compat import (  # noqa: F401
     # what is given to creators
     EnvContext,  # with an index
@@ -115,17 +103,17 @@ from ray.rllib.env import (  # noqa: F401
     ExternalEnv,
 )  # the end
 """
-    )
-    assert left(old) == ["ray.rllib.env.ExternalEnv"]
+    assert port(old) == new
+    assert get_unchanged(old) == ["ray.rllib.env.ExternalEnv"]
     one_line = "from ray.rllib.env import (EnvContext, MultiAgentEnv, ExternalEnv,)"
-    assert ported(one_line).splitlines() == [
+    assert port(one_line).splitlines() == [
         "from tfpolicies.compat import (EnvContext)",
         "from tfpolicies import (MultiAgentEnv)",
         "from ray.rllib.env import (ExternalEnv,)",
     ]
 
 
-def test_imports_in_functions_and_conditions_are_changed_where_they_are() -> None:
+def test_imports_in_functions_and_conditions_are_changed_in_place():
     old = '''\
 try:
     from ray.rllib.env import EnvContext, MultiAgentEnv
@@ -138,9 +126,7 @@ def make():
 
     return SACConfig()
 '''
-    assert (
-        ported(old)
-        == '''\
+    new = '''\
 try:
     from tfpolicies.compat import EnvContext
     from tfpolicies import MultiAgentEnv
@@ -153,7 +139,7 @@ def make():
 
     return SACConfig()
 '''
-    )
+    assert port(old) == new
 
 
 @pytest.mark.parametrize(
@@ -161,33 +147,30 @@ def make():
     [
         b"\xef\xbb\xbffrom ray.rllib.policy import Policy\r\nx = '\xc3\xa9'\r\n",
         b"# coding: latin-1\nx = '\xe9'; from ray.rllib.policy import Policy  # \xe9\x0c\n",
+        b"x = '\\d'\nfrom ray.rllib.policy import Policy",  # Python warns about it
         b"x = '''\r\n'''\nfrom ray.rllib.policy import Policy\n\x0c\n  \n# no line end",
     ],
 )
-def test_every_other_byte_stays(source: bytes) -> None:
+def test_every_other_byte_stays(source):
     assert port_script(source).source == source.replace(b"ray.rllib.policy", b"tfpolicies")
 
 
-def test_names_that_part_keep_the_line_ends_of_the_script() -> None:
+def test_names_of_several_modules_keep_the_line_ends_of_the_script():
     old = "from ray.rllib.env import (\r\n    EnvContext,\r\n    MultiAgentEnv,\r\n)\r\n"
-    assert ported(old) == (
+    assert port(old) == (
         "from tfpolicies.compat import (\r\n    EnvContext,\r\n)\r\n"
         "from tfpolicies import (\r\n    MultiAgentEnv,\r\n)\r\n"
     )
 
 
-def test_what_python_warns_of_in_a_script_stays_as_it_is() -> None:
-    assert ported("x = '\\d'\nfrom ray.rllib.policy import Policy").startswith("x = '\\d'\n")
-
-
-def test_a_ported_script_is_not_changed_again() -> None:
+def test_a_ported_script_is_not_changed_again():
     source = b"import numpy\nfrom . import ray\nfrom .ray.rllib import Policy\nimport rays as ray\n"
     assert port_script(source) == (source, [])
-    once = ported("from ray.rllib.policy import Policy\nPolicy.x._counters\n")
-    assert ported(once) == once
+    once = port("from ray.rllib.policy import Policy\nPolicy.x._counters\n")
+    assert port(once) == once
 
 
-def test_what_cannot_be_changed_safely_is_refused() -> None:
+def test_imports_that_cannot_be_changed_safely_are_refused():
     with pytest.raises(UsageError, match=r"mine\.py cannot be ported: invalid syntax"):
         port_script(b"import = 1", "mine.py")
     for text in (
@@ -195,25 +178,19 @@ def test_what_cannot_be_changed_safely_is_refused() -> None:
         "if a: \\\n  from ray.rllib.env import EnvContext, MultiAgentEnv",
     ):
         with pytest.raises(UsageError, match=r"changed safely|unexpected indent|invalid syntax"):
-            ported(text)
-
-
-# -- the hook -----------------------------------------------------------------------------------
+            port(text)
 
 
 @pytest.mark.parametrize("name", ["_counters", "loss_initialized", "kl_coeff", "_mean_kl_loss"])
-def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
+def test_names_that_compat_makes_known_get_its_import(name):
     old = f'"""Doc."""\nfrom __future__ import annotations\n\n# Ours\n@f\ndef g(a):\n    a.{name}\n'
     lazy = "def h():\n    from ray.rllib.env import EnvContext\n"
     new = lazy.replace("ray.rllib.env", "tfpolicies.compat")
     hooked = old.replace("# Ours\n", "# Ours\nimport tfpolicies.compat\n")
-    assert ported(old) == old
-    assert ported(old + lazy) == hooked + new
+    assert port(old) == old
+    assert port(old + lazy) == hooked + new
     at_top = "from ray.rllib.env import EnvContext\n"
-    assert "import tfpolicies.compat\n" not in ported(at_top + old.partition("\n\n")[2])
-
-
-# -- what stays ---------------------------------------------------------------------------------
+    assert "import tfpolicies.compat\n" not in port(at_top + old.partition("\n\n")[2])
 
 
 @pytest.mark.parametrize(
@@ -246,31 +223,23 @@ def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
         ),
     ],
 )
-def test_what_has_no_place_stays_and_is_told_with_what_helps(
-    text: str, name: str, advice: str
-) -> None:
-    source, remarks = port_script(text.encode())
+def test_a_name_without_a_replacement_stays_with_advice(text, name, advice):
+    source, (remark,) = port_script(text.encode())
     assert source == text.encode()
-    assert [remark.name for remark in remarks] == [name]
-    assert advice in remarks[0].advice
+    assert remark.name == name
+    assert advice in remark.advice
 
 
-def test_what_a_module_lacks_is_told_when_it_is_changed() -> None:
+def test_missing_names_of_a_changed_module_are_named():
     old = "import ray.rllib.algorithms.ppo as ppo\nppo.PPO(ppo.DEFAULT_CONFIG)"
-    source, remarks = port_script(old.encode())
-    assert source == b"import tfpolicies.algorithms.ppo as ppo\nppo.PPO(ppo.DEFAULT_CONFIG)"
-    assert [remark.name for remark in remarks] == ["ray.rllib.algorithms.ppo.DEFAULT_CONFIG"]
+    assert port(old) == "import tfpolicies.algorithms.ppo as ppo\nppo.PPO(ppo.DEFAULT_CONFIG)"
+    assert get_unchanged(old) == ["ray.rllib.algorithms.ppo.DEFAULT_CONFIG"]
+    air = "from ray import air\nair.RunConfig(), air.session.report({})\n"
+    assert port(air).startswith("from tfpolicies.compat import tune as air\n")
+    assert get_unchanged(air) == ["ray.air.session"]
+    assert get_unchanged("from ray.air import session, RunConfig") == ["ray.air.session"]
+    assert get_unchanged("from ray.air.integrations.wandb import WandbLoggerCallback") == []
 
-
-def test_what_ray_air_lacks_is_named() -> None:
-    source, remarks = port_script(b"from ray import air\nair.RunConfig(), air.session.report({})\n")
-    assert source.startswith(b"from tfpolicies.compat import tune as air\n")
-    assert [remark.name for remark in remarks] == ["ray.air.session"]
-    assert left("from ray.air import session, RunConfig") == ["ray.air.session"]
-    assert left("from ray.air.integrations.wandb import WandbLoggerCallback") == []
-
-
-# -- the command --------------------------------------------------------------------------------
 
 SCRIPT = """\
 from ray.rllib.algorithms.pg import PGConfig
@@ -279,7 +248,7 @@ from ray.rllib.env.external_env import ExternalEnv
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
@@ -287,7 +256,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_files_are_changed_where_they_are(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_changed_where_they_are(script, capsys):
     assert main(["port", "script.py", "--check"]) == 1
     assert main(["port", "script.py", "--diff"]) == 0
     assert script.read_text() == SCRIPT
@@ -306,9 +275,7 @@ def test_files_are_changed_where_they_are(script: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "Would change: 0 of 1.\n"
 
 
-def test_no_file_is_changed_if_one_cannot_be(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_file_is_changed_if_one_cannot_be(script, capsys):
     (script.parent / "broken.py").write_text("def")
     for other, message in (("broken.py", "cannot be ported"), ("absent.py", "No such file")):
         assert main(["port", "script.py", other]) == 2
@@ -316,7 +283,7 @@ def test_no_file_is_changed_if_one_cannot_be(
     assert script.read_text() == SCRIPT
 
 
-def test_a_script_runs_by_the_command_alone(script: Path) -> None:
+def test_a_script_runs_after_the_command(script):
     script.write_text(
         "import ray.rllib.algorithms.pg as pg\n"
         "from ray.rllib.utils.framework import try_import_tf\n"
@@ -327,9 +294,7 @@ def test_a_script_runs_by_the_command_alone(script: Path) -> None:
     assert runpy.run_path(str(script))["config"].gamma == 1.0
 
 
-def test_a_package_adds_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_adds_a_command(tmp_path, monkeypatch, capsys):
     info = tmp_path / "greetings-2.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greetings\nVersion: 2.0\n")
@@ -345,32 +310,28 @@ def test_a_package_adds_a_command(
     assert main(["greet", "Ada"]) == 7
     assert capsys.readouterr().out == "Hello Ada\n"
     assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "a command of greetings" in shown
-    assert "change the imports of scripts" in shown
+    output = capsys.readouterr().out
+    assert "a command of greetings" in output
+    assert "change the imports of scripts" in output
     assert main(["lost"]) == main(["odd"]) == main(["train"]) == 2
-    said = capsys.readouterr().err
-    assert "The command 'lost' of the package greetings 2.0 cannot be imported" in said
-    assert "The command 'odd' of the package greetings 2.0 lacks SUMMARY, add_arguments" in said
-    assert "train takes an environment" in said
+    errors = capsys.readouterr().err
+    assert "The command 'lost' of the package greetings 2.0 cannot be imported" in errors
+    assert "The command 'odd' of the package greetings 2.0 lacks SUMMARY, add_arguments" in errors
+    assert "train takes an environment" in errors
 
 
-# -- the table ----------------------------------------------------------------------------------
-
-
-def test_every_name_that_is_here_for_ported_code_is_in_the_table() -> None:
-    here = {name for _, name in REPLACEMENTS.values()}
+def test_every_public_name_is_in_the_table():
+    names = {name for _, name in REPLACEMENTS.values()}
     new = {"__version__", "import_policy", "record_video"}  # which RLlib has nothing like
-    assert here >= {*compat.__all__, *tfpolicies.__all__} - new
-    assert not ALTERNATIVES.keys() & here
+    assert names >= {*compat.__all__, *tfpolicies.__all__} - new
+    assert not ALTERNATIVES.keys() & names
 
 
-def test_every_place_of_the_table_has_its_name() -> None:
+def test_every_module_of_the_table_has_its_name():
     pytest.importorskip("ray.tune")
-    for module, name in {*REPLACEMENTS.values()}:
-        imported = __import__(module, fromlist=[name])
-        assert hasattr(imported, name), (module, name)
-    for (module, name), (home, _) in REPLACEMENTS.items():
+    for (module, name), (home, new_name) in REPLACEMENTS.items():
+        new_home = __import__(home, fromlist=[new_name])
+        assert hasattr(new_home, new_name), (home, new_name)
         if module in MODULES:
-            own = __import__(MODULES[module], fromlist=[name])
-            assert getattr(own, name) is getattr(__import__(home, fromlist=[name]), name)
+            new_module = __import__(MODULES[module], fromlist=[name])
+            assert getattr(new_module, name) is getattr(new_home, name)

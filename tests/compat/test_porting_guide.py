@@ -1,4 +1,4 @@
-"""The tables of the guide for porting are those that `tfpolicies port` and messages go by."""
+"""The porting guide: its tables, and links, sections and pages that the documentation names."""
 
 import re
 from pathlib import Path
@@ -6,36 +6,17 @@ from pathlib import Path
 import pytest
 
 from tfpolicies import SACConfig
-from tfpolicies.base.porting_tables import (
-    KERAS,
-    LATER_SETTINGS,
-    RLLIB,
-    SB3,
-    SB3_SETTINGS,
-    update_tables,
-)
+from tfpolicies.base import porting_tables as tables
+from tfpolicies.compat import rllib_names
 from tfpolicies.compat.rllib_extension import RECORDED_STATISTICS, RLlibExtension
-from tfpolicies.compat.rllib_names import (
-    ALTERNATIVES,
-    MODULES,
-    REPLACEMENTS,
-    RLLIB_ATTRIBUTES,
-    SECTIONS,
-)
 from tfpolicies.config.migration_hints import find_setting_equivalent
 from tfpolicies.config.rllib_settings import ALIASES
 
 HOME = Path(__file__).parents[2]
 GUIDE = HOME / "docs" / "porting.md"
 PAGES = sorted({*HOME.glob("*.md"), *HOME.glob("docs/**/*.md"), *HOME.glob("examples/*.md")})
-SOURCES = sorted(
-    {
-        *HOME.glob("tfpolicies/**/*.py"),
-        *HOME.glob("benchmarks/**/*.py"),
-        *HOME.glob("tools/*.py"),
-        *HOME.glob("tests/soak/*.py"),
-    }
-)
+PLACES = ("tfpolicies/**/*.py", "benchmarks/**/*.py", "tools/*.py", "tests/soak/*.py")
+SOURCES = sorted({path for place in PLACES for path in HOME.glob(place)})
 
 
 def table_lines() -> list[str]:
@@ -64,54 +45,48 @@ def headings(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Returns what may stand behind the # of a link, by GitHub's rule for headings."""
+    """Returns the anchors of a page, by GitHub's rule for headings."""
     slugs = {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings(page)}
     return slugs | {*re.findall(r'<a id="([^"]*)">', page.read_text())}
 
 
-# -- the table ----------------------------------------------------------------------------------
-
-
-def test_the_tables_of_the_guide_are_those_of_the_file() -> None:
+def test_the_tables_of_the_guide_are_those_of_the_file():
     page = GUIDE.read_text()
-    for header in (RLLIB, LATER_SETTINGS, *SB3_SETTINGS, SB3, KERAS):
+    headers = tables.RLLIB, tables.LATER_SETTINGS, tables.SB3, tables.KERAS
+    for header in (*headers, *tables.SB3_SETTINGS):
         assert page.count(f"\n{header}\n|---|") == 1
-    assert update_tables(page) == page
+    assert tables.update_tables(page) == page
     changed = page.replace("| `num_epochs` | `num_sgd_iter` |\n", "| `mine` | `yours` |\n")
-    assert changed != page == update_tables(changed)
-    assert update_tables("| Mine | here |\n|---|---|\n") == "| Mine | here |\n|---|---|\n"
+    assert changed != page == tables.update_tables(changed)
+    assert tables.update_tables("| Mine | here |\n|---|---|\n") == "| Mine | here |\n|---|---|\n"
 
 
-def test_the_command_and_configs_go_by_the_tables() -> None:
-    assert REPLACEMENTS["ray.rllib.policy.sample_batch", "SampleBatch"] == (
-        "tfpolicies",
-        "SampleBatch",
-    )
-    assert REPLACEMENTS["ray.rllib.env", "EnvContext"] == ("tfpolicies.compat", "EnvContext")
-    assert REPLACEMENTS["ray.train", "report"] == ("tfpolicies.compat.tune", "report")
-    assert MODULES["ray.rllib.algorithms.ppo.ppo"] == "tfpolicies.algorithms.ppo"
-    assert MODULES["ray.tune"] == "tfpolicies.compat.tune"
-    assert ("ray.rllib.env.external_env", "ExternalEnv") not in REPLACEMENTS
-    assert (
-        ALTERNATIVES["JsonReader"]
-        == "Use policy.learn_on_batch(batch), with batches that you read."
-    )
-    assert not ALTERNATIVES.keys() & {name for _, name in REPLACEMENTS}
+def test_the_command_and_configs_go_by_the_tables():
+    for old, new in (
+        (("ray.rllib.policy.sample_batch", "SampleBatch"), ("tfpolicies", "SampleBatch")),
+        (("ray.rllib.env", "EnvContext"), ("tfpolicies.compat", "EnvContext")),
+        (("ray.train", "report"), ("tfpolicies.compat.tune", "report")),
+    ):
+        assert rllib_names.REPLACEMENTS[old] == new
+    assert rllib_names.MODULES["ray.rllib.algorithms.ppo.ppo"] == "tfpolicies.algorithms.ppo"
+    assert rllib_names.MODULES["ray.tune"] == "tfpolicies.compat.tune"
+    assert ("ray.rllib.env.external_env", "ExternalEnv") not in rllib_names.REPLACEMENTS
+    alternative = "Use policy.learn_on_batch(batch), with batches that you read."
+    assert rllib_names.ALTERNATIVES["JsonReader"] == alternative
+    assert not rllib_names.ALTERNATIVES.keys() & {name for _, name in rllib_names.REPLACEMENTS}
     assert ALIASES["num_epochs"] == "num_sgd_iter"
-    config = SACConfig().to_dict()
-    assert find_setting_equivalent("ent_coef", dict.fromkeys(config, "training")) == (
-        "training(initial_alpha=...)"
-    )
+    sections = dict.fromkeys(SACConfig().to_dict(), "training")
+    assert find_setting_equivalent("ent_coef", sections) == "training(initial_alpha=...)"
 
 
-def test_the_table_has_the_names_that_only_compat_makes_known() -> None:
-    asked = {
+def test_the_table_has_the_names_that_only_compat_makes_known():
+    table_names = {
         word
         for names, here, _ in ROWS
         if here.startswith("not ") or "with `import tfpolicies.compat`" in here
         for word in re.findall(r"\w+", " ".join(code(names)))
     }
-    assert asked >= RLLIB_ATTRIBUTES
+    assert table_names >= rllib_names.RLLIB_ATTRIBUTES
     added = {
         name
         for getters in (RLlibExtension.attributes, RLlibExtension.class_attributes)
@@ -119,10 +94,10 @@ def test_the_table_has_the_names_that_only_compat_makes_known() -> None:
         for name in names
     }
     recorded = {name for names in RECORDED_STATISTICS.values() for name in names}
-    assert added - recorded - {"_value_fn_out"} == RLLIB_ATTRIBUTES
+    assert added - recorded - {"_value_fn_out"} == rllib_names.RLLIB_ATTRIBUTES
 
 
-def test_the_table_can_be_searched_by_eye() -> None:
+def test_the_table_is_sorted():
     names = [cells[0].replace("`", "").casefold() for cells in ROWS]
     assert names == sorted(names)
     assert len(names) == len({*names})
@@ -133,18 +108,15 @@ def test_the_table_can_be_searched_by_eye() -> None:
         assert match or line[3:].casefold().startswith(part.casefold())
 
 
-def test_a_row_of_the_table_says_two_sentences_at_most() -> None:
+def test_a_row_of_the_table_has_at_most_two_sentences():
     assert {len(row) for row in ROWS} == {3}
     texts = [re.sub(r"`[^`]*`", "x", differs) for _, _, differs in ROWS]
     assert [text for text in texts if len(re.findall(r"[.!?](?= |$)", text)) > 2] == []
     assert [text for text in texts if text and not text.endswith(".")] == []
 
 
-# -- links --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(HOME)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_has_a_target(page):
     for link in re.findall(r"\]\(([^)\s]*)\)", prose(page)):
         path, _, anchor = link.partition("#")
         if not link.startswith("http"):
@@ -153,8 +125,8 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
-def test_every_section_that_a_message_names_is_there() -> None:
-    assert {*SECTIONS.values(), "Names"} <= {*headings(GUIDE)}
+def test_every_section_that_a_message_names_exists():
+    assert {*rllib_names.SECTIONS.values(), "Names"} <= {*headings(GUIDE)}
     named = {
         result
         for source in SOURCES
@@ -165,7 +137,7 @@ def test_every_section_that_a_message_names_is_there() -> None:
     assert lost == []
 
 
-def test_every_page_that_a_message_names_is_there() -> None:
+def test_every_page_that_a_message_names_exists():
     text = "".join(source.read_text() for source in SOURCES)
     pages = {*re.findall(r"docs/[\w/-]+\.md", text)}
     assert "docs/porting.md" in pages

@@ -1,4 +1,4 @@
-"""Preprocessors under RLlib's names, and what models are given of flat observations."""
+"""Preprocessors under RLlib's names, and flat observations in models."""
 
 import types
 
@@ -8,31 +8,8 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from helpers.factories import OBS, TWO, make
-from tfpolicies import PGTF2Policy
-from tfpolicies.compat import (
-    MODEL_DEFAULTS,
-    AtariRamPreprocessor,
-    DictFlatteningPreprocessor,
-    FullyConnectedNetwork,
-    GenericPixelPreprocessor,
-    ModelCatalog,
-    MultiBinaryPreprocessor,
-    NoPreprocessor,
-    OneHotPreprocessor,
-    Preprocessor,
-    TFModelV2,
-    TupleFlatteningPreprocessor,
-    get_preprocessor,
-    one_hot,
-    restore_original_dimensions,
-)
-from tfpolicies.errors import (
-    ModelError,
-    ModelSettingError,
-    ObservationError,
-    SpaceError,
-    UnsupportedSpaceError,
-)
+from helpers.rllib_models import with_model
+from tfpolicies import PGTF2Policy, compat, errors
 
 BITS = spaces.MultiBinary(3)
 FRAMES = spaces.Box(0, 255, (210, 160, 3), np.uint8)
@@ -46,66 +23,67 @@ ROW = [0, 1, 0, 1, 1, 0, 0, 7, 255]
 @pytest.mark.parametrize(
     ("space", "kind", "shape"),
     [
-        (OBS, NoPreprocessor, (3,)),
-        (spaces.Box(-1, 1, (), np.float32), NoPreprocessor, ()),
-        (BITS, NoPreprocessor, (3,)),
-        (TWO, OneHotPreprocessor, (2,)),
-        (spaces.MultiDiscrete([[2, 2], [3, 3]]), OneHotPreprocessor, (10,)),
-        (spaces.Tuple([TWO, OBS]), TupleFlatteningPreprocessor, (5,)),
-        (NESTED, DictFlatteningPreprocessor, (9,)),
-        (FRAMES, GenericPixelPreprocessor, (210, 160, 3)),
-        (RAM, AtariRamPreprocessor, (128,)),
+        (OBS, compat.NoPreprocessor, (3,)),
+        (spaces.Box(-1, 1, (), np.float32), compat.NoPreprocessor, ()),
+        (BITS, compat.NoPreprocessor, (3,)),
+        (TWO, compat.OneHotPreprocessor, (2,)),
+        (spaces.MultiDiscrete([[2, 2], [3, 3]]), compat.OneHotPreprocessor, (10,)),
+        (spaces.Tuple([TWO, OBS]), compat.TupleFlatteningPreprocessor, (5,)),
+        (NESTED, compat.DictFlatteningPreprocessor, (9,)),
+        (FRAMES, compat.GenericPixelPreprocessor, (210, 160, 3)),
+        (RAM, compat.AtariRamPreprocessor, (128,)),
     ],
     ids=str,
 )
-def test_the_space_says_which_class_preprocesses(space, kind, shape):
-    result = ModelCatalog.get_preprocessor(types.SimpleNamespace(observation_space=space))
-    assert type(result) is kind is get_preprocessor(space)
-    assert isinstance(result, Preprocessor)
+def test_the_class_of_a_preprocessor_depends_on_the_space(space, kind, shape):
+    result = compat.ModelCatalog.get_preprocessor(types.SimpleNamespace(observation_space=space))
+    assert type(result) is kind is compat.get_preprocessor(space)
+    assert isinstance(result, compat.Preprocessor)
     assert result.shape == shape == result.observation_space.shape
     assert result.size == np.prod(shape)
-    assert type(ModelCatalog.get_preprocessor(space, MODEL_DEFAULTS)) is kind
+    assert type(compat.ModelCatalog.get_preprocessor(space, compat.MODEL_DEFAULTS)) is kind
 
 
-def test_bits_become_floats_where_that_is_asked_for():
-    result = ModelCatalog.get_preprocessor_for_space(BITS, include_multi_binary=True)
-    assert type(result) is MultiBinaryPreprocessor is get_preprocessor(BITS, True)
+def test_bits_become_floats_with_include_multi_binary():
+    result = compat.ModelCatalog.get_preprocessor_for_space(BITS, include_multi_binary=True)
+    assert type(result) is compat.MultiBinaryPreprocessor is compat.get_preprocessor(BITS, True)
     bits = result.transform(np.array([1, 0, 1], np.int8))
     assert (bits.tolist(), bits.dtype) == ([1, 0, 1], np.float32)
     assert result.observation_space == spaces.Box(0, 1, (3,), np.float32)
     assert result.observation_space.original_space is BITS
 
 
-def test_rows_hold_choices_one_hot_and_pixels_as_they_are():
-    result = get_preprocessor(NESTED)(NESTED)
+def test_rows_have_choices_one_hot_and_pixels_unchanged():
+    result = compat.get_preprocessor(NESTED)(NESTED)
     row = result.transform(ONE)
     assert (row.tolist(), row.dtype) == (ROW, np.float32)
     assert result.observation_space.original_space is NESTED
-    with pytest.raises(ObservationError, match="no part 'b/0'"):
+    image = compat.get_preprocessor(IMAGE)(IMAGE)
+    np.testing.assert_array_equal(image.transform(ONE["b"][1]), ONE["b"][1])
+    assert image.observation_space is IMAGE
+    choices = compat.get_preprocessor(TWO)(TWO).transform_batch(np.array([1, 0]))
+    assert choices.tolist() == [[0, 1], [1, 0]]
+    with pytest.raises(errors.ObservationError, match="no part 'b/0'"):
         result.transform({"a": 1})
 
 
-def test_boxes_stay_as_they_are():
-    result = get_preprocessor(IMAGE)(IMAGE)
-    np.testing.assert_array_equal(result.transform(ONE["b"][1]), ONE["b"][1])
-    assert result.observation_space is IMAGE
-
-
-def test_a_policy_acts_on_what_its_preprocessor_makes():
+def test_a_policy_acts_on_the_rows_of_its_preprocessor():
     policy = make(obs=NESTED)
-    rows = ModelCatalog.get_preprocessor(NESTED).transform(ONE)
+    rows = compat.ModelCatalog.get_preprocessor(NESTED).transform(ONE)
     expected = policy.compute_single_action(ONE, explore=False)[2]["action_dist_inputs"]
     actual = policy.compute_single_action(rows, explore=False)[2]["action_dist_inputs"]
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_preprocessors_refuse_what_is_no_space_and_no_option():
-    with pytest.raises(SpaceError, match=r"obs_space must be a gymnasium\.Space, got 'CartPole'"):
-        ModelCatalog.get_preprocessor("CartPole")
-    with pytest.raises(UnsupportedSpaceError, match="Text"):
-        ModelCatalog.get_preprocessor(spaces.Text(3))
-    with pytest.raises(ModelSettingError, match="dims"):
-        ModelCatalog.get_preprocessor(OBS, {"dims": 42})
+def test_preprocessors_refuse_wrong_spaces_and_options():
+    with pytest.raises(
+        errors.SpaceError, match=r"obs_space must be a gymnasium\.Space, got 'CartPole'"
+    ):
+        compat.ModelCatalog.get_preprocessor("CartPole")
+    with pytest.raises(errors.UnsupportedSpaceError, match="Text"):
+        compat.ModelCatalog.get_preprocessor(spaces.Text(3))
+    with pytest.raises(errors.ModelSettingError, match="dims"):
+        compat.ModelCatalog.get_preprocessor(OBS, {"dims": 42})
 
 
 @pytest.mark.parametrize(
@@ -122,51 +100,41 @@ def test_preprocessors_refuse_what_is_no_space_and_no_option():
     ids=str,
 )
 def test_the_shape_of_actions_is_that_of_rllib(space, dtype, shape):
-    assert ModelCatalog.get_action_shape(space, framework="tf2") == (dtype, shape)
-
-
-def test_numbers_become_one_hot_arrays_of_a_depth():
-    assert one_hot(np.array([[0], [2]]), depth=3).tolist() == [[[1, 0, 0]], [[0, 0, 1]]]
-    assert one_hot(1, 2).tolist() == [0, 1]
-
-
-# -- models -------------------------------------------------------------------------------------
+    assert compat.ModelCatalog.get_action_shape(space, framework="tf2") == (dtype, shape)
 
 
 @pytest.mark.parametrize("lib", ["numpy", np, "tf", tf])
 def test_flat_observations_are_nested_again(lib):
-    space = get_preprocessor(NESTED)(NESTED).observation_space
-    result = restore_original_dimensions(np.array([[ROW]], np.float32), space, lib)
+    space = compat.get_preprocessor(NESTED)(NESTED).observation_space
+    result = compat.restore_original_dimensions(np.array([[ROW]], np.float32), space, lib)
     kind = np.ndarray if lib in ("numpy", np) else tf.Tensor
     assert isinstance(result["a"], kind)
     assert np.asarray(result["a"]).tolist() == [[[0, 1]]]
     assert np.asarray(result["b"][0]).tolist() == [[[0, 1, 1, 0, 0]]]
     assert np.asarray(result["b"][1]).tolist() == [[[[[7], [255]]]]]
-    assert restore_original_dimensions(result, space) is result
+    assert compat.restore_original_dimensions(result, space) is result
 
 
 def test_flat_observations_of_another_width_are_refused():
-    with pytest.raises(ModelError, match=r"must have 9 columns, got the shape \(2, 4\)"):
-        restore_original_dimensions(np.zeros((2, 4)), NESTED)
+    with pytest.raises(errors.ModelError, match=r"must have 9 columns, got the shape \(2, 4\)"):
+        compat.restore_original_dimensions(np.zeros((2, 4)), NESTED)
     rows = np.zeros((2, 4))
-    assert restore_original_dimensions(rows, TWO) is rows
+    assert compat.restore_original_dimensions(rows, TWO) is rows
 
 
-class Inner(TFModelV2):
-    """Reads one part of nested observations."""
-
+class Inner(compat.TFModelV2):
     def forward(self, input_dict, state, seq_lens):
         del seq_lens
         pixels = tf.reshape(input_dict["obs"]["b"][1], [-1, 2])
         return pixels + tf.reduce_sum(input_dict["obs_flat"], 1, keepdims=True), state
 
 
-class Outer(TFModelV2):
-    """Hands flat observations to models that are told the same space."""
+class Outer(compat.TFModelV2):
+    """Passes flat observations on to models with the same space."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.inner, self.dense = Inner(*args), FullyConnectedNetwork(*args)
+        self.inner, self.dense = Inner(*args), compat.FullyConnectedNetwork(*args)
 
     def forward(self, input_dict, state, seq_lens):
         flat = {"obs": input_dict["obs_flat"]}
@@ -174,9 +142,8 @@ class Outer(TFModelV2):
         return outputs + 0.0 * self.dense(flat)[0], state
 
 
-def test_a_model_is_given_flat_observations_nested_whoever_calls_it():
-    ModelCatalog.register_custom_model("outer of flat observations", Outer)
-    policy = make(PGTF2Policy, obs=NESTED, model={"custom_model": "outer of flat observations"})
+def test_models_in_models_get_flat_observations_nested():
+    policy = with_model(Outer, PGTF2Policy, obs=NESTED)
     for values in (ONE, np.array(ROW)):
         result = policy.compute_single_action(values, explore=False)[2]["action_dist_inputs"]
         assert result.tolist() == [272, 520]  # 7 and 255, and the sum 265 of the row

@@ -1,18 +1,9 @@
-"""RLlib's buffer classes: items, what is written over, modes, priorities, states."""
+"""RLlib's buffer classes: items, eviction, modes, priorities, states."""
 
 import numpy as np
 import pytest
 
-from tfpolicies import MultiAgentBatch, SampleBatch
-from tfpolicies.compat import (
-    MultiAgentPrioritizedReplayBuffer,
-    MultiAgentReplayBuffer,
-    PrioritizedReplayBuffer,
-    ReplayBuffer,
-    ReplayMode,
-    ReservoirReplayBuffer,
-    StorageUnit,
-)
+from tfpolicies import MultiAgentBatch, SampleBatch, compat
 from tfpolicies.errors import BatchError, CheckpointError, UnknownPolicyError, UsageError
 
 
@@ -21,7 +12,7 @@ def rows(first, stop, **columns):
 
 
 def episodes():
-    """Two whole episodes of 2 and 3 steps, and one that goes on."""
+    """Returns whole episodes of 2 and 3 steps, and one that continues."""
     ends = np.array([0, 1, 0, 0, 0, 0], bool)
     cut = np.array([0, 0, 0, 0, 1, 0], bool)
     t, ids = np.array([0, 1, 0, 1, 2, 0]), np.array([7, 7, 8, 8, 8, 9])
@@ -33,7 +24,7 @@ def sequences():
     return rows(0, 7, seq_lens=np.array([3, 4]), state_in_0=memory)
 
 
-def actions_of(buffer):
+def get_items(buffer):
     return [item["actions"].tolist() for item in buffer._storage]
 
 
@@ -41,44 +32,44 @@ def actions_of(buffer):
     ("unit", "batch", "expected"),
     [
         ("timesteps", rows(0, 3), [[0], [1], [2]]),
-        (StorageUnit.FRAGMENTS, rows(0, 3), [[0, 1, 2]]),
+        (compat.StorageUnit.FRAGMENTS, rows(0, 3), [[0, 1, 2]]),
         ("episodes", episodes(), [[0, 1], [2, 3, 4]]),
         ("sequences", sequences(), [[0, 1, 2], [3, 4, 5, 6]]),
     ],
 )
-def test_items_are_what_the_unit_says(unit, batch, expected):
-    buffer = ReplayBuffer(100, unit, seed=0)
+def test_items_are_those_of_the_storage_unit(unit, batch, expected):
+    buffer = compat.ReplayBuffer(100, unit, seed=0)
     buffer.add(batch)
-    assert actions_of(buffer) == expected
+    assert get_items(buffer) == expected
     assert (len(buffer), buffer.stats()["added_count"]) == (len(expected), sum(map(len, expected)))
-    drawn = buffer.sample(50)
-    assert set(drawn["actions"].tolist()) == {x for item in expected for x in item}
+    samples = buffer.sample(50)
+    assert set(samples["actions"].tolist()) == {x for item in expected for x in item}
     if unit == "sequences":
-        assert set(drawn["seq_lens"].tolist()) == {3, 4}
+        assert set(samples["seq_lens"].tolist()) == {3, 4}
 
 
-def test_a_full_buffer_is_written_over_from_its_first_item_on():
-    buffer = ReplayBuffer(6, "fragments")
+def test_a_full_buffer_replaces_its_oldest_items():
+    buffer = compat.ReplayBuffer(6, "fragments")
     for first in (0, 2, 4, 6):
         buffer.add(rows(first, first + 2))
-    assert actions_of(buffer) == [[6, 7], [2, 3], [4, 5]]
+    assert get_items(buffer) == [[6, 7], [2, 3], [4, 5]]
     stats = buffer.stats()
     assert (stats["eviction_started"], stats["added_count_wrapped"]) == (True, 2)
     assert stats["est_size_bytes"] == 6 * 8
 
 
-def test_what_goes_in_and_comes_out_is_a_copy():
-    buffer, batch = ReplayBuffer(4, "fragments"), rows(1, 3)
+def test_a_buffer_copies_rows_both_ways():
+    buffer, batch = compat.ReplayBuffer(4, "fragments"), rows(1, 3)
     buffer.add(batch)
     batch["actions"][:] = 0
     buffer.sample(1)["actions"][:] = 0
-    assert actions_of(buffer) == [[1, 2]]
+    assert get_items(buffer) == [[1, 2]]
 
 
 def test_a_reservoir_keeps_every_item_equally_likely():
     counts = np.zeros(30)
     for seed in range(600):
-        buffer = ReservoirReplayBuffer(10, seed=seed)
+        buffer = compat.ReservoirReplayBuffer(10, seed=seed)
         buffer.add(rows(0, 30))
         counts[[item["actions"][0] for item in buffer._storage]] += 1
     assert counts.sum() == 6000
@@ -90,7 +81,7 @@ def test_a_reservoir_keeps_every_item_equally_likely():
 
 
 def test_weights_and_indexes_come_with_every_row_of_an_item():
-    buffer = PrioritizedReplayBuffer(10, "fragments", alpha=1.0, seed=0)
+    buffer = compat.PrioritizedReplayBuffer(10, "fragments", alpha=1.0, seed=0)
     buffer.add(rows(0, 2), weight=4.0)
     buffer.add(rows(2, 5))  # the greatest so far, which is 1 while nothing was learned
     batch = buffer.sample(20, beta=0.5)
@@ -109,40 +100,37 @@ def test_steps_of_all_policies_are_drawn_together_in_lockstep():
         name: rows(first, first + 3, t=np.arange(3), eps_id=[5] * 3, agent_index=[i] * 3)
         for i, (name, first) in enumerate({"a": 0, "b": 10}.items())
     }
-    buffer = MultiAgentReplayBuffer(9, replay_mode="lockstep", seed=0)
+    buffer = compat.MultiAgentReplayBuffer(9, replay_mode="lockstep", seed=0)
     buffer.add(MultiAgentBatch(parts, 3))
-    drawn = buffer.sample(20)
-    np.testing.assert_array_equal(drawn["a"]["actions"] + 10, drawn["b"]["actions"])
+    samples = buffer.sample(20)
+    np.testing.assert_array_equal(samples["a"]["actions"] + 10, samples["b"]["actions"])
     assert ([*buffer.replay_buffers], len(buffer)) == (["__all__"], 3)
     with pytest.raises(UsageError, match="leave policy_id out"):
         buffer.sample(1, policy_id="a")
     with pytest.raises(UsageError, match="keeps steps of all policies, not episodes"):
-        MultiAgentReplayBuffer(9, "episodes", replay_mode=ReplayMode.LOCKSTEP)
+        compat.MultiAgentReplayBuffer(9, "episodes", replay_mode=compat.ReplayMode.LOCKSTEP)
 
 
-def test_each_policy_is_drawn_from_by_itself_otherwise():
-    buffer = MultiAgentReplayBuffer(9, seed=0)
+def test_policies_are_drawn_separately_by_default():
+    buffer = compat.MultiAgentReplayBuffer(9, seed=0)
     buffer.add(MultiAgentBatch({"a": rows(0, 3), "b": rows(10, 11)}, 3))
     buffer.add(rows(20, 21))
-    assert {pid: len(b) for pid, b in buffer.sample(4).policy_batches.items()} == {
-        "a": 4,
-        "b": 4,
-        "default_policy": 4,
-    }
+    counts = {pid: len(rows) for pid, rows in buffer.sample(4).policy_batches.items()}
+    assert counts == {"a": 4, "b": 4, "default_policy": 4}
     only = buffer.sample(4, policy_id="b")
     assert ([*only.policy_batches], set(only["b"]["actions"].tolist())) == (["b"], {10})
     with pytest.raises(UnknownPolicyError, match="'c'"):
         buffer.sample(1, policy_id="c")
 
 
-def test_long_sequences_are_cut_and_begin_without_memory_unless_told_otherwise():
-    one = MultiAgentReplayBuffer(99, "sequences", replay_sequence_length=3)
-    other = MultiAgentReplayBuffer(
-        99, "sequences", replay_sequence_override=False, replay_zero_init_states=False
-    )
-    for buffer in (one, other):
+def test_long_sequences_are_cut_and_begin_without_memory_by_default():
+    def store(**settings):
+        buffer = compat.MultiAgentReplayBuffer(99, "sequences", **settings)
         buffer.add(sequences())
-    items, whole = (b.replay_buffers["default_policy"]._storage for b in (one, other))
+        return buffer.replay_buffers["default_policy"]._storage
+
+    items = store(replay_sequence_length=3)
+    whole = store(replay_sequence_override=False, replay_zero_init_states=False)
     assert [x["actions"].tolist() for x in items] == [[0, 1, 2], [3, 4, 5], [6]]
     assert [x["seq_lens"].tolist() for x in items] == [[3], [3], [1]]
     assert all((x["state_in_0"] == 0).all() for x in items)
@@ -150,14 +138,14 @@ def test_long_sequences_are_cut_and_begin_without_memory_unless_told_otherwise()
 
 
 def test_errors_become_priorities_of_each_policy():
-    buffer = MultiAgentPrioritizedReplayBuffer(
+    buffer = compat.MultiAgentPrioritizedReplayBuffer(
         9, prioritized_replay_alpha=1.0, prioritized_replay_beta=1.0, prioritized_replay_eps=0.5,
         seed=0,
     )  # fmt: skip
     weights = np.array([1.0, 1.0, 3.0], np.float32)
     buffer.add(MultiAgentBatch({"a": rows(0, 3, weights=weights), "b": rows(5, 7)}, 3))
-    drawn = buffer.sample(60).policy_batches["a"]
-    np.testing.assert_allclose(drawn["weights"], np.where(drawn["actions"] == 2, 1 / 3, 1.0))
+    samples = buffer.sample(60).policy_batches["a"]
+    np.testing.assert_allclose(samples["weights"], np.where(samples["actions"] == 2, 1 / 3, 1.0))
     buffer.update_priorities({"a": (np.array([0, 1]), np.array([-1.5, 0.0]))})
     masses = buffer.replay_buffers["a"].get_state()["priorities"]["masses"]
     assert masses.tolist() == [2.0, 0.5, 3.0]
@@ -168,14 +156,14 @@ def test_errors_become_priorities_of_each_policy():
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        (ReplayBuffer, {}),
-        (PrioritizedReplayBuffer, {"beta": 0.4}),
-        (ReservoirReplayBuffer, {}),
-        (MultiAgentReplayBuffer, {}),
-        (MultiAgentPrioritizedReplayBuffer, {}),
+        (compat.ReplayBuffer, {}),
+        (compat.PrioritizedReplayBuffer, {"beta": 0.4}),
+        (compat.ReservoirReplayBuffer, {}),
+        (compat.MultiAgentReplayBuffer, {}),
+        (compat.MultiAgentPrioritizedReplayBuffer, {}),
     ],
 )
-def test_a_restored_buffer_goes_on_to_the_bit(kind, values):
+def test_a_restored_buffer_continues_to_the_bit(kind, values):
     buffer, twin = kind(8, seed=1), kind(8, seed=2)
     buffer.add(rows(0, 11))
     buffer.sample(3, **values)
@@ -194,18 +182,21 @@ def test_a_restored_buffer_goes_on_to_the_bit(kind, values):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ReplayBuffer(0), "capacity must be an integer >= 1"),
-        (lambda: ReplayBuffer(5, "rows"), "storage_unit must be one of"),
-        (lambda: MultiAgentReplayBuffer(5, replay_mode="apart"), "replay_mode must be one of"),
-        (lambda: MultiAgentReplayBuffer(5, replay_burn_in=2), "replay_burn_in must be 0"),
-        (lambda: ReplayBuffer(5).sample(1), "no items to sample"),
+        (lambda: compat.ReplayBuffer(0), "capacity must be an integer >= 1"),
+        (lambda: compat.ReplayBuffer(5, "rows"), "storage_unit must be one of"),
+        (
+            lambda: compat.MultiAgentReplayBuffer(5, replay_mode="apart"),
+            "replay_mode must be one of",
+        ),
+        (lambda: compat.MultiAgentReplayBuffer(5, replay_burn_in=2), "replay_burn_in must be 0"),
+        (lambda: compat.ReplayBuffer(5).sample(1), "no items to sample"),
     ],
 )
 def test_arguments_are_checked(make, message):
     with pytest.raises(UsageError, match=message):
         make()
-    buffer = MultiAgentReplayBuffer(5, underlying_buffer_config={"type": "Ring"})
+    buffer = compat.MultiAgentReplayBuffer(5, underlying_buffer_config={"type": "Ring"})
     with pytest.raises(UsageError, match="must be a class or one of"):
         buffer.add(rows(0, 1))
     with pytest.raises(BatchError, match="needs sequences"):
-        ReplayBuffer(5, "sequences").add(rows(0, 1))
+        compat.ReplayBuffer(5, "sequences").add(rows(0, 1))

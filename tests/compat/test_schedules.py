@@ -1,51 +1,42 @@
-"""Schedules as objects, as ported code makes them."""
+"""Schedules as objects, by themselves and as settings."""
 
 import pickle
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from gymnasium import spaces
 
 from helpers.factories import OBS, TWO
-from tfpolicies import DQNConfig, DQNTF2Policy, PPOConfig, PPOTF2Policy
-from tfpolicies.compat import (
-    ConstantSchedule,
-    ExponentialSchedule,
-    LinearSchedule,
-    PiecewiseSchedule,
-    PolynomialSchedule,
-    Schedule,
-    from_config,
-)
+from helpers.quick_configs import quick_config
+from tfpolicies import DQNConfig, DQNTF2Policy, PPOTF2Policy, compat
 from tfpolicies.errors import ConfigError, UsageError
 
 POINTS = [(0, 50.0), (25, 100.0), (30, 200.0)]
-MADE = [
-    (ConstantSchedule(2.5), {0: 2.5, 77: 2.5}),
+SCHEDULES = [
+    (compat.ConstantSchedule(2.5), {0: 2.5, 77: 2.5}),
     (
-        LinearSchedule(schedule_timesteps=100, initial_p=2.0, final_p=1.0),
+        compat.LinearSchedule(schedule_timesteps=100, initial_p=2.0, final_p=1.0),
         {0: 2.0, 25: 1.75, 100: 1.0, 1000: 1.0},
     ),
-    (PolynomialSchedule(10, 0.5, None, 2.5), {0: 2.5, 5: 1.0, 10: 0.5, 99: 0.5}),
-    (ExponentialSchedule(10, None, 2.0, 0.25), {0: 2.0, 5: 1.0, 10: 0.5, 20: 0.125}),
+    (compat.PolynomialSchedule(10, 0.5, None, 2.5), {0: 2.5, 5: 1.0, 10: 0.5, 99: 0.5}),
+    (compat.ExponentialSchedule(10, None, 2.0, 0.25), {0: 2.0, 5: 1.0, 10: 0.5, 20: 0.125}),
     (
-        PiecewiseSchedule(POINTS, outside_value=14.5),
+        compat.PiecewiseSchedule(POINTS, outside_value=14.5),
         {-1: 14.5, 0: 50.0, 5: 60.0, 25: 100.0, 27: 140.0, 30: 14.5},
     ),
 ]
-NAMES = [type(schedule).__name__ for schedule, _ in MADE]
+NAMES = [type(schedule).__name__ for schedule, _ in SCHEDULES]
 
 
-@pytest.mark.parametrize(("schedule", "expected"), MADE, ids=NAMES)
+@pytest.mark.parametrize(("schedule", "expected"), SCHEDULES, ids=NAMES)
 def test_a_schedule_is_a_function_of_the_time_step(schedule, expected):
     for t, value in expected.items():
         assert schedule(t) == schedule.value(t) == pytest.approx(value)
         assert type(schedule(t)) is float
 
 
-@pytest.mark.parametrize(("schedule", "expected"), MADE, ids=NAMES)
-def test_tensors_of_time_steps_give_tensors_of_values(schedule, expected):
+@pytest.mark.parametrize(("schedule", "expected"), SCHEDULES, ids=NAMES)
+def test_tensors_of_time_steps_or_a_framework_give_tensors_of_values(schedule, expected):
     times = tf.constant(list(expected), tf.int64)
     for run in (schedule, tf.function(schedule)):
         actual = run(times)
@@ -54,44 +45,41 @@ def test_tensors_of_time_steps_give_tensors_of_values(schedule, expected):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         actual = session.run(schedule(tf.constant(list(expected)[1])))
     assert actual == pytest.approx(list(expected.values())[1])
-
-
-def test_a_framework_makes_tensors_of_numbers_too():
     for framework in ("tf", "tf2"):
-        result = ConstantSchedule(2.5, framework=framework)(7)
-        assert tf.is_tensor(result)
-        assert float(result) == 2.5
-    assert type(ConstantSchedule(2.5, framework="torch")(7)) is float
+        value = compat.ConstantSchedule(2.5, framework=framework)(7)
+        assert tf.is_tensor(value)
+        assert float(value) == 2.5
+    assert type(compat.ConstantSchedule(2.5, framework="torch")(7)) is float
 
 
 def test_pieces_may_jump_and_be_interpolated_otherwise():
-    jumping = PiecewiseSchedule([(0, 1.0), (4, 1.0), (4, 0.5), (8, 0.0)], outside_value=0.0)
+    jumping = compat.PiecewiseSchedule([(0, 1.0), (4, 1.0), (4, 0.5), (8, 0.0)], outside_value=0.0)
     assert [jumping(t) for t in (3, 4, 6, 9)] == [1.0, 0.5, 0.25, 0.0]
-    steps = PiecewiseSchedule([(0, 1.0), (4, 3.0)], interpolation=lambda left, right, alpha: left)
+    steps = compat.PiecewiseSchedule(
+        [(0, 1.0), (4, 3.0)], interpolation=lambda left, right, alpha: left
+    )
     assert [steps(t) for t in (0, 3)] == [1.0, 1.0]
 
 
 def test_time_steps_without_a_value_are_refused():
-    inside = PiecewiseSchedule(POINTS)
+    inside = compat.PiecewiseSchedule(POINTS)
     assert inside(29) == 180.0
     for t in (-1, 30, tf.constant(5)):
         with pytest.raises(AssertionError, match=r"from 0 to 30.*Give an `outside_value`"):
             inside(t)
 
 
-def test_arguments_that_make_no_schedule_are_refused():
+def test_wrong_arguments_are_refused():
     for endpoints in ([(5, 1.0), (0, 2.0)], [], [1, 2], None):
         with pytest.raises(UsageError, match="`endpoints` must be"):
-            PiecewiseSchedule(endpoints)
+            compat.PiecewiseSchedule(endpoints)
     with pytest.raises(UsageError, match="`schedule_timesteps` must be more than 0, got 0"):
-        LinearSchedule(schedule_timesteps=0, final_p=0.0)
+        compat.LinearSchedule(schedule_timesteps=0, final_p=0.0)
     with pytest.raises(UsageError, match="`schedule_timesteps` must be more than 0, got -1"):
-        ExponentialSchedule(-1)
+        compat.ExponentialSchedule(-1)
 
 
-class Halving(Schedule):
-    """A schedule of a user's."""
-
+class Halving(compat.Schedule):
     def __init__(self, every, framework=None):
         super().__init__(framework=framework)
         self.every = every
@@ -100,37 +88,35 @@ class Halving(Schedule):
         return 0.5 ** (t / self.every)
 
 
-def test_a_schedule_of_one_s_own_says_its_value():
+def test_a_custom_schedule_computes_its_value():
     assert Halving(10)(20) == 0.25
     assert float(Halving(10, "tf2")(20)) == 0.25
-    assert pickle.loads(pickle.dumps(PiecewiseSchedule(POINTS)))(5) == 60.0
+    assert pickle.loads(pickle.dumps(compat.PiecewiseSchedule(POINTS)))(5) == 60.0
 
 
-def test_settings_take_schedules():
-    lr = LinearSchedule(schedule_timesteps=100, initial_p=0.5, final_p=0.0)
-    config = PPOConfig().training(lr=lr, model={"fcnet_hiddens": [4]})
-    policy = PPOTF2Policy(OBS, TWO, config.to_dict())
+def test_settings_may_be_schedules():
+    lr = compat.LinearSchedule(schedule_timesteps=100, initial_p=0.5, final_p=0.0)
+    policy = PPOTF2Policy(OBS, TWO, quick_config(lr=lr).to_dict())
     policy.on_global_var_update({"timestep": 50})
     assert policy.get_hyperparameter("lr") == pytest.approx(0.25)
     explores = {"type": "EpsilonGreedy", "epsilon_schedule": Halving(10, "tf2")}
-    config = DQNConfig().exploration(exploration_config=explores)
-    config.training(model={"fcnet_hiddens": [4]})
-    policy = DQNTF2Policy(OBS, spaces.Discrete(2), config.to_dict())
+    config = quick_config(DQNConfig, exploration_config=explores)
+    policy = DQNTF2Policy(OBS, TWO, config.to_dict())
     policy.compute_actions(np.zeros((1, *OBS.shape), np.float32), timestep=20)
     assert policy.get_exploration_state()["cur_epsilon"] == pytest.approx(0.25)
 
 
-def test_a_config_names_what_is_made_of_it():
+def test_a_config_names_the_class_of_a_schedule():
     settings = {"schedule_timesteps": 10, "final_p": 0.0}
-    assert from_config(LinearSchedule, settings)(5) == 0.5
-    assert from_config(LinearSchedule, settings, initial_p=4.0)(5) == 2.0
+    assert compat.from_config(compat.LinearSchedule, settings)(5) == 0.5
+    assert compat.from_config(compat.LinearSchedule, settings, initial_p=4.0)(5) == 2.0
     module = "ray.rllib.utils.schedules.polynomial_schedule"
     named = {"type": f"{module}.PolynomialSchedule", **settings}
-    assert from_config(named)(5) == from_config(Schedule, named)(5) == 0.25
+    assert compat.from_config(named)(5) == compat.from_config(compat.Schedule, named)(5) == 0.25
     assert named["type"].startswith(module)
-    assert from_config("ConstantSchedule", value=3.0)(1) == 3.0
-    made = ConstantSchedule(1.0)
-    assert from_config(Schedule, made) is made
+    assert compat.from_config("ConstantSchedule", value=3.0)(1) == 3.0
+    schedule = compat.ConstantSchedule(1.0)
+    assert compat.from_config(compat.Schedule, schedule) is schedule
     for wrong in ({"type": "os.system"}, {"value": 1.0}, "Nothing"):
         with pytest.raises(ConfigError, match="`type` must be a class, or the name of one"):
-            from_config(wrong)
+            compat.from_config(wrong)

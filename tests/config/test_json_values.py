@@ -1,7 +1,5 @@
 """Config values, import paths and random generators through JSON."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -81,20 +79,26 @@ def test_nested_values_come_back_with_types_signs_and_order(value):
     assert same(through_json(value), value)
 
 
-def test_special_floats_tuples_and_odd_keys_come_back_exactly():
-    value = {
-        "inf": [math.inf, -math.inf, -0.0],
-        "hiddens": (64, (32,)),
-        "keys": {1: "int", (1, 2): "tuple", None: "none", "$x": "dollar", 0.5: "float"},
-        "ids": {"b", "a"},
-        "frozen": frozenset({1}),
-    }
-    back = through_json(value)
-    assert same(back, value)
-    assert math.isnan(through_json(math.nan))
+@pytest.mark.parametrize(
+    "value",
+    [
+        [math.inf, -math.inf, -0.0, math.nan],
+        (64, (32,)),
+        {1: "int", (1, 2): "tuple", None: "none", "$x": "dollar", 0.5: "float"},
+        {"ids": {"b", "a"}, "frozen": frozenset({1})},
+        np.array([np.inf, -np.inf, np.nan, 1e-45, 3.4e38], np.float32),
+        np.array([2**64 - 1], np.uint64),
+        np.array([-(2**63)], np.int64),
+        [np.float64(0.1), np.float32("inf")],
+        {"space": spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)})},
+    ],
+    ids=str,
+)
+def test_special_numbers_odd_keys_and_spaces_come_back_exactly(value):
+    assert same(through_json(value), value)
 
 
-def test_what_json_has_is_stored_as_it_is():
+def test_values_that_json_has_are_stored_as_they_are():
     value = {"lr": 0.001, "layers": [{"units": 64}], "name": "a", "flag": None}
     assert encode_value(value) == value
 
@@ -106,25 +110,9 @@ def test_small_arrays_keep_dtype_shape_and_bits(dtype, shape):
     assert same(through_json(np.asarray(array)), np.asarray(array))
 
 
-def test_extreme_numbers_of_arrays_survive():
-    value = [
-        np.array([np.inf, -np.inf, np.nan, 1e-45, 3.4e38], np.float32),
-        np.array([2**64 - 1], np.uint64),
-        np.array([-(2**63)], np.int64),
-        np.float64(0.1),
-        np.float32("inf"),
-    ]
-    assert same(through_json(value), value)
-
-
-def test_spaces_are_values():
-    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)})
-    assert through_json({"observation_space": space})["observation_space"] == space
-
-
-def test_an_unknown_space_is_refused_clearly():
+def test_a_value_that_holds_an_unknown_space_is_refused():
     class Simplex(spaces.Box):
-        """A space with a meaning of its own."""
+        pass
 
     with pytest.raises(UnsupportedSpaceError, match="Simplex"):
         encode_value([Simplex(0, 1)])
@@ -132,35 +120,33 @@ def test_an_unknown_space_is_refused_clearly():
 
 CALLBACKS = AllowedObject("callbacks")
 MAPPING = AllowedObject("policy_mapping_fn", allows_functions=True)
+PATH = "tfpolicies.config.callbacks:DefaultCallbacks"
 
 
-def test_a_class_of_the_package_is_stored_by_path_and_found_where_it_belongs():
-    record = encode_value(DefaultCallbacks)
-    path = "tfpolicies.config.callbacks:DefaultCallbacks"
-    assert record == {"$import": path}
-    assert resolve_allowed(decode_value(record), CALLBACKS) is DefaultCallbacks
+def resolve(path, place, **options):
+    """Resolves an object that is stored by its import path."""
+    return resolve_allowed(decode_value({"$import": path}), place, **options)
+
+
+def test_a_class_of_the_package_is_stored_by_path_and_resolved_where_it_is_allowed():
+    assert encode_value(DefaultCallbacks) == {"$import": PATH}
+    assert resolve(PATH, CALLBACKS) is DefaultCallbacks
     for elsewhere in (None, MAPPING, AllowedObject("policy_class"), {"callbacks": CALLBACKS}):
-        assert resolve_allowed(decode_value(record), elsewhere) == UnresolvedObject(
-            path, importable=True
-        )
+        assert resolve(PATH, elsewhere) == UnresolvedObject(PATH, importable=True)
 
 
-def test_an_object_is_found_in_its_place_alone():
-    def named(value):
-        return decode_value(encode_value(value))
-
-    one = DefaultCallbacks
+def test_an_object_is_resolved_only_in_its_place():
+    one, unresolved = DefaultCallbacks, UnresolvedObject(PATH, importable=True)
     places = {"callbacks": CALLBACKS, "each": {"*": {0: CALLBACKS}}}
-    actual = named({"callbacks": one, "each": {"a": (one, one), "b": [one]}, one: {one}, 3: one})
-    result = resolve_allowed(actual, places)
-    left = UnresolvedObject("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
-    assert result == {
+    value = {"callbacks": one, "each": {"a": (one, one), "b": [one]}, one: {one}, 3: one}
+    assert resolve_allowed(decode_value(encode_value(value)), places) == {
         "callbacks": one,
-        "each": {"a": (one, left), "b": [one]},
-        left: {left},
-        3: left,
+        "each": {"a": (one, unresolved), "b": [one]},
+        unresolved: {unresolved},
+        3: unresolved,
     }
-    assert resolve_allowed(named({"callbacks": [one]}), places) == {"callbacks": [left]}
+    record = encode_value({"callbacks": [one]})
+    assert resolve_allowed(decode_value(record), places) == {"callbacks": [unresolved]}
 
 
 def test_spaces_stay_spaces_where_objects_are_looked_up():
@@ -168,14 +154,14 @@ def test_spaces_stay_spaces_where_objects_are_looked_up():
     assert resolve_allowed({"space": space}, {"*": {"*": CALLBACKS}})["space"] is space
 
 
-def test_a_class_that_cannot_be_made_fits_nowhere():
+def test_an_abstract_class_is_allowed_nowhere():
     assert is_allowed(DefaultCallbacks, "callbacks")
     assert is_allowed(PGTF2Policy, "policy_class")
     assert not is_allowed(Policy, "policy_class")  # it is abstract
     assert not is_allowed(PGTF2Policy, "callbacks")
 
 
-def test_lambdas_local_functions_and_instances_are_named_once_and_asked_for():
+def test_lambdas_local_functions_and_instances_are_named_once_and_stay_unresolved():
     def local():
         return 0
 
@@ -192,12 +178,11 @@ def test_lambdas_local_functions_and_instances_are_named_once_and_asked_for():
     assert not back["map"].importable
 
 
-def test_a_missing_object_can_be_handed_over():
+def test_an_unresolved_object_is_replaced_by_the_callers():
     record = encode_value({"map": lambda agent: "main"})
     name = record["map"]["$unavailable"]
     assert resolve_allowed(decode_value(record), None, objects={name: len}) == {"map": len}
-    path = "train:mapping"
-    assert resolve_allowed(decode_value({"$import": path}), MAPPING, objects={path: len}) is len
+    assert resolve("train:mapping", MAPPING, objects={"train:mapping": len}) is len
 
 
 def test_markers_are_stored_again_without_a_warning():
@@ -207,7 +192,7 @@ def test_markers_are_stored_again_without_a_warning():
         assert through_json(value) == value
 
 
-def test_find_missing_looks_into_every_collection():
+def test_unresolved_objects_are_found_in_every_collection():
     value = {
         "a": ({UnresolvedObject("x"): 1}, [UnresolvedObject("y")]),
         "b": frozenset({UnresolvedObject("z")}),
@@ -216,45 +201,28 @@ def test_find_missing_looks_into_every_collection():
     assert find_unresolved({"a": [1, (2,)]}) == {}
 
 
-HOSTILE = [
-    "os:system",
-    "subprocess:Popen",
-    "builtins:eval",
-    "numpy:load",
-    "tfpolicies.storage.checkpoint:os.system",
-    "tfpolicies.storage.checkpoint:json.loads",
-    "tfpolicies.storage.import_paths:importlib.import_module",
-    "tfpolicies.storage.json_values:Missing",  # only re-exported there
-    "tfpolicies.storage.import_paths:Missing.__init__.__globals__",
-    "tfpolicies.__main__:main",
-    "tfpolicies.cli:main",
-    "tfpolicies.config.callbacks:DefaultCallbacks.on_algorithm_init",
-    "tfpolicies.config.callbacks:DefaultCallbacks.__subclasses__",
-    "tfpolicies.config.callbacks:make_multi_callbacks",
-    "tfpolicies:",
-    "tfpolicies.:x",
-    "tfpolicies..storage:x",
-    "tfpolicies/../evil:x",
-    "tfpolicies.no_such_module:x",
-    "__main__:anything",
-    ":",
-    "",
-]
+HOSTILE = """
+os:system subprocess:Popen builtins:eval numpy:load tfpolicies.storage.checkpoint:os.system
+tfpolicies.storage.checkpoint:json.loads tfpolicies.storage.import_paths:importlib.import_module
+tfpolicies.storage.json_values:Missing tfpolicies.storage.import_paths:Missing.__init__.__globals__
+tfpolicies.__main__:main tfpolicies.cli:main
+tfpolicies.config.callbacks:DefaultCallbacks.on_algorithm_init
+tfpolicies.config.callbacks:DefaultCallbacks.__subclasses__
+tfpolicies.config.callbacks:make_multi_callbacks tfpolicies: tfpolicies.:x tfpolicies..storage:x
+tfpolicies/../evil:x tfpolicies.no_such_module:x __main__:anything :
+"""
 
 
-@pytest.mark.parametrize("path", HOSTILE)
+@pytest.mark.parametrize("path", ["", *HOSTILE.split()])
 def test_a_strangers_import_path_reaches_nothing(path):
     for place in (CALLBACKS, MAPPING, AllowedObject("env", allows_functions=True), None):
-        assert resolve_allowed(decode_value({"$import": path}), place) == UnresolvedObject(
-            path, importable=True
-        )
+        assert resolve(path, place) == UnresolvedObject(path, importable=True)
 
 
 def test_a_module_outside_trusted_packages_is_not_even_imported(tmp_path, monkeypatch):
     (tmp_path / "evil_module.py").write_text("raise SystemExit('ran')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    named = decode_value({"$import": "evil_module:f"})
-    assert isinstance(resolve_allowed(named, MAPPING), UnresolvedObject)
+    assert isinstance(resolve("evil_module:f", MAPPING), UnresolvedObject)
     assert "evil_module" not in sys.modules
 
 
@@ -263,15 +231,12 @@ def test_a_package_that_the_caller_trusts_is_imported(tmp_path, monkeypatch):
     (tmp_path / "my_project_x" / "__init__.py").write_text("")
     (tmp_path / "my_project_x" / "maps.py").write_text("def mapping(agent):\n    return agent\n")
     monkeypatch.syspath_prepend(tmp_path)
-    record = {"$import": "my_project_x.maps:mapping"}
-    assert isinstance(resolve_allowed(decode_value(record), MAPPING), UnresolvedObject)
-    trusted = ("tfpolicies", "my_project_x")
-    result = resolve_allowed(decode_value(record), MAPPING, trusted=trusted)
-    assert isinstance(
-        resolve_allowed(decode_value(record), CALLBACKS, trusted=trusted), UnresolvedObject
-    )
+    path, trusted = "my_project_x.maps:mapping", ("tfpolicies", "my_project_x")
+    assert isinstance(resolve(path, MAPPING), UnresolvedObject)
+    assert isinstance(resolve(path, CALLBACKS, trusted=trusted), UnresolvedObject)
+    result = resolve(path, MAPPING, trusted=trusted)
     assert result is importlib.import_module("my_project_x.maps").mapping
-    assert get_import_path(result) == record["$import"]
+    assert get_import_path(result) == path
 
 
 MALFORMED = [

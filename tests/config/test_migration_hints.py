@@ -1,16 +1,18 @@
-"""What other libraries call things gets an answer that helps; what can be taken is taken."""
+"""Hints for names of other libraries, Keras models and learning-rate schedules in configs."""
 
 import keras
 import numpy as np
 import pytest
 
 from helpers.factories import make, trajectory
+from helpers.quick_configs import quick_config
 from tfpolicies import (
     PPO,
     Algorithm,
     DefaultCallbacks,
     DQNConfig,
     PPOConfig,
+    PPOTF1Policy,
     PPOTF2Policy,
     SACConfig,
     TD3Config,
@@ -23,86 +25,70 @@ from tfpolicies.errors import ConfigError, ModelError, UnknownPolicyError, Usage
 SCHEDULES = keras.optimizers.schedules
 
 
-def algorithm(callbacks=DefaultCallbacks, **training):
-    config = PPOConfig().environment("CartPole-v1").debugging(seed=0).callbacks(callbacks)
-    config.framework(inference="tf", jit_compile=False)
-    few = {"train_batch_size": 32, "sgd_minibatch_size": 16, "num_sgd_iter": 1}
-    return config.training(**{**few, "model": {"fcnet_hiddens": [4]}, **training}).build()
+def build_algorithm(callbacks=DefaultCallbacks, **training):
+    config = quick_config(env="CartPole-v1", train_batch_size=32, log_level="WARN", **training)
+    return config.callbacks(callbacks).build()
 
 
-class OwnModel(keras.Model):
+class CustomModel(keras.Model):
     def __init__(self, hidden=8):
         super().__init__()
-        self.out = keras.layers.Dense(hidden)
-
-    def call(self, x):
-        return self.out(x)
 
 
-def a_policy():
-    return make(inference="tf")
+def train(**settings):
+    return lambda: PPOConfig().training(**settings)
 
 
 @pytest.mark.parametrize(
     ("idiom", "error", "words"),
     [
         (lambda: PPO("MlpPolicy", "CartPole-v1"), ConfigError, "PPOConfig().environment(env)"),
-        (lambda: PPOConfig().training(learning_rate=1e-3), TypeError, "training(lr=...)"),
-        (lambda: PPOConfig().training(n_steps=2048), TypeError, "training(train_batch_size="),
-        (lambda: PPOConfig().training(policy_kwargs={}), TypeError, "'fcnet_hiddens': [64, 64]"),
+        (train(n_steps=2048), TypeError, "training(train_batch_size="),
+        (train(policy_kwargs={}), TypeError, "'fcnet_hiddens': [64, 64]"),
         (
             lambda: PPO("MlpPolicy", "CartPole-v1", verbose=1, ent_coef=0.1),
             TypeError,
             "PPO() got unexpected keywords: verbose, ent_coef. Here 'verbose' is debugging("
             "log_level='INFO'). Here 'ent_coef' is training(entropy_coeff=...). Write PPOConfig()",
         ),
-        (lambda: PPOConfig().training(target_kl=0.1), TypeError, "kl_coeff) that adapts"),
-        (lambda: PPOConfig().training(use_sde=True), TypeError, "not offered"),
-        (lambda: PPOConfig().training(free_log_std=True), TypeError, "{'free_log_std': ...}"),
+        (train(target_kl=0.1), TypeError, "kl_coeff) that adapts"),
+        (train(use_sde=True), TypeError, "not offered"),
+        (train(free_log_std=True), TypeError, "{'free_log_std': ...}"),
         (lambda: PPOConfig().rollouts(norm_obs=True), TypeError, "'MeanStdFilter'"),
         (lambda: PPOConfig().environment(num_envs=8), TypeError, "num_envs_per_worker=..."),
         (lambda: PPOConfig().rollouts(n_envs=8), TypeError, "num_envs_per_worker=..."),
-        (lambda: PPOConfig().training(batch_size=64), TypeError, "sgd_minibatch_size=..."),
         (lambda: PPOConfig().update_from_dict({"clip_range": 0.1}), KeyError, "clip_param"),
         (lambda: DQNConfig().training(buffer_size=9), TypeError, "{'capacity': ...}"),
         (lambda: PPOConfig()["learning_rate"], KeyError, "training(lr=...)"),
         (lambda: PPO.predict, AttributeError, "predict"),
         (
-            lambda: PPOConfig().training(optimizer=keras.optimizers.SGD(0.25, momentum=0.5)),
+            train(optimizer=keras.optimizers.SGD(0.25, momentum=0.5)),
             ConfigError,
             "training(lr=0.25, optimizer={'type': 'sgd', 'momentum': 0.5})",
         ),
         (
-            lambda: PPOConfig().training(lr=keras.optimizers.Adam(1e-3)),
+            train(lr=keras.optimizers.Adam(1e-3)),
             ConfigError,
             "lr cannot be an optimizer object, since each policy creates its own optimizer; got "
             "Adam(...). Write training(lr=0.001, optimizer={'type': 'adam'}).",
         ),
         (
-            lambda: PPOConfig().training(
-                optimizer=keras.optimizers.Adam(SCHEDULES.ExponentialDecay(0.5, 10, 0.9))
-            ),
+            train(optimizer=keras.optimizers.Adam(SCHEDULES.ExponentialDecay(0.5, 10, 0.9))),
             ConfigError,
             "training(lr={'type': 'ExponentialDecay', 'initial_learning_rate': 0.5, ",
         ),
+        (train(model=[keras.layers.Dense(2)]), ConfigError, "keras.Sequential([...])"),
+        (train(model="m.keras"), ConfigError, "keras.models.load_model"),
+        (lambda: make().save_weights("w"), AttributeError, "to_keras().save_weights"),
         (
-            lambda: PPOConfig().training(model=[keras.layers.Dense(2)]),
-            ConfigError,
-            "keras.Sequential([...])",
-        ),
-        (lambda: PPOConfig().training(model="m.keras"), ConfigError, "keras.models.load_model"),
-        (lambda: a_policy().save_weights("w"), AttributeError, "to_keras().save_weights"),
-        (
-            lambda: PPOConfig().training(
-                optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-            ),
+            train(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())),
             ConfigError,
             "training(lr=..., optimizer={'type': 'adam', ...})",
         ),
         (
-            lambda: make(model={"custom_model": OwnModel}),
+            lambda: make(model={"custom_model": CustomModel}),
             ModelError,
-            "The model class OwnModel(hidden=8) is called with (observation_space, ",
+            "The model class CustomModel(hidden=8) is called with (observation_space, ",
         ),
         (
             lambda: make(model={"custom_model": lambda size: None}),
@@ -117,8 +103,8 @@ def test_an_idiom_of_another_library_is_answered_with_the_one_here(idiom, error,
     assert words in str(caught.value)
 
 
-def test_an_algorithm_is_told_what_predict_is_here():
-    built = algorithm()
+def test_predict_and_callback_of_an_algorithm_are_answered():
+    built = build_algorithm()
     with pytest.raises(
         AttributeError, match=r"'PPO' object has no attribute 'predict'.*get_policy"
     ):
@@ -128,7 +114,6 @@ def test_an_algorithm_is_told_what_predict_is_here():
     assert built.training_iteration == 0
     with pytest.raises(AttributeError, match=r"no attribute 'no_such_thing'$"):
         _ = built.no_such_thing
-    built.stop()
 
 
 @pytest.mark.parametrize(
@@ -169,18 +154,18 @@ def test_a_linear_rate_of_the_zoo_is_a_schedule_here(capsys):
     assert expected in capsys.readouterr().err
 
 
-def test_a_callback_that_returns_false_says_what_stops(caplog):
+def test_a_callback_that_returns_false_is_answered_with_a_way_to_stop(caplog):
     class Stops(DefaultCallbacks):
         def on_train_result(self, *, algorithm, result):
             return False
 
-    built = algorithm()
+    built = build_algorithm()
     built.callbacks = Stops()
     caplog.set_level("WARNING", "tfpolicies")
     built.learn(64, callbacks=[DefaultCallbacks()], progress=False)
     assert built.training_iteration == 2
-    (said,) = [x.getMessage() for x in caplog.records if "returned False" in x.getMessage()]
-    assert "f(algorithm, result) does, in learn(..., callbacks=[f])" in said
+    (line,) = [x.getMessage() for x in caplog.records if "returned False" in x.getMessage()]
+    assert "f(algorithm, result) does, in learn(..., callbacks=[f])" in line
 
     class BaseCallback:
         __module__ = "stable_baselines3.common.callbacks"
@@ -188,19 +173,15 @@ def test_a_callback_that_returns_false_says_what_stops(caplog):
     class EvalCallback(BaseCallback):
         __module__ = "stable_baselines3.common.callbacks"
 
-    class Own(BaseCallback):
-        pass
-
-    with pytest.raises(
-        UsageError, match=r"Use config.evaluation\(evaluation_interval=N.*keep_best"
-    ):
+    words = r"Use config.evaluation\(evaluation_interval=N.*keep_best"
+    with pytest.raises(UsageError, match=words):
         built.learn(64, callbacks=[EvalCallback()])
+    custom = type("Custom", (BaseCallback,), {"__module__": __name__})
     with pytest.raises(UsageError, match="in callbacks of learn ends training by returning False"):
-        built.learn(64, callbacks=Own())
-    built.stop()
+        built.learn(64, callbacks=custom())
 
 
-def test_a_callback_with_a_name_that_nothing_calls_is_warned_of(caplog):
+def test_a_callback_with_a_name_that_nothing_calls_is_warned_about(caplog):
     class Stops(DefaultCallbacks):
         def _on_step(self):
             return False
@@ -209,7 +190,7 @@ def test_a_callback_with_a_name_that_nothing_calls_is_warned_of(caplog):
             pass
 
     caplog.set_level("WARNING", "tfpolicies")
-    built = algorithm(Stops)
+    built = build_algorithm(Stops)
     expected = [
         "Stops._on_step is never called: DefaultCallbacks has no such method.",
         "Did you mean 'on_episode_end'",
@@ -218,10 +199,9 @@ def test_a_callback_with_a_name_that_nothing_calls_is_warned_of(caplog):
     caplog.clear()
     built.learn(64, callbacks=[Stops()], progress=False)
     assert all(text in caplog.text for text in expected)
-    built.stop()
 
 
-def test_every_setting_that_is_named_in_an_answer_is_one():
+def test_every_setting_that_an_answer_names_exists():
     config = {**DQNConfig().to_dict(), **PPOConfig().to_dict(), "lambda_": 1.0}
     for text in SETTINGS.values():
         for part in text.split("(")[1:]:
@@ -231,7 +211,7 @@ def test_every_setting_that_is_named_in_an_answer_is_one():
 
 
 def test_arguments_and_methods_of_a_script_for_stable_baselines_are_answered():
-    built = algorithm()
+    built = build_algorithm()
     policy = built.get_policy()
     with pytest.raises(TypeError, match="'deterministic' is explore=False, the default"):
         policy.predict(np.zeros(4), deterministic=True)
@@ -243,19 +223,18 @@ def test_arguments_and_methods_of_a_script_for_stable_baselines_are_answered():
         built.load_replay_buffer("buffer.pkl")
     with pytest.raises(TypeError, match=r"env_processes=16.* for SubprocVecEnv"):
         PPOConfig().rollouts(vec_env_cls=None)
-    built.stop()
 
 
-def test_an_answer_stands_without_the_list_of_all_settings():
+def test_an_answer_comes_without_the_list_of_all_settings():
     with pytest.raises(TypeError, match=r"Here it is training\(lr=\.\.\.\)\.$"):
         PPOConfig().training(learning_rate=1e-3)
     with pytest.raises(TypeError, match=r"'gama'\. Did you mean 'gamma'.*\? It takes gamma, lr, "):
         PPOConfig().training(gama=0.9)
 
 
-def test_a_policy_that_is_not_there_is_named_where_it_is_asked_for(caplog):
+def test_an_unknown_policy_id_is_named(caplog):
     caplog.set_level("WARNING", "tfpolicies")
-    built = algorithm()
+    built = build_algorithm()
     assert built.get_policy("default_polcy") is None
     expected = "get_policy('default_polcy') returns None; there are policies ['default_policy']."
     assert expected in caplog.text
@@ -265,24 +244,19 @@ def test_a_policy_that_is_not_there_is_named_where_it_is_asked_for(caplog):
     built.remove_policy()
     assert built.get_policy() is None
     assert "get_policy('default_policy') returns None; there are policies ['other']." in caplog.text
-    built.stop()
 
 
-# -- models ------------------------------------------------------------------------------------
-
-
-def two_headed(names, activation=None):
+def make_model(activation=None, **settings):
     x = keras.Input((3,))
     hidden = keras.layers.Dense(4)(x)
     logits = keras.layers.Dense(2, activation=activation)(hidden)
-    outputs = dict(zip(names, (logits, keras.layers.Dense(1)(hidden)), strict=True))
-    return keras.Model(x, outputs)
+    return keras.Model(x, {"logits": logits, "value": keras.layers.Dense(1)(hidden)}, **settings)
 
 
 def test_outputs_may_be_called_logits_and_value():
     obs = np.random.default_rng(0).random((5, 3), np.float32)
-    model = two_headed(["logits", "value"])
-    policy = make(model={"custom_model": model}, inference="tf")
+    model = make_model()
+    policy = make(model={"custom_model": model})
     extras = policy.compute_actions(obs, explore=False).extras
     expected = model(obs)
     np.testing.assert_allclose(extras["action_dist_inputs"], expected["logits"], atol=1e-6)
@@ -291,20 +265,16 @@ def test_outputs_may_be_called_logits_and_value():
     assert policy.learn_on_batch(batch)["learner_stats"]["vf_loss"] > 0
 
 
-def test_a_softmax_where_logits_are_wanted_is_told_once(caplog):
+def test_a_softmax_in_place_of_logits_is_warned_about_once(caplog):
     caplog.set_level("WARNING", "tfpolicies")
     for _ in range(2):
-        model = two_headed(["logits", "value"], "softmax")
-        model.name = "with_softmax"
-        make(model={"custom_model": model}, seed=1)
+        make(model={"custom_model": make_model("softmax", name="with_softmax")}, seed=1)
     (record,) = caplog.records
     assert "'with_softmax' returns probabilities" in record.getMessage()
     caplog.clear()
-    make(model={"custom_model": two_headed(["logits", "value"])})
+    make(model={"custom_model": make_model()})
     assert not caplog.records
 
-
-# -- learning rates ----------------------------------------------------------------------------
 
 HALVED = {"type": "InverseTimeDecay", "initial_learning_rate": 0.5, "decay_steps": 1}
 HALVED |= {"decay_rate": 1.0, "staircase": False}
@@ -316,13 +286,9 @@ def rate_after(policy, updates):
     return [pytest.approx(x) for x in results]
 
 
-@pytest.mark.parametrize("framework", ["tf2", "tf"])
-def test_a_keras_schedule_is_a_function_of_gradient_updates(framework, tmp_path):
-    from tfpolicies import PPOTF1Policy
-
-    schedule = SCHEDULES.InverseTimeDecay(0.5, decay_steps=1, decay_rate=1.0)
-    cls = PPOTF2Policy if framework == "tf2" else PPOTF1Policy
-    policy = make(cls, lr=schedule)
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+def test_a_keras_schedule_is_a_function_of_gradient_updates(policy_class, tmp_path):
+    policy = make(policy_class, lr=SCHEDULES.InverseTimeDecay(0.5, decay_steps=1, decay_rate=1.0))
     assert policy.config["lr"] == HALVED
     assert rate_after(policy, 3) == [0.5, 0.25, 0.5 / 3]
     policy.on_global_var_update({"timestep": 10_000})
@@ -331,7 +297,7 @@ def test_a_keras_schedule_is_a_function_of_gradient_updates(framework, tmp_path)
     assert rate_after(TFPolicy.from_checkpoint(tmp_path), 1) == [0.5 / 4]
 
 
-def test_a_schedule_of_ones_own_is_a_function_of_updates_and_is_asked_for_again(tmp_path):
+def test_a_custom_schedule_is_a_function_of_updates_and_is_given_again_on_loading(tmp_path):
     class Tenth(SCHEDULES.LearningRateSchedule):
         def __call__(self, step):
             return 0.1 * (step + 1)
@@ -352,10 +318,10 @@ def test_a_schedule_may_be_made_of_numbers_of_numpy():
 
 
 def test_a_function_as_lr_is_one_of_environment_steps():
-    built = algorithm(lr=lambda steps: 1e-3 * (1.0 - steps / 64))
-    seen = [built.train()["info"]["learner"]["default_policy"]["learner_stats"] for _ in range(2)]
-    assert [stats["cur_lr"] for stats in seen] == pytest.approx([1e-3, 5e-4])
-    built.stop()
+    built = build_algorithm(lr=lambda steps: 1e-3 * (1.0 - steps / 64))
+    learned = [built.train()["info"]["learner"]["default_policy"] for _ in range(2)]
+    rates = [result["learner_stats"]["cur_lr"] for result in learned]
+    assert rates == pytest.approx([1e-3, 5e-4])
 
 
 @pytest.mark.parametrize(
@@ -371,11 +337,8 @@ def test_a_function_as_lr_is_one_of_environment_steps():
         ([[0, 0.1], [9, 0.0]], r"goes into lr_schedule\), got \[\[0, 0.1\]"),
     ],
 )
-def test_a_learning_rate_that_is_none_is_refused(lr, words):
+def test_a_wrong_learning_rate_is_refused(lr, words):
     with pytest.raises(ConfigError, match=words):
         make(lr=lr)
-
-
-def test_two_schedules_of_one_rate_are_refused():
     with pytest.raises(ConfigError, match="lr_schedule must be left out"):
         PPOConfig().training(lr=lambda steps: 0.1, lr_schedule=[[0, 0.1]])

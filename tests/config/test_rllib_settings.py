@@ -1,5 +1,6 @@
-"""Every setting of RLlib's fluent methods: one that means something here, or a constant."""
+"""Settings of RLlib's fluent methods: defaults, constants, second names and types of values."""
 
+import ast
 import dataclasses
 import logging
 import math
@@ -7,163 +8,65 @@ import math
 import numpy as np
 import pytest
 
-from tfpolicies import (
-    A2CConfig,
-    AlgorithmConfig,
-    DQNConfig,
-    PGConfig,
-    PPOConfig,
-    SACConfig,
-    TD3Config,
-)
+import tfpolicies
+from tfpolicies import AlgorithmConfig, PPOConfig, SACConfig
 from tfpolicies.algorithms.ppo import PPOTrainingSettings
-from tfpolicies.base.validators import (
-    DICT,
-    FINITE,
-    FRACTION,
-    NON_NEGATIVE,
-    POSITIVE,
-    is_finite,
-    is_number,
-    one_of,
-)
+from tfpolicies.base import validators
 from tfpolicies.config.rllib_settings import ALIASES, DICT_NAMES, FIXED_SETTINGS
 from tfpolicies.config.setting import Merge, setting
 from tfpolicies.errors import ConfigError, TfPoliciesError, show_value
 
-ALGORITHMS = (PPOConfig, A2CConfig, PGConfig, DQNConfig, SACConfig, TD3Config)
-
-# The methods of RLlib's TF stack with their arguments and defaults (contract of the API).
+# The signatures of methods of RLlib's TF stack (contract of the API).
+SIGNATURES = """
+environment(env=None, env_config={}, observation_space=None, action_space=None, env_task_fn=None,
+    render_env=False, clip_rewards=None, normalize_actions=True, clip_actions=False,
+    disable_env_checking=False, is_atari=False, auto_wrap_old_gym_envs=True,
+    action_mask_key="action_mask")
+rollouts(num_rollout_workers=0, num_envs_per_worker=1, rollout_fragment_length=200,
+    batch_mode="truncate_episodes", create_env_on_local_worker=False, enable_connectors=True,
+    observation_filter="NoFilter", update_worker_filter_stats=True, use_worker_filter_stats=True,
+    compress_observations=False, preprocessor_pref="deepmind", remote_worker_envs=False,
+    remote_env_batch_wait_ms=0, validate_workers_after_construction=True,
+    sampler_perf_stats_ema_coef=None, sample_collector=None, enable_tf1_exec_eagerly=False,
+    sample_async=False)
+training(gamma=0.99, lr=0.001, grad_clip=None, grad_clip_by="global_norm", train_batch_size=32,
+    optimizer={}, max_requests_in_flight_per_sampler_worker=2)
+framework(framework="tf2", eager_tracing=True, eager_max_retraces=20)
+exploration(explore=True)
+evaluation(evaluation_interval=None, evaluation_duration=10, evaluation_duration_unit="episodes",
+    evaluation_sample_timeout_s=180, evaluation_parallel_to_training=False, evaluation_config=None,
+    evaluation_num_workers=0, custom_evaluation_function=None,
+    always_attach_evaluation_results=False, off_policy_estimation_methods={},
+    ope_split_batch_by_episode=True, enable_async_evaluation=False)
+debugging(logger_creator=None, logger_config=None, log_level="WARN", log_sys_usage=True,
+    fake_sampler=False, seed=None)
+fault_tolerance(restart_failed_sub_environments=False, recreate_failed_workers=False,
+    ignore_worker_failures=False, max_num_worker_restarts=1000, delay_between_worker_restarts_s=60,
+    num_consecutive_worker_failures_tolerance=100, worker_health_probe_timeout_s=60,
+    worker_restore_timeout_s=1800, env_step_timeout_s=None)
+resources(num_gpus=0, _fake_gpus=False, num_cpus_per_worker=1, num_gpus_per_worker=0,
+    num_cpus_for_local_worker=1, custom_resources_per_worker={}, placement_strategy="PACK",
+    num_learner_workers=0, num_gpus_per_learner_worker=0)
+checkpointing(export_native_model_files=False, checkpoint_trainable_policies_only=False)
+reporting(keep_per_episode_custom_metrics=False, metrics_episode_collection_timeout_s=60,
+    metrics_num_episodes_for_smoothing=100, min_time_s_per_iteration=None,
+    min_train_timesteps_per_iteration=0, min_sample_timesteps_per_iteration=0)
+offline_data(input_="sampler", input_config={}, actions_in_input_normalized=False,
+    postprocess_inputs=False, shuffle_buffer_size=0, output=None, output_config={},
+    output_compress_columns=["obs", "new_obs"], output_max_file_size=67108864,
+    offline_sampling=False)
+python_environment(extra_python_environs_for_driver={}, extra_python_environs_for_worker={})
+experimental(_tf_policy_handles_more_than_one_loss=False, _disable_preprocessor_api=False,
+    _disable_action_flattening=False, _disable_initialize_loss_from_dummy_batch=False)
+"""
 DEFAULTS = {
-    "environment": {
-        "env": None,
-        "env_config": {},
-        "observation_space": None,
-        "action_space": None,
-        "env_task_fn": None,
-        "render_env": False,
-        "clip_rewards": None,
-        "normalize_actions": True,
-        "clip_actions": False,
-        "disable_env_checking": False,
-        "is_atari": False,
-        "auto_wrap_old_gym_envs": True,
-        "action_mask_key": "action_mask",
-    },
-    "rollouts": {
-        "num_rollout_workers": 0,
-        "num_envs_per_worker": 1,
-        "rollout_fragment_length": 200,
-        "batch_mode": "truncate_episodes",
-        "create_env_on_local_worker": False,
-        "enable_connectors": True,
-        "observation_filter": "NoFilter",
-        "update_worker_filter_stats": True,
-        "use_worker_filter_stats": True,
-        "compress_observations": False,
-        "preprocessor_pref": "deepmind",
-        "remote_worker_envs": False,
-        "remote_env_batch_wait_ms": 0,
-        "validate_workers_after_construction": True,
-        "sampler_perf_stats_ema_coef": None,
-        "sample_collector": None,
-        "enable_tf1_exec_eagerly": False,
-        "sample_async": False,
-    },
-    "training": {
-        "gamma": 0.99,
-        "lr": 0.001,
-        "grad_clip": None,
-        "grad_clip_by": "global_norm",
-        "train_batch_size": 32,
-        "optimizer": {},
-        "max_requests_in_flight_per_sampler_worker": 2,
-    },
-    "framework": {"framework": "tf2", "eager_tracing": True, "eager_max_retraces": 20},
-    "exploration": {"explore": True},
-    "evaluation": {
-        "evaluation_interval": None,
-        "evaluation_duration": 10,
-        "evaluation_duration_unit": "episodes",
-        "evaluation_sample_timeout_s": 180,
-        "evaluation_parallel_to_training": False,
-        "evaluation_config": None,
-        "evaluation_num_workers": 0,
-        "custom_evaluation_function": None,
-        "always_attach_evaluation_results": False,
-        "off_policy_estimation_methods": {},
-        "ope_split_batch_by_episode": True,
-        "enable_async_evaluation": False,
-    },
-    "debugging": {
-        "logger_creator": None,
-        "logger_config": None,
-        "log_level": "WARN",
-        "log_sys_usage": True,
-        "fake_sampler": False,
-        "seed": None,
-    },
-    "fault_tolerance": {
-        "restart_failed_sub_environments": False,
-        "recreate_failed_workers": False,
-        "ignore_worker_failures": False,
-        "max_num_worker_restarts": 1000,
-        "delay_between_worker_restarts_s": 60,
-        "num_consecutive_worker_failures_tolerance": 100,
-        "worker_health_probe_timeout_s": 60,
-        "worker_restore_timeout_s": 1800,
-        "env_step_timeout_s": None,
-    },
-    "resources": {
-        "num_gpus": 0,
-        "_fake_gpus": False,
-        "num_cpus_per_worker": 1,
-        "num_gpus_per_worker": 0,
-        "num_cpus_for_local_worker": 1,
-        "custom_resources_per_worker": {},
-        "placement_strategy": "PACK",
-        "num_learner_workers": 0,
-        "num_gpus_per_learner_worker": 0,
-    },
-    "checkpointing": {
-        "export_native_model_files": False,
-        "checkpoint_trainable_policies_only": False,
-    },
-    "reporting": {
-        "keep_per_episode_custom_metrics": False,
-        "metrics_episode_collection_timeout_s": 60,
-        "metrics_num_episodes_for_smoothing": 100,
-        "min_time_s_per_iteration": None,
-        "min_train_timesteps_per_iteration": 0,
-        "min_sample_timesteps_per_iteration": 0,
-    },
-    "offline_data": {
-        "input_": "sampler",
-        "input_config": {},
-        "actions_in_input_normalized": False,
-        "postprocess_inputs": False,
-        "shuffle_buffer_size": 0,
-        "output": None,
-        "output_config": {},
-        "output_compress_columns": ["obs", "new_obs"],
-        "output_max_file_size": 67108864,
-        "offline_sampling": False,
-    },
-    "python_environment": {
-        "extra_python_environs_for_driver": {},
-        "extra_python_environs_for_worker": {},
-    },
-    "experimental": {
-        "_tf_policy_handles_more_than_one_loss": False,
-        "_disable_preprocessor_api": False,
-        "_disable_action_flattening": False,
-        "_disable_initialize_loss_from_dummy_batch": False,
-    },
+    call.value.func.id: {part.arg: ast.literal_eval(part.value) for part in call.value.keywords}
+    for call in ast.parse(SIGNATURES).body
 }
 
 
 @pytest.mark.parametrize("method", DEFAULTS)
-def test_every_argument_has_its_default_and_is_taken_at_it(method):
+def test_every_argument_has_its_default_and_accepts_it(method):
     for name, value in DEFAULTS[method].items():
         config = AlgorithmConfig()
         assert config[name] == value, name
@@ -174,35 +77,20 @@ def test_every_argument_has_its_default_and_is_taken_at_it(method):
         assert AlgorithmConfig.from_dict({name: value}) == config
 
 
-# -- constants --------------------------------------------------------------------------------
-
-OTHERS = {
+CLASSES = """
+sample_collector env_runner_cls worker_cls learner_class rl_module_spec
+"""
+FUNCTIONS = """
+env_to_module_connector module_to_env_connector learner_connector custom_async_evaluation_function
+logger_creator
+"""
+OTHERS = {  # of those that are not the opposite of True or False
     "render_env": "human",
-    "is_atari": True,
     "auto_wrap_old_gym_envs": None,
-    "sample_async": True,
-    "enable_tf1_exec_eagerly": True,
     "preprocessor_pref": "rllib",
-    "remote_worker_envs": True,
     "remote_env_batch_wait_ms": 10,
-    "sample_collector": object,
-    "env_runner_cls": object,
-    "env_to_module_connector": print,
-    "module_to_env_connector": print,
-    "synchronize_filters": False,
-    "worker_cls": object,
-    "learner_class": object,
-    "learner_connector": print,
-    "_deterministic_loss": True,
-    "_use_beta_distribution": True,
-    "rl_module_spec": object,
-    "enable_async_evaluation": True,
-    "custom_async_evaluation_function": print,
     "off_policy_estimation_methods": {"is": {}},
-    "ope_split_batch_by_episode": False,
-    "logger_creator": print,
     "logger_config": {"type": "csv"},
-    "_fake_gpus": True,
     "num_learner_workers": 1,
     "num_cpus_per_learner_worker": 2,
     "num_gpus_per_learner_worker": 1,
@@ -210,54 +98,42 @@ OTHERS = {
     "extra_python_environs_for_driver": {"A": "b"},
     "input_": "/tmp/batches",
     "input_config": {"path": "x"},
-    "actions_in_input_normalized": True,
-    "postprocess_inputs": True,
     "shuffle_buffer_size": 5,
     "output": "logdir",
     "output_config": {"format": "json"},
     "output_compress_columns": [],
     "output_max_file_size": 1,
-    "offline_sampling": True,
     "_disable_preprocessor_api": None,
-    "_disable_execution_plan_api": False,
     "_disable_action_flattening": None,
     "_disable_initialize_loss_from_dummy_batch": None,
-    "_enable_new_api_stack": True,
-    "_enable_learner_api": True,
-    "_enable_rl_module_api": True,
     "simple_optimizer": None,
     "horizon": 100,
-    "soft_horizon": True,
-    "no_done_at_end": True,
-    "enable_rl_module_and_learner": True,
-    "enable_env_runner_and_connector_v2": True,
     "algorithm_config_overrides_per_module": {},
     "replay_mode": "lockstep",
     "policy_map_cache": None,
+    **dict.fromkeys(CLASSES.split(), object),
+    **dict.fromkeys(FUNCTIONS.split(), print),
 }
 
 
-def test_each_constant_is_tried_here():
-    assert set(OTHERS) == set(FIXED_SETTINGS)
-
-
 @pytest.mark.parametrize("name", FIXED_SETTINGS)
-def test_another_value_of_a_constant_is_refused_with_the_reason_and_a_way(name):
+def test_another_value_of_a_constant_is_refused_with_the_reason(name):
     constant, config = FIXED_SETTINGS[name], PPOConfig()
+    other = OTHERS.get(name, not constant.value)
     with pytest.raises(ConfigError) as error:
-        getattr(config, constant.method)(**{name: OTHERS[name]})
+        getattr(config, constant.method)(**{name: other})
     message = str(error.value)
-    refusal = f"{name} must be {constant.value!r} here, got {OTHERS[name]!r}: "
+    refusal = f"{name} must be {constant.value!r} here, got {other!r}: "
     if constant.method == "multi_agent":
-        refusal = f"{name}={OTHERS[name]!r} has been deprecated: "
+        refusal = f"{name}={other!r} has been deprecated: "
     assert message.startswith(refusal)
     assert constant.reason in message
     with pytest.raises(ConfigError):
-        config.update_from_dict({"lr": 1.0, name: OTHERS[name]})
+        config.update_from_dict({"lr": 1.0, name: other})
     assert config == PPOConfig()
 
 
-def test_constants_are_read_but_are_no_part_of_the_dict():
+def test_constants_are_read_but_are_not_in_the_dict():
     config = AlgorithmConfig()
     assert not set(FIXED_SETTINGS) & set(config.to_dict())
     config.output_compress_columns.append("rewards")
@@ -266,7 +142,7 @@ def test_constants_are_read_but_are_no_part_of_the_dict():
     assert AlgorithmConfig.overrides(render_env=False) == {"render_env": False}
 
 
-def test_values_that_would_change_nothing_are_taken_too():
+def test_values_that_change_nothing_are_accepted():
     config = AlgorithmConfig()
     config.environment(is_atari=None, auto_wrap_old_gym_envs=False)
     config.debugging(logger_config={})
@@ -279,7 +155,7 @@ def test_values_that_would_change_nothing_are_taken_too():
         config.rollouts(remote_worker_envs=0)
 
 
-def test_rendering_is_taken_and_a_line_says_that_it_shows_nothing(caplog):
+def test_rendering_is_accepted_with_a_line_that_it_shows_nothing(caplog):
     config = PPOConfig().evaluation(evaluation_config={"render_env": True})
     config.environment(render_env=True).environment(render_env=False)
     assert config.environment().render_env is False
@@ -288,21 +164,13 @@ def test_rendering_is_taken_and_a_line_says_that_it_shows_nothing(caplog):
     }
 
 
-def test_a_frozen_config_takes_what_changes_nothing():
+def test_a_frozen_config_accepts_constants_at_their_values():
     config = PPOConfig()
     config.freeze()
     assert config.environment(render_env=False).offline_data(input_="sampler") is config
-
-
-def test_scripts_that_switch_the_other_stack_off_run():
-    config = PPOConfig().api_stack(
-        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
-    )
+    config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
     config.training(_enable_learner_api=False).rl_module(_enable_rl_module_api=False)
     assert config.experimental(_enable_new_api_stack=False) == PPOConfig()
-
-
-# -- two names --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -319,16 +187,11 @@ def test_dicts_have_the_names_of_old_dict_configs():
     as_dict = PPOConfig().to_dict()
     assert set(DICT_NAMES.values()) <= set(as_dict)
     assert not set(DICT_NAMES) & set(as_dict)
-    assert {
-        "num_workers",
-        "lambda",
-        "create_env_on_driver",
-        "custom_eval_function",
-        "num_cpus_for_driver",
-    } == set(DICT_NAMES.values())
+    names = "num_workers lambda create_env_on_driver custom_eval_function num_cpus_for_driver"
+    assert sorted(DICT_NAMES.values()) == sorted(names.split())
 
 
-def test_env_runners_take_what_moved_there_later():
+def test_env_runners_accept_settings_that_moved_there_later():
     config = PPOConfig().env_runners(
         num_env_runners=0,
         num_envs_per_env_runner=4,
@@ -339,45 +202,37 @@ def test_env_runners_take_what_moved_there_later():
         explore=False,
         exploration_config={"type": "Random"},
     )
-    expected = (
-        PPOConfig()
-        .rollouts(num_rollout_workers=0, num_envs_per_worker=4)
-        .resources(
-            num_cpus_per_worker=2, num_gpus_per_worker=0.5, custom_resources_per_worker={"arm": 1}
-        )
-        .training(max_requests_in_flight_per_sampler_worker=3)
-        .exploration(explore=False, exploration_config={"type": "Random"})
-    )
+    expected = PPOConfig().rollouts(num_rollout_workers=0, num_envs_per_worker=4)
+    expected.resources(num_cpus_per_worker=2, num_gpus_per_worker=0.5)
+    expected.resources(custom_resources_per_worker={"arm": 1})
+    expected.training(max_requests_in_flight_per_sampler_worker=3)
+    expected.exploration(explore=False, exploration_config={"type": "Random"})
     assert config == expected
     with pytest.raises(ConfigError, match="explore must be"):
         config.env_runners(num_envs_per_env_runner=9, explore=3)
     assert config == expected  # all or nothing, over sections too
+    with pytest.raises(TypeError, match="under two names"):
+        config.env_runners(num_envs_per_env_runner=6, num_envs_per_worker=5)
 
 
-def test_failures_are_still_taken_by_rollouts_with_a_warning(caplog):
+def test_rollouts_accept_settings_of_fault_tolerance_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         config = PPOConfig().rollouts(recreate_failed_workers=True, num_envs_per_worker=2)
     assert "recreate_failed_workers: now a setting of `fault_tolerance()`" in caplog.text
     expected = PPOConfig().fault_tolerance(recreate_failed_workers=True)
     assert config == expected.rollouts(num_envs_per_worker=2)
-    later = PPOConfig().fault_tolerance(
-        restart_failed_env_runners=True,
-        env_runner_restore_timeout_s=5,
-        max_num_env_runner_restarts=3,
-    )
+    later = PPOConfig().fault_tolerance(restart_failed_env_runners=True)
+    later.fault_tolerance(env_runner_restore_timeout_s=5, max_num_env_runner_restarts=3)
     assert (later.recreate_failed_workers, later.worker_restore_timeout_s) == (True, 5)
     assert later.max_num_worker_restarts == 3
 
 
-# -- evaluation -------------------------------------------------------------------------------
-
-
 def test_evaluation_workers_sample_one_episode_at_a_time():
     config = PPOConfig().training(gamma=0.5).evaluation(evaluation_config={"explore": False})
-    made = config.get_evaluation_config_object()
-    assert (made.explore, made.gamma, made.in_evaluation) == (False, 0.5, True)
-    assert (made.batch_mode, made.rollout_fragment_length) == ("complete_episodes", 1)
-    assert made.evaluation_config is None
+    result = config.get_evaluation_config_object()
+    assert (result.explore, result.gamma, result.in_evaluation) == (False, 0.5, True)
+    assert (result.batch_mode, result.rollout_fragment_length) == ("complete_episodes", 1)
+    assert result.evaluation_config is None
     assert (config.explore, config.in_evaluation) == (True, False)
 
 
@@ -385,24 +240,17 @@ def test_evaluation_workers_sample_one_episode_at_a_time():
     ("duration", "workers", "rows"), [(100, 0, 100), (100, 3, 34), ("auto", 2, 10)]
 )
 def test_evaluation_by_time_steps_is_shared_by_the_workers(duration, workers, rows):
-    config = PPOConfig().evaluation(
-        evaluation_duration=duration,
-        evaluation_duration_unit="timesteps",
-        evaluation_num_workers=workers,
-    )
-    made = config.get_evaluation_config_object()
-    assert (made.batch_mode, made.rollout_fragment_length) == ("truncate_episodes", rows)
+    config = PPOConfig().evaluation(evaluation_duration=duration, evaluation_num_workers=workers)
+    config.evaluation(evaluation_duration_unit="timesteps")
+    result = config.get_evaluation_config_object()
+    assert (result.batch_mode, result.rollout_fragment_length) == ("truncate_episodes", rows)
 
 
-def test_evaluation_workers_without_an_interval_are_worth_a_warning(caplog):
+def test_evaluation_workers_without_an_interval_are_warned_about(caplog):
     config = PPOConfig().evaluation(evaluation_num_workers=2)
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         config.validate()
     assert "evaluation_interval is None" in caplog.text
-
-
-def test_connectors_may_be_off_where_there_are_none():
-    assert PPOConfig().rollouts(enable_connectors=False).validate() is None
 
 
 def test_a_custom_model_may_mask_by_another_key():
@@ -410,24 +258,21 @@ def test_a_custom_model_may_mask_by_another_key():
     with pytest.raises(ConfigError, match="got 'mask'"):
         config.validate()
     model = {"custom_model": lambda observation_space, num_outputs: None}
-    own = {"p": (None, None, None, {"model": model})}
-    assert config.multi_agent(policies=own).validate() is None
+    policies = {"p": (None, None, None, {"model": model})}
+    assert config.multi_agent(policies=policies).validate() is None
     config = PPOConfig().environment(action_mask_key="mask").training(model=model)
     assert config.validate() is None
 
 
-# -- a new setting ----------------------------------------------------------------------------
-
-
-def test_a_setting_is_one_field_that_says_its_rule_and_how_dicts_merge():
+def test_a_setting_is_a_field_with_a_validator_and_a_way_to_merge_dicts():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Training(PPOTrainingSettings):
-        lr: float = 0.5  # another default: the rule is that of the base
-        bonus: float = setting(0.0, NON_NEGATIVE)
-        whole: dict = setting({"a": {"x": 1}}, DICT)
-        keyed: dict = setting({"a": {"x": 1}}, DICT, merge=Merge.KEYS)
-        deep: dict = setting({"a": {"x": 1}}, DICT, merge=Merge.DEEP)
-        typed: dict = setting({"type": "A", "x": 1}, DICT, merge=Merge.TYPED)
+        lr: float = 0.5  # another default: the validator is that of the base
+        bonus: float = setting(0.0, validators.NON_NEGATIVE)
+        whole: dict = setting({"a": {"x": 1}}, validators.DICT)
+        keyed: dict = setting({"a": {"x": 1}}, validators.DICT, merge=Merge.KEYS)
+        deep: dict = setting({"a": {"x": 1}}, validators.DICT, merge=Merge.DEEP)
+        typed: dict = setting({"type": "A", "x": 1}, validators.DICT, merge=Merge.TYPED)
 
     class Config(PPOConfig):
         training_section = Training
@@ -446,8 +291,9 @@ def test_a_setting_is_one_field_that_says_its_rule_and_how_dicts_merge():
             config.training(**{name: -1})
 
 
-@pytest.mark.parametrize("config_class", ALGORITHMS)
-def test_whatever_a_setting_is_given_is_taken_or_refused_in_a_short_sentence(config_class):
+@pytest.mark.parametrize("algorithm", ["PPO", "A2C", "PG", "DQN", "SAC", "TD3"])
+def test_any_value_of_a_setting_is_accepted_or_refused_in_a_short_message(algorithm):
+    config_class = getattr(tfpolicies, f"{algorithm}Config")
     array, messages = np.array([1.0, 2.0]), []
     values = [10**400, -(10**400), 10**5000, array, [array], [[0, 10**400]], {"type": array}]
     values += [np.array(["a", "b"]), "x" * 5000, "\ud800", [[["x"]]], math.nan, math.inf, object()]
@@ -474,14 +320,15 @@ def test_a_value_that_cannot_be_shown_is_described():
     assert show_value([1, "a"]) == "[1, 'a']"
 
 
-def test_numbers_are_what_floats_hold_and_arrays_are_no_choices():
-    for rule in (NON_NEGATIVE, POSITIVE, FRACTION, FINITE):
+def test_valid_numbers_fit_into_floats_and_arrays_are_not_choices():
+    names = ("NON_NEGATIVE", "POSITIVE", "FRACTION", "FINITE")
+    for rule in (getattr(validators, name) for name in names):
         assert rule.is_valid(0.5)
         assert not any(map(rule.is_valid, (10**400, -(10**400), math.nan, True, "0.5", np.ones(2))))
-    assert is_number(10**300)
-    assert is_number(math.inf)
-    assert not is_finite(math.inf)
-    choice = one_of("a", None, 2)
+    assert validators.is_number(10**300)
+    assert validators.is_number(math.inf)
+    assert not validators.is_finite(math.inf)
+    choice = validators.one_of("a", None, 2)
     assert all(map(choice.is_valid, ("a", None, 2)))
     assert not any(map(choice.is_valid, (np.array(["a", "b"]), ["a"], {"a": 1}, "b")))
 
@@ -502,21 +349,17 @@ def test_numbers_are_what_floats_hold_and_arrays_are_no_choices():
     ],
 )
 def test_numbers_of_numpy_and_whole_floats_are_numbers(name, values, expected):
-    configs = [
-        PPOConfig().update_from_dict({name: values}),
-        PPOConfig.from_dict({name: values}),
-    ]
-    for config in configs:
-        actual = config[name]
+    for read in (PPOConfig().update_from_dict, PPOConfig.from_dict):
+        actual = read({name: values})[name]
         assert (actual, type(actual)) == (expected, type(expected))
 
 
-def test_numbers_in_the_dict_of_a_model_are_pythons_and_those_of_an_environment_stay():
+def test_numbers_in_the_dict_of_a_model_become_pythons_and_those_of_an_environment_stay():
     config = PPOConfig().training(model={"fcnet_hiddens": [np.int64(8)], "max_seq_len": np.int8(7)})
     assert config.model["fcnet_hiddens"] == [8]
     assert {type(config.model["max_seq_len"]), type(config.model["fcnet_hiddens"][0])} == {int}
-    kept = config.environment(env_config={"size": np.int64(3)}).env_config["size"]
-    assert type(kept) is np.int64
+    config.environment(env_config={"size": np.int64(3)})
+    assert type(config.env_config["size"]) is np.int64
     for wrong in (256.5, np.float32(0.5), "256", np.array([256])):
         with pytest.raises(ConfigError, match="train_batch_size must be an integer >= 1"):
             config.training(train_batch_size=wrong)

@@ -41,8 +41,6 @@ NESTED = spaces.Dict(
 
 @register_connector
 class Doubling(AgentConnector):
-    """A user's connector."""
-
     def __call__(self, step):
         return step._replace(obs=2 * step.obs)
 
@@ -51,79 +49,71 @@ def column(*values):
     return np.array(values, np.float32)[:, None]
 
 
-def connected(connector, space):
+def connect(connector, space=LINE):
     connector.connect(space)
     return connector
 
 
-def stacked(frames, values, env_ids, agents=None):
+def stack(frames, values, env_ids, agents=None):
     return frames(AgentStep(column(*values), np.array(env_ids), None, agents)).obs.tolist()
 
 
-# -- FrameStack -------------------------------------------------------------------------------
-
-
 def test_the_last_frames_are_seen_oldest_first():
-    frames = connected(FrameStack(3), LINE)
-    assert stacked(frames, [1, 5], [0, 1]) == [[1, 1, 1], [5, 5, 5]]
-    assert stacked(frames, [2, 6], [0, 1]) == [[1, 1, 2], [5, 5, 6]]
-    assert stacked(frames, [3, 7], [0, 1]) == [[1, 2, 3], [5, 6, 7]]
-    assert stacked(frames, [4, 8], [0, 1]) == [[2, 3, 4], [6, 7, 8]]
+    frames = connect(FrameStack(3))
+    assert stack(frames, [1, 5], [0, 1]) == [[1, 1, 1], [5, 5, 5]]
+    assert stack(frames, [2, 6], [0, 1]) == [[1, 1, 2], [5, 5, 6]]
+    assert stack(frames, [3, 7], [0, 1]) == [[1, 2, 3], [5, 6, 7]]
+    assert stack(frames, [4, 8], [0, 1]) == [[2, 3, 4], [6, 7, 8]]
 
 
-def test_a_reset_forgets_one_environment_alone():
-    frames = connected(FrameStack(2), LINE)
-    stacked(frames, [1, 5, 7], [0, 1, 2])
+def test_a_reset_forgets_only_one_environment():
+    frames = connect(FrameStack(2))
+    stack(frames, [1, 5, 7], [0, 1, 2])
     frames.reset(1)
-    assert stacked(frames, [2, 6, 8], [0, 1, 2]) == [[1, 2], [6, 6], [7, 8]]
+    assert stack(frames, [2, 6, 8], [0, 1, 2]) == [[1, 2], [6, 6], [7, 8]]
     frames.reset(np.array([0, 2, 99]))
-    assert stacked(frames, [3, 7, 9], [0, 1, 2]) == [[3, 3], [6, 7], [9, 9]]
+    assert stack(frames, [3, 7, 9], [0, 1, 2]) == [[3, 3], [6, 7], [9, 9]]
 
 
 def test_rows_come_in_any_order_and_number():
-    frames = connected(FrameStack(2), LINE)
-    stacked(frames, [1, 2, 3], [10, 4, 700])
-    assert stacked(frames, [30, 10], [700, 10]) == [[3, 30], [1, 10]]
-    assert stacked(frames, [20, 5], [4, 6]) == [[2, 20], [5, 5]]
-    assert stacked(frames, [31], [700]) == [[30, 31]]
+    frames = connect(FrameStack(2))
+    stack(frames, [1, 2, 3], [10, 4, 700])
+    assert stack(frames, [30, 10], [700, 10]) == [[3, 30], [1, 10]]
+    assert stack(frames, [20, 5], [4, 6]) == [[2, 20], [5, 5]]
+    assert stack(frames, [31], [700]) == [[30, 31]]
     assert frames(AgentStep(np.zeros((0, 1), np.float32), [])).obs.shape == (0, 2)
 
 
 def test_each_agent_of_an_environment_has_its_own_frames():
-    frames = connected(FrameStack(2), LINE)
+    frames = connect(FrameStack(2))
     both = np.array([0, 1])
-    stacked(frames, [1, 2], [0, 0], both)
-    stacked(frames, [3, 4], [1, 1], both)
-    assert stacked(frames, [5, 6], [0, 1], np.array([1, 0])) == [[2, 5], [3, 6]]
+    stack(frames, [1, 2], [0, 0], both)
+    stack(frames, [3, 4], [1, 1], both)
+    assert stack(frames, [5, 6], [0, 1], np.array([1, 0])) == [[2, 5], [3, 6]]
     frames.reset(0)
-    assert stacked(frames, [7, 8], [0, 1], np.array([1, 1])) == [[7, 7], [4, 8]]
+    assert stack(frames, [7, 8], [0, 1], np.array([1, 1])) == [[7, 7], [4, 8]]
 
 
 def test_many_random_resets_agree_with_lists():
     rng = np.random.default_rng(0)
-    frames, kept = connected(FrameStack(3), LINE), {}
+    frames, history = connect(FrameStack(3)), {}
     for value in range(200):
         ids = rng.permutation(6)[: rng.integers(1, 6)]
         for env in ids.tolist():
-            kept[env] = [*(kept.get(env) or [value + env] * 2), value + env][-3:]
-        result = stacked(frames, [value + env for env in ids], ids)
-        assert result == [kept[env] for env in ids.tolist()]
+            history[env] = [*(history.get(env) or [value + env] * 2), value + env][-3:]
+        result = stack(frames, [value + env for env in ids], ids)
+        assert result == [history[env] for env in ids.tolist()]
         for env in rng.integers(0, 6, 2).tolist():
             frames.reset(env)
-            kept.pop(env, None)
+            history.pop(env, None)
 
 
-@pytest.mark.parametrize(
-    ("shape", "result"),
-    [
-        ((), (4,)),
-        ((3,), (12,)),
-        ((2, 2), (2, 2, 4)),
-        ((2, 2, 1), (2, 2, 4)),
-        ((2, 2, 3), (2, 2, 12)),
-    ],
-)
-def test_the_space_says_the_shape_of_the_stack(shape, result):
+SHAPES = [((), (4,)), ((3,), (12,)), ((2, 2), (2, 2, 4)), ((2, 2, 1), (2, 2, 4))]
+SHAPES += [((2, 2, 3), (2, 2, 12))]
+
+
+@pytest.mark.parametrize(("shape", "result"), SHAPES)
+def test_the_stack_has_the_shape_of_its_space(shape, result):
     space = spaces.Box(0, 255, shape, np.uint8)
     frames = FrameStack(4)
     seen = frames.connect(space)
@@ -153,26 +143,23 @@ def test_nested_boxes_are_stacked_and_other_leaves_and_masks_pass():
     assert result["action_mask"].tolist() == [[1, 0]]
 
 
-def test_what_does_not_fit_is_refused():
+def test_rows_that_do_not_fit_are_refused():
     for number in (0, 1.5, True, None):
         with pytest.raises(ConfigError, match="`num_frames`"):
             FrameStack(number)
     with pytest.raises(UsageError, match="connect"):
-        stacked(FrameStack(2), [1], [0])
-    frames = connected(FrameStack(2), LINE)
+        stack(FrameStack(2), [1], [0])
+    frames = connect(FrameStack(2))
     with pytest.raises(UsageError, match="twice"):
-        stacked(frames, [1, 2], [3, 3])
+        stack(frames, [1, 2], [3, 3])
     for ids in ([-1], [0.5], [0, 1], ["a"], [2**50]):
         with pytest.raises(UsageError, match="`env_ids`"):
-            stacked(frames, [1], ids)
+            stack(frames, [1], ids)
     with pytest.raises(UsageError, match="`agents`"):
-        stacked(frames, [1], [0], np.array([2**30]))
+        stack(frames, [1], [0], np.array([2**30]))
     with pytest.raises(ObservationError, match="obs must be an array"):
         frames(AgentStep(np.zeros((2, 3)), np.arange(2)))
-    assert stacked(frames, [1, 2], [0, 1]) == [[1, 1], [2, 2]]
-
-
-# -- other agent connectors -------------------------------------------------------------------
+    assert stack(frames, [1, 2], [0, 1]) == [[1, 1], [2, 2]]
 
 
 def test_rewards_are_clipped_or_signed():
@@ -222,11 +209,8 @@ def test_any_observation_becomes_one_vector():
         flatten.connect(spaces.Text(3))
 
 
-# -- action connectors ------------------------------------------------------------------------
-
-
 def test_normalised_actions_are_mapped_into_the_space():
-    unsquash = connected(UnsquashActions(), BOUNDED)
+    unsquash = connect(UnsquashActions(), BOUNDED)
     actions = np.array([[-1, -1], [0, 0], [1, 1], [-7, 7]], np.float32)
     actual = unsquash(ActionStep(actions, np.arange(4))).actions
     assert actual.tolist() == [[0, -2], [5, 0], [10, 2], [0, 2]]
@@ -237,7 +221,7 @@ def test_normalised_actions_are_mapped_into_the_space():
 
 def test_actions_are_clipped_and_discrete_ones_pass():
     space = spaces.Dict(move=BOUNDED, jump=spaces.Discrete(2))
-    clip = connected(ClipActions(), space)
+    clip = connect(ClipActions(), space)
     result = clip(ActionStep({"move": np.array([[11.0, 0.5]]), "jump": [1]}, [0])).actions
     assert result["move"].tolist() == [[10, 0.5]]
     assert result["move"].dtype == np.float32
@@ -245,28 +229,19 @@ def test_actions_are_clipped_and_discrete_ones_pass():
 
 
 def test_actions_of_integers_begin_at_their_start():
-    space = spaces.Tuple(
-        [
-            spaces.Discrete(3, start=-1),
-            spaces.Box(2, 9, (2,), np.int32),
-            spaces.MultiBinary(2),
-            spaces.MultiDiscrete([2, 2], start=[5, 6]),
-        ]
-    )
-    unsquash = connected(UnsquashActions(), space)
+    parts = [spaces.Discrete(3, start=-1), spaces.Box(2, 9, (2,), np.int32)]
+    parts += [spaces.MultiBinary(2), spaces.MultiDiscrete([2, 2], start=[5, 6])]
+    unsquash = connect(UnsquashActions(), spaces.Tuple(parts))
     actions = (np.array([0]), np.array([[0, 7]]), np.array([[0, 1]]), np.array([[1, 0]]))
     result = unsquash(ActionStep(actions, [0])).actions
     assert [part.tolist() for part in result] == [[-1], [[2, 9]], [[0, 1]], [[6, 6]]]
 
 
 def test_actions_that_do_not_fit_are_refused():
-    clip = connected(ClipActions(), spaces.Dict(move=BOUNDED))
+    clip = connect(ClipActions(), spaces.Dict(move=BOUNDED))
     for actions in ({"move": [[1.0]]}, {}, np.zeros((1, 2))):
         with pytest.raises(UsageError, match="Actions must be nested"):
             clip(ActionStep(actions, [0]))
-
-
-# -- pipelines --------------------------------------------------------------------------------
 
 
 def test_connectors_are_called_in_their_order():
@@ -280,10 +255,6 @@ def test_connectors_are_called_in_their_order():
     assert pipeline(AgentStep(column(3), np.array([0]))).obs.tolist() == [[6, 6]]
 
 
-def names(pipeline):
-    return [connector.name for connector in pipeline]
-
-
 def test_a_pipeline_is_edited_by_names_and_positions():
     pipeline = AgentConnectorPipeline([FrameStack(2)])
     pipeline.prepend(Doubling())
@@ -291,31 +262,26 @@ def test_a_pipeline_is_edited_by_names_and_positions():
     pipeline.insert_after("Doubling", ClipObservations(-1, 1))
     pipeline.insert_before("FrameStack", FlattenObservations())
     expected = ["Doubling", "ClipObservations", "FlattenObservations", "FrameStack", "ClipReward"]
-    assert names(pipeline) == expected
+    assert [connector.name for connector in pipeline] == expected
     pipeline.remove("ClipObservations")
     pipeline.remove("FlattenObservations")
-    assert names(pipeline) == ["Doubling", "FrameStack", "ClipReward"]
+    assert [connector.name for connector in pipeline] == ["Doubling", "FrameStack", "ClipReward"]
     assert len(pipeline) == 3
     assert pipeline["FrameStack"] is pipeline[1]
     assert repr(pipeline).startswith("AgentConnectorPipeline([Doubling(), FrameStack(num_frames=2)")
 
 
-RETURNED = {
+ROWS = "must return one row of obs for each of the 3 rows that it got; it returned "
+WRONG_RESULTS = {
     "nothing": (lambda step: None, "must return the AgentStep that it got, changed by .* None"),
     "an array": (lambda step: step.obs, r"that it got, changed by .* returned array\("),
-    "fewer rows": (
-        lambda step: step._replace(obs=step.obs[:1]),
-        "must return one row of obs for each of the 3 rows that it got; it returned 1",
-    ),
-    "fewer nested rows": (
-        lambda step: step._replace(obs={"a": (step.obs[:2],)}),
-        "must return one row of obs for each of the 3 rows that it got; it returned 2",
-    ),
+    "fewer rows": (lambda step: step._replace(obs=step.obs[:1]), ROWS + "1"),
+    "fewer nested rows": (lambda step: step._replace(obs={"a": (step.obs[:2],)}), ROWS + "2"),
     "fewer rows of one part": (
         lambda step: step._replace(obs={"a": step.obs, "b": step.obs[:2]}),
-        "must return one row of obs for each of the 3 rows that it got; it returned 2",
+        ROWS + "2",
     ),
-    "no rows": (lambda step: step._replace(obs=3.0), "the 3 rows that it got; it returned 0"),
+    "no rows": (lambda step: step._replace(obs=3.0), ROWS + "0"),
     "rewards in a column": (
         lambda step: step._replace(rewards=step.rewards[:, None]),
         r"must return rewards \[3\], a number for each row; it returned the shape \[3, 1\]",
@@ -323,10 +289,10 @@ RETURNED = {
 }
 
 
-@pytest.mark.parametrize("what", RETURNED)
-def test_a_connector_that_returns_something_else_is_named(what):
-    returned, message = RETURNED[what]
-    kind = type("Wrong", (AgentConnector,), {"__call__": lambda self, step: returned(step)})
+@pytest.mark.parametrize("name", WRONG_RESULTS)
+def test_an_agent_connector_that_returns_something_else_is_named(name):
+    change, message = WRONG_RESULTS[name]
+    kind = type("Wrong", (AgentConnector,), {"__call__": lambda self, step: change(step)})
     with pytest.raises(UsageError, match=f"Wrong .*{message}"):
         AgentConnectorPipeline([kind()])(AgentStep(column(1, 2, 3), np.arange(3), np.zeros(3)))
 
@@ -338,9 +304,8 @@ def test_an_action_connector_that_returns_something_else_is_named():
 
 
 def test_a_change_that_fails_leaves_the_pipeline_as_it_was():
-    pipeline = AgentConnectorPipeline([FrameStack(2)])
-    pipeline.connect(LINE)
-    stacked(pipeline, [1], [0])
+    pipeline = connect(AgentConnectorPipeline([FrameStack(2)]))
+    stack(pipeline, [1], [0])
     with pytest.raises(UsageError, match="one connector of each name"):
         pipeline.append(FrameStack(3))
     for wrong in (ClipActions(), AgentConnectorPipeline(), "FrameStack"):
@@ -349,26 +314,22 @@ def test_a_change_that_fails_leaves_the_pipeline_as_it_was():
     for change in (pipeline.remove, lambda name: pipeline.insert_before(name, Doubling())):
         with pytest.raises(UsageError, match="has no connector 'Other'"):
             change("Other")
-    assert stacked(pipeline, [2], [0]) == [[1, 2]]
+    assert stack(pipeline, [2], [0]) == [[1, 2]]
     pipeline.append(FlattenObservations())
-    assert stacked(pipeline, [3], [0]) == [[3, 3]]
+    assert stack(pipeline, [3], [0]) == [[3, 3]]
     assert pipeline.observation_space(LINE).shape == (2,)
 
 
 def test_each_connector_is_timed_in_its_own_pipeline():
-    agent = AgentConnectorPipeline([FrameStack(2)])
+    agent = connect(AgentConnectorPipeline([FrameStack(2)]))
     action = ActionConnectorPipeline([UnsquashActions(), ClipActions()])
-    agent.connect(LINE)
     assert agent.timers == {"FrameStack_ms": 0}
     for value in range(3):
-        stacked(agent, [value], [0])
+        stack(agent, [value], [0])
     metrics = connector_metrics(agent, action)
     assert 0 < metrics["agent_connectors"]["FrameStack_ms"] < 1000
     assert metrics["action_connectors"] == {"UnsquashActions_ms": 0, "ClipActions_ms": 0}
     action.reset(0)
-
-
-# -- states -----------------------------------------------------------------------------------
 
 
 def test_pipelines_are_restored_from_json():
@@ -377,9 +338,9 @@ def test_pipelines_are_restored_from_json():
     state = json.loads(json.dumps(pipelines_to_state(agent, action)))
     again, actions_again = pipelines_from_state(state)
     assert repr(again) == repr(agent)
-    assert names(actions_again) == ["UnsquashActions"]
+    assert [connector.name for connector in actions_again] == ["UnsquashActions"]
     again.connect(LINE)
-    assert stacked(again, [1], [0]) == [[2, 2]]
+    assert stack(again, [1], [0]) == [[2, 2]]
     assert again["FrameStack"] is not agent["FrameStack"]
     assert pipelines_to_state(None, None) == {}
     assert pipelines_from_state({}) == (None, None)
@@ -417,32 +378,29 @@ def test_unknown_names_and_bad_states_are_refused():
 
 
 def test_a_name_belongs_to_one_class():
-    taken = type("FrameStack", (Doubling,), {})
+    other = type("FrameStack", (Doubling,), {})
     with pytest.raises(UsageError, match=r"registered already, as tfpolicies\.connectors"):
-        register_connector(taken)
+        register_connector(other)
     with pytest.raises(UsageError, match="subclasses of Connector"):
         register_connector(int)
     assert register_connector(Doubling) is Doubling
 
 
 @pytest.mark.parametrize("what", ["The export", "session()"])
-def test_what_leaves_connectors_out_says_so(what, tmp_path, caplog):
+def test_connectors_that_are_left_out_are_logged(what, tmp_path, caplog):
     policy = make()
 
-    def said():
+    def get_messages():
         caplog.clear()
-        if what == "session()":
-            policy.session()
-        else:
-            policy.export_model(tmp_path, onnx=True)
-        return [record.getMessage() for record in caplog.records]
+        policy.session() if what == "session()" else policy.export_model(tmp_path, onnx=True)
+        return caplog.messages
 
-    assert said() == []
+    assert get_messages() == []
     policy.agent_connectors = AgentConnectorPipeline([ClipReward(sign=True)])
-    assert said() == []
+    assert get_messages() == []
     policy.agent_connectors.append(ClipObservations(-1.0, 1.0))
     policy.action_connectors = ActionConnectorPipeline([ClipActions()])
-    before, after = said()
+    before, after = get_messages()
     assert before.startswith(f"{what} does not include the connectors ClipObservations: give it")
     assert after.startswith(f"{what} does not include the connectors ClipActions: pass its actions")
-    assert said() == []
+    assert get_messages() == []

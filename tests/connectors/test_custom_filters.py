@@ -1,4 +1,4 @@
-"""Filters of observations that users write, as RLlib's users do."""
+"""Custom filters of observations, as RLlib's users write them."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,14 @@ from gymnasium import spaces
 
 from helpers.environments import CountingEnv
 from helpers.factories import make
-from tfpolicies import PPO, PPOConfig, PPOTF2Policy, RolloutWorker
+from helpers.workers import make_config, make_worker
+from tfpolicies import PPO, PPOConfig, PPOTF2Policy
 from tfpolicies.connectors import AgentStep, OwnFilter
 from tfpolicies.errors import CheckpointError, ConfigError, ObservationError
 
 
 class Counting:
-    """Adds 100 times what it has seen; merges as RLlib's filters do."""
+    """Adds 100 times the number of its observations; merges as RLlib's filters do."""
 
     def __init__(self, shape):
         self.shape, self.seen, self.buffer = shape, 0, 0
@@ -23,9 +24,9 @@ class Counting:
         return x + 100.0 * self.seen
 
     def copy(self):
-        twin = Counting(self.shape)
-        twin.seen, twin.buffer = self.seen, self.buffer
-        return twin
+        copied = Counting(self.shape)
+        copied.seen, copied.buffer = self.seen, self.buffer
+        return copied
 
     def sync(self, other):
         self.seen = other.seen
@@ -37,79 +38,71 @@ class Counting:
         self.buffer = 0
 
 
-def creator(context):
+def make_env(context):
     return CountingEnv()
 
 
-def config_with(make_filter, **more):
-    config = PPOConfig().environment(creator).debugging(seed=1)
-    config.framework(inference="tf", jit_compile=False).training(
-        model={"fcnet_hiddens": [4]}, train_batch_size=4, sgd_minibatch_size=4, num_sgd_iter=1
-    )
-    return config.rollouts(observation_filter=make_filter, rollout_fragment_length=4, **more)
-
-
-def worker_with(make_filter, **more):
-    config = config_with(make_filter, **more)
-    return RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
-
-
-def filter_of(worker):
+def get_filter(worker):
     return worker.get_policy().agent_connectors["OwnFilter"].filter
 
 
 @pytest.mark.core
-def test_a_filter_of_ones_own_sees_each_observation_once_and_batches_have_what_it_gives():
-    plain = worker_with("NoFilter").sample()["obs"]
-    worker = worker_with(Counting, enable_connectors=False)
+def test_a_custom_filter_changes_each_observation_once():
+    plain = make_worker(make_env, rollout_fragment_length=4).sample()["obs"]
+    worker = make_worker(
+        make_env, rollout_fragment_length=4, observation_filter=Counting, enable_connectors=False
+    )
     batch = worker.sample()
-    assert filter_of(worker).shape == CountingEnv().observation_space.shape
+    assert get_filter(worker).shape == CountingEnv().observation_space.shape
     np.testing.assert_allclose(batch["obs"][0], plain[0] + 100.0)
     np.testing.assert_allclose(batch["obs"][1], plain[1] + 200.0)
     assert batch["obs"].dtype == np.float32
     assert worker.get_policy().config["observation_filter"] == "NoFilter"
 
 
-def test_evaluation_and_single_actions_act_by_the_statistics_of_training(tmp_path):
-    algorithm = PPO(config=config_with(Counting).evaluation(evaluation_interval=1))
+def test_evaluation_and_single_actions_use_the_statistics_of_training(tmp_path):
+    sizes = {"rollout_fragment_length": 4, "train_batch_size": 4, "sgd_minibatch_size": 4}
+    settings = {"num_sgd_iter": 1, "evaluation_interval": 1, "observation_filter": Counting}
+    algorithm = PPO(config=make_config(make_env, **sizes, **settings))
     algorithm.train()
-    mine, theirs = (filter_of(x) for x in (algorithm.worker, algorithm.evaluation_worker))
-    seen = mine.seen
-    assert theirs.seen == seen > 3
+    workers = (algorithm.worker, algorithm.evaluation_worker)
+    training, evaluation = (get_filter(worker) for worker in workers)
+    seen = training.seen
+    assert evaluation.seen == seen > 3
     algorithm.compute_single_action(CountingEnv().reset(seed=0)[0])
-    assert mine.seen == seen
+    assert training.seen == seen
     algorithm.save(tmp_path / "run")
     with pytest.raises(CheckpointError, match="Counting"):
-        PPO.from_checkpoint(tmp_path / "run", config={"env": creator})
-    settings = {"env": creator, "observation_filter": Counting}
+        PPO.from_checkpoint(tmp_path / "run", config={"env": make_env})
+    settings = {"env": make_env, "observation_filter": Counting}
     again = PPO.from_checkpoint(tmp_path / "run", config=settings)
     assert again.train()["timesteps_total"] == 8
-    assert filter_of(again.worker).seen > 3
+    assert get_filter(again.worker).seen > 3
     again.stop()
     policy_folder = tmp_path / "policy"
     algorithm.get_policy().export_checkpoint(policy_folder)
     alone = PPOTF2Policy.from_checkpoint(policy_folder)
-    step = AgentStep(np.zeros((1, *mine.shape), np.float32), np.zeros(1, int))
+    step = AgentStep(np.zeros((1, *training.shape), np.float32), np.zeros(1, int))
     with pytest.raises(ConfigError, match=r"'Counting' is your function, which no file"):
         alone.agent_connectors(step)
     algorithm.stop()
 
 
-def test_what_others_saw_is_added_and_taken_over():
-    ours, theirs = OwnFilter(Counting), OwnFilter(Counting)
+def test_counts_of_other_filters_are_added_and_adopted():
+    local, other = OwnFilter(Counting), OwnFilter(Counting)
     step = AgentStep(np.zeros((3, 2), np.float32), np.arange(3))
-    for each in (ours, theirs):
-        each.connect(spaces.Box(-1.0, 1.0, (2,)))
-        each(step)
-    assert theirs.pending_count == 3
-    ours.apply_changes(theirs.snapshot())
-    theirs.forget_pending()
-    theirs.sync(ours)
-    assert (ours.filter.seen, theirs.filter.seen, theirs.pending_count) == (6, 6, 0)
-    assert ours.apply_without_update(step).obs.tolist() == [[600.0] * 2] * 3
+    for connector in (local, other):
+        connector.connect(spaces.Box(-1.0, 1.0, (2,)))
+        connector(step)
+    assert other.pending_count == 3
+    local.apply_changes(other.snapshot())
+    other.forget_pending()
+    other.sync(local)
+    assert (local.filter.seen, other.filter.seen, other.pending_count) == (6, 6, 0)
+    assert local.apply_without_update(step).obs.tolist() == [[600.0] * 2] * 3
 
 
-def test_nested_and_masked_observations_pass_a_filter_but_for_the_mask():
+def test_a_filter_gets_nested_observations_without_the_mask():
     seen = spaces.Dict(a=spaces.Box(-1.0, 1.0, (2,)), n=spaces.Discrete(3))
     space = spaces.Dict(observations=seen, action_mask=spaces.MultiBinary(2))
     shapes = []
@@ -132,7 +125,7 @@ def test_nested_and_masked_observations_pass_a_filter_but_for_the_mask():
         wrong(AgentStep(np.zeros((1, 2), np.float32), np.zeros(1, int)))
 
 
-def test_a_policy_by_itself_takes_names_of_filters_only():
+def test_a_policy_without_an_algorithm_takes_only_names_of_filters():
     with pytest.raises(ConfigError, match=r"A callable is for the config of an algorithm"):
         make(observation_filter=Counting)
     with pytest.raises(ConfigError, match=r"a function f\(shape\) that returns a filter, got 'x'"):

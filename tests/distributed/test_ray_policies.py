@@ -7,47 +7,19 @@ import time
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from helpers.environments import SeededEnv
+from helpers.ray_runs import PairEnv, make_config, make_ppo
 from tfpolicies import (
     DefaultCallbacks,
     DQNConfig,
-    MultiAgentEnv,
     PolicySpec,
-    PPOConfig,
     PPOTF2Policy,
 )
 from tfpolicies.errors import ConfigError, PolicyExistsError, UnknownPolicyError
 from tfpolicies.rollout.policy_changes import MappingAndTrainable
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-OBS = spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-
-class Pair(MultiAgentEnv):
-    """Two agents; episodes of five steps."""
-
-    observation_space = OBS
-    action_space = spaces.Discrete(2)
-    _agent_ids = ("a", "b")
-
-    def __init__(self, config):
-        self.now = 0
-
-    def observe(self):
-        return {agent: np.full(2, self.now / 10, np.float32) for agent in self._agent_ids}
-
-    def reset(self, *, seed=None, options=None):
-        self.now = 0
-        return self.observe(), {}
-
-    def step(self, action_dict):
-        self.now += 1
-        over = {"__all__": self.now == 5}
-        rewards = {agent: float(x) for agent, x in action_dict.items()}
-        return self.observe(), rewards, over, {"__all__": False}, {}
 
 
 class Hanging(SeededEnv):
@@ -73,59 +45,36 @@ class FailsElsewhere(PPOTF2Policy):
         super().__init__(observation_space, action_space, config)
 
 
-class Counting(DefaultCallbacks):
+class Greeting(DefaultCallbacks):
     def on_create_policy(self, *, policy_id, policy):
         policy.greeted = True
-
-
-def small(config, env, **rollouts):
-    return (
-        config.environment(env)
-        .framework("tf2", inference="tf", jit_compile=False)
-        .rollouts(**rollouts)
-        .resources(num_cpus_per_worker=0)
-        .debugging(seed=3)
-    )
-
-
-def ppo(env, workers=2, **training):
-    settings = {"train_batch_size": 20, "sgd_minibatch_size": 20, "num_sgd_iter": 1}
-    config = small(
-        PPOConfig(), env, num_rollout_workers=workers, rollout_fragment_length=20 // workers
-    )
-    return config.training(model={"fcnet_hiddens": [4]}, **settings, **training)
 
 
 def first_policy(agent_id, episode, worker, **kwargs):
     return "first"
 
 
-def roster_of(worker):
+def describe(worker):
+    """Returns sums of the weights, the policy of agent "b", and the trained policies."""
     weights = {pid: list(map(np.sum, w.values())) for pid, w in worker.get_weights().items()}
     trained = sorted(worker.get_policies_to_train())
     return weights, worker.policy_mapping_fn("b", None, worker=None), trained
 
 
 def assert_all_alike(algorithm):
-    result = algorithm.workers.foreach_worker(roster_of)
-    result += algorithm.evaluation_workers.foreach_worker(
-        lambda w: (*roster_of(w)[:2], result[0][2])
-    )
-    for weights, mapped, trained in result[1:]:
-        assert mapped == result[0][1]
-        assert trained == result[0][2]
-        assert weights.keys() == result[0][0].keys()
-        for policy_id, sums in weights.items():
-            np.testing.assert_array_equal(sums, result[0][0][policy_id])
+    local, *remote = algorithm.workers.foreach_worker(describe)
+    assert remote == [local] * 2
+    for weights, mapped, _ in algorithm.evaluation_workers.foreach_worker(describe):
+        assert (weights, mapped) == local[:2]
 
 
 @pytest.fixture(scope="module")
 def league(ray_cluster):
     algorithm = (
-        ppo(Pair)
+        make_ppo(PairEnv, rows=20)
         .multi_agent(policies={"first": PolicySpec()}, policy_mapping_fn=first_policy)
         .evaluation(evaluation_num_workers=1, evaluation_duration=3)
-        .callbacks(Counting)
+        .callbacks(Greeting)
         .build()
     )
     algorithm.evaluate()  # makes the workers that evaluate
@@ -175,7 +124,7 @@ def test_policies_are_added_and_removed_everywhere_between_samples(league):
 
 
 def test_a_policy_that_one_worker_cannot_make_is_added_to_none(league):
-    before = league.workers.foreach_worker(roster_of)
+    before = league.workers.foreach_worker(describe)
     with pytest.raises(RuntimeError, match="not in this process"):
         league.add_policy("bad", FailsElsewhere, policy_mapping_fn=lambda *a, **k: "bad")
     for error, arguments in (
@@ -185,29 +134,29 @@ def test_a_policy_that_one_worker_cannot_make_is_added_to_none(league):
         with pytest.raises(error):
             league.add_policy(*arguments)
     with pytest.raises(UnknownPolicyError):
-        league.remove_policy("nobody")
+        league.remove_policy("missing")
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"policy_mapping_fn=.* cannot be sent to remote workers"):
         league.add_policy("second", PPOTF2Policy, policy_mapping_fn=lambda *a, **k: lock)
     with pytest.raises(ConfigError, match="cannot be sent to remote workers"):
         league.remove_policy("first", policy_mapping_fn=lambda *a, **k: lock)
-    assert league.workers.foreach_worker(roster_of) == before
+    assert league.workers.foreach_worker(describe) == before
     assert league.evaluation_workers.foreach_worker(lambda w: list(w.policy_map)) == [["first"]] * 2
 
 
-def test_policies_of_workers_know_their_index_and_were_greeted(league):
+def test_added_policies_reach_the_callbacks_of_all_workers(league):
     league.add_policy("guest", PPOTF2Policy)
-    own = league.workers.foreach_worker(
+    guests = league.workers.foreach_worker(
         lambda w: (w.worker_index, getattr(w.policy_map["guest"], "greeted", False))
     )
-    assert own == [(0, True), (1, True), (2, True)]
+    assert guests == [(0, True), (1, True), (2, True)]
     league.remove_policy("guest")
 
 
-def test_an_error_of_the_users_code_costs_no_worker(league):
+def test_an_error_in_user_code_costs_no_worker(league):
     healthy = league.workers.healthy_worker_ids()
-    nobody = MappingAndTrainable(lambda agent_id, episode, worker, **kwargs: "nobody", None)
-    league.policies.set_mapping_and_trainable(nobody)
+    unknown = MappingAndTrainable(lambda agent_id, episode, worker, **kwargs: "missing", None)
+    league.policies.set_mapping_and_trainable(unknown)
     with pytest.raises(KeyError, match="returned invalid policy id"):
         league.train()  # ten steps of each worker, two episodes
     league.policies.set_mapping_and_trainable(MappingAndTrainable(first_policy, None))
@@ -216,11 +165,10 @@ def test_an_error_of_the_users_code_costs_no_worker(league):
     assert league.workers.healthy_worker_ids() == healthy == [1, 2]
 
 
-def test_sampling_goes_on_while_an_off_policy_algorithm_learns(ray_cluster):
-    config = small(DQNConfig(), SeededEnv, num_rollout_workers=1, rollout_fragment_length=4)
+def test_sampling_continues_while_an_off_policy_algorithm_learns(ray_cluster):
+    config = make_config(SeededEnv, DQNConfig, workers=1, rollout_fragment_length=4)
     algorithm = (
         config.training(
-            model={"fcnet_hiddens": [4]},
             train_batch_size=8,
             num_steps_sampled_before_learning_starts=8,
             max_requests_in_flight_per_sampler_worker=2,
@@ -242,7 +190,7 @@ def test_sampling_goes_on_while_an_off_policy_algorithm_learns(ray_cluster):
 @pytest.mark.soak
 def test_a_worker_that_hangs_is_replaced(ray_cluster, caplog):
     algorithm = (
-        ppo(Hanging)
+        make_ppo(Hanging, rows=20)
         .fault_tolerance(
             env_step_timeout_s=3.0,
             recreate_failed_workers=True,
@@ -273,7 +221,7 @@ def test_a_worker_that_hangs_is_replaced(ray_cluster, caplog):
 
 
 @pytest.mark.soak
-def test_the_environment_of_a_worker_may_break_and_is_named(ray_cluster):
+def test_an_environment_that_breaks_in_a_worker_is_named(ray_cluster):
     class Broken(SeededEnv):
         def __init__(self, config):
             self.index = config.worker_index
@@ -282,7 +230,7 @@ def test_the_environment_of_a_worker_may_break_and_is_named(ray_cluster):
             obs, *rest = super().step(action)
             return (obs[:1] if self.index == 2 and self.now == 4 else obs), *rest
 
-    algorithm = ppo(Broken).build()
+    algorithm = make_ppo(Broken, rows=20).build()
     with pytest.raises(ValueError, match=r"environment 0 of worker 2 .*shape \(1,\)") as result:
         algorithm.train()
     assert "remote worker 2" in " ".join(getattr(result.value, "__notes__", ["remote worker 2"]))

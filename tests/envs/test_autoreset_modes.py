@@ -1,12 +1,12 @@
-"""Vector environments whose metadata does not say how they reset: found out, or refused."""
+"""Vector environments without an autoreset mode in their metadata: detected, or refused."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-from helpers.environments import CountingEnv, NestedCountingEnv
-from tfpolicies import PPOConfig
+from helpers.environments import CountingEnv, NestedCountingEnv, counting_vector
+from helpers.workers import make_worker
 from tfpolicies.envs.vector_adapters import GymVectorEnvAdapter
 from tfpolicies.errors import EnvError
 
@@ -33,9 +33,7 @@ class Unsaid(VectorEnv):
     metadata = {"render_modes": []}
 
     def __init__(self, mode, form="final_obs", kind=Paying, lengths=(3,), count=2):
-        self.inner = SyncVectorEnv(
-            [lambda n=n: kind(n, lengths) for n in range(count)], autoreset_mode=mode
-        )
+        self.inner = counting_vector(mode, count, lengths, kind)
         self.num_envs, self.form = count, form
         for name in ("observation_space", "action_space"):
             setattr(self, name, getattr(self.inner, name))
@@ -52,14 +50,14 @@ class Unsaid(VectorEnv):
         if self.form == "list":  # as SuperSuit has it
             results = [{} if x is None else {"terminal_observation": x} for x in final]
             return (*result, results)
+        if self.form == "array":
+            return (*result, {"final_obs": np.stack(list(final))})
         return (*result, {self.form: final})
 
 
-def built(env):
-    """A PPO that samples 8 steps of each environment."""
-    training = {"train_batch_size": 16, "sgd_minibatch_size": 16, "model": {"fcnet_hiddens": [4]}}
-    config = PPOConfig().environment(env).training(**training).debugging(seed=0)
-    return config.rollouts(rollout_fragment_length=8, batch_mode="truncate_episodes").build()
+def sample(env):
+    """Samples 8 steps of each environment."""
+    return make_worker(env, rollout_fragment_length=8).sample()
 
 
 @pytest.mark.parametrize("kind", [Paying, PayingLater, NestedCountingEnv])
@@ -76,6 +74,16 @@ def test_infos_with_last_observations_mean_resets_in_the_same_step(form, kind):
     reached = last["step"] if kind is NestedCountingEnv else last[:, 2]
     assert reached.ravel().tolist() == [2, 2]
     assert envs.step(np.zeros(2, int)).reset_only is None
+
+
+@pytest.mark.parametrize("form", ["final_obs", "list", "array"])
+def test_last_observations_keep_the_order_of_their_environments(form):
+    envs = GymVectorEnvAdapter(Unsaid(SAME, form, lengths=(2,), count=3))
+    envs.reset(None)
+    envs.step(np.zeros(3, int))
+    indices, last = envs.step(np.zeros(3, int)).final_obs
+    assert indices.tolist() == [0, 1, 2]
+    assert last.tolist() == [[0, 0, 2], [1, 0, 2], [2, 0, 2]]
 
 
 def test_a_step_without_reward_after_an_end_is_a_reset():
@@ -97,26 +105,18 @@ def test_a_step_without_reward_after_an_end_is_a_reset():
         (SAME, PayingLater, "its rewards do not distinguish a reset from a step"),
     ],
 )
-def test_what_cannot_be_found_out_is_refused(mode, kind, why):
-    algorithm = built(lambda context: Unsaid(mode, "none", kind))
+def test_modes_that_cannot_be_detected_are_refused(mode, kind, why):
     with pytest.raises(EnvError, match=rf"{why}\. Declare the mode in its class: metadata ="):
-        algorithm.worker.sample()
-    algorithm.stop()
+        sample(lambda context: Unsaid(mode, "none", kind))
 
 
 def test_samples_of_both_modes_have_the_same_rows():
-    def rows(mode):
-        algorithm = built(lambda context: Unsaid(mode))
-        batch = algorithm.worker.sample()
-        algorithm.stop()
-        first = batch["obs"][:, 0] == 0.0
-        return batch["obs"][first][:, 1:], batch["new_obs"][first][:, 1:]
-
     expected = [[e, t] for e in range(2) for t in range(3)]
     for mode in (SAME, NEXT):
-        obs, reached = rows(mode)
-        assert obs[:6].tolist() == expected
-        assert reached[:6].tolist() == [[e, t + 1] for e, t in expected]
+        batch = sample(lambda context, mode=mode: Unsaid(mode))
+        first = batch["obs"][:, 0] == 0.0
+        assert batch["obs"][first][:6, 1:].tolist() == expected
+        assert batch["new_obs"][first][:6, 1:].tolist() == [[e, t + 1] for e, t in expected]
 
 
 def test_a_mode_that_gymnasium_does_not_have_is_named():

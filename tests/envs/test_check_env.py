@@ -1,4 +1,4 @@
-"""`check_env` says what is wrong with an environment, and nothing about one that is right."""
+"""Checks of environments: `check_env`, and the trial before training."""
 
 import logging
 import random
@@ -10,7 +10,8 @@ from gymnasium import spaces
 
 from helpers.environments import CountingEnv, NestedCountingEnv
 from helpers.multi_agent_envs import SPACE, Staggered
-from tfpolicies import DefaultCallbacks, PPOConfig, RolloutWorker
+from helpers.workers import make_config, make_worker
+from tfpolicies import DefaultCallbacks
 from tfpolicies.compat import RandomPolicy
 from tfpolicies.envs import check_env
 from tfpolicies.envs.multi_agent_env import make_multi_agent
@@ -43,7 +44,7 @@ OBS, INFO = np.zeros(2, np.float32), {}
 
 
 class Answers(gym.Env):
-    """Answers as it is told to."""
+    """Returns the values that it was constructed with."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -62,22 +63,23 @@ class Answers(gym.Env):
         return self.answers[1]
 
 
-def stepped(obs=OBS, reward=0.0, terminated=False, truncated=False, info=INFO):
+def step_with(obs=OBS, reward=0.0, terminated=False, truncated=False, info=INFO):
     return {"step": (obs, reward, terminated, truncated, info)}
 
 
 FAULTS = [
+    ({"reset": (np.array(["a", "b"]), {})}, r"has the dtype <U1, but its space has float32"),
     ({"reset": OBS}, r"`reset` must return a pair .* got an array of shape \(2,\)"),
     ({"reset": (np.zeros(3, np.float32), {})}, r"of `reset` has the shape \(3,\).* has \(2,\)"),
     ({"step": (OBS, 0.0, False, {})}, "`step` must return .* got a tuple of 4 values"),
-    (stepped(np.zeros(2)), "dtype float64, but its space has float32. Return `x.astype"),
-    (stepped(np.array([0, np.nan], np.float32)), r"has a NaN at \(1,\)"),
-    (stepped(np.array([0, 2], np.float32)), r"has 2.0 at \(1,\), which is not in \[-1.0, 1.0\]"),
-    (stepped([0.0, 0.0]), r"must be an array: got the list \[0.0, 0.0\]"),
-    (stepped(reward=float("nan")), "The reward must be a finite number, got nan"),
-    (stepped(reward="1"), "The reward must be a finite number, got '1'"),
-    (stepped(terminated=None), "`terminated` must be True or False, got None"),
-    (stepped(info=None), "The info must be a dict, got the NoneType None"),
+    (step_with(np.zeros(2)), "dtype float64, but its space has float32. Return `x.astype"),
+    (step_with(np.array([0, np.nan], np.float32)), r"has a NaN at \(1,\)"),
+    (step_with(np.array([0, 2], np.float32)), r"has 2.0 at \(1,\), which is not in \[-1.0, 1.0\]"),
+    (step_with([0.0, 0.0]), r"must be an array: got the list \[0.0, 0.0\]"),
+    (step_with(reward=float("nan")), "The reward must be a finite number, got nan"),
+    (step_with(reward="1"), "The reward must be a finite number, got '1'"),
+    (step_with(terminated=None), "`terminated` must be True or False, got None"),
+    (step_with(info=None), "The info must be a dict, got the NoneType None"),
     ({"step": KeyError("door")}, "`step` raised KeyError for the action .*'door'"),
     ({"action_space": 3}, "`action_space` of Answers must be a gymnasium space, got the int 3"),
 ]
@@ -97,30 +99,30 @@ def test_fractions_do_not_fit_a_space_of_whole_numbers(dtype):
     with pytest.raises(EnvError, match=rf"has 0.5 at \(1,\), but its space has {name}, .* it 0"):
         check_env(halves)
     with pytest.raises(EnvError, match=r"0.5 at \(1,\).*dtype=np.float32"):  # not only a warning
-        PPOConfig().environment(lambda config: halves).build()
-
-
-def test_text_in_place_of_numbers_is_explained_too():
-    with pytest.raises(EnvError, match=r"has the dtype <U1, but its space has float32"):
-        check_env(Answers(reset=(np.array(["a", "b"]), {})))
+        make_config(lambda config: halves).build()
 
 
 def test_parts_of_nested_observations_are_named():
     env = NestedCountingEnv()
-    good = env.observation_space
-    env.observation_space = spaces.Dict(where=good["where"], step=spaces.Box(0, 255, (2,), "uint8"))
-    with pytest.raises(EnvError, match=r"part 'step', has the shape \(1,\)"):
-        check_env(env)
-    env.observation_space = spaces.Dict(where=spaces.Tuple((SPACE, SPACE)), step=good["step"])
-    with pytest.raises(EnvError, match="part 'where/0', must be an array: got the int 0"):
-        check_env(env)
-    env.observation_space = spaces.Dict(where=good["where"])
-    with pytest.raises(EnvError, match=r"has the keys \['where', 'step'\], but its space has"):
-        check_env(env)
+    parts = dict(env.observation_space.items())
+    for space, words in (
+        (
+            {**parts, "step": spaces.Box(0, 255, (2,), "uint8")},
+            r"part 'step', has the shape \(1,\)",
+        ),
+        (
+            {**parts, "where": spaces.Tuple((SPACE, SPACE))},
+            "'where/0', must be an array: got the int 0",
+        ),
+        ({"where": parts["where"]}, r"has the keys \['where', 'step'\], but its space has"),
+    ):
+        env.observation_space = spaces.Dict(space)
+        with pytest.raises(EnvError, match=words):
+            check_env(env)
 
 
 class Wrong(Staggered):
-    """A good world but for one change of its steps."""
+    """A correct world except for changes of its steps; None replaces a part by {}."""
 
     def __init__(self, **changes):
         super().__init__()
@@ -130,13 +132,21 @@ class Wrong(Staggered):
         names = ("obs", "rewards", "terminateds", "truncateds", "infos")
         answer = dict(zip(names, super().play(actions), strict=True))
         for name, change in self.changes.items():
-            answer[name] = {**answer[name], **change}
+            answer[name] = {} if change is None else {**answer[name], **change}
         return tuple(answer.values())
+
+
+SILENT = {"obs": None, "rewards": None}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"terminateds": None}, r"`terminateds` .* must have the key '__all__'"),
+        (
+            {**SILENT, "terminateds": {"__all__": False}},
+            "No agent had an observation for 100 steps",
+        ),
         ({"obs": {"b": np.zeros(2)}}, r"agent 'b' in `step` has the shape \(2,\)"),
         ({"obs": {"z": OBS}}, r"'z' has an observation of `step`, but is not among the agents"),
         ({"obs": {"a": np.full(3, np.nan, np.float32)}}, "agent 'a' .* NaN"),
@@ -153,41 +163,19 @@ def test_faults_of_agents_name_them(changes, message):
         check_env(Wrong(**changes))
 
 
-def test_a_missing_end_for_all_is_named():
-    class Endless(Staggered):
-        def play(self, actions):
-            obs, rewards, _, truncateds, infos = super().play(actions)
-            return obs, rewards, {}, truncateds, infos
-
-    with pytest.raises(EnvError, match=r"`terminateds` .* must have the key '__all__'"):
-        check_env(Endless())
-
-
-def test_a_game_in_which_nobody_can_move_is_named():
-    class Stuck(Staggered):
-        def play(self, actions):
-            return {}, {}, {"__all__": False}, {"__all__": False}, {}
-
-    with pytest.raises(EnvError, match="No agent had an observation for 100 steps"):
-        check_env(Stuck())
-
-
-def test_something_else_is_refused():
+def test_a_class_is_refused():
     with pytest.raises(EnvError, match=r"check_env takes a gymnasium.Env.* got type"):
         check_env(CountingEnv)
 
 
-# -- before training --------------------------------------------------------------------------
-
-
 class Noted(CountingEnv):
-    """Notes its instances; draws from the generators that a process has, as some do."""
+    """Records its instances; draws from the generators of the process, as some environments do."""
 
-    made: list[CountingEnv] = []
+    instances: list[CountingEnv] = []
 
     def __init__(self, context):
         super().__init__()
-        self.made.append(self)
+        self.instances.append(self)
 
     def step(self, action):
         random.random(), np.random.rand()
@@ -200,7 +188,7 @@ class Outgrown(Noted):
     observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
 
 
-class Told(DefaultCallbacks):
+class Recorder(DefaultCallbacks):
     created: list[CountingEnv] = []
 
     def on_sub_environment_created(self, *, worker, sub_environment, env_context, **kwargs):
@@ -208,29 +196,27 @@ class Told(DefaultCallbacks):
 
 
 @pytest.fixture
-def made():
-    Noted.made.clear()
-    Told.created.clear()
-    return Noted.made
+def instances():
+    Noted.instances.clear()
+    Recorder.created.clear()
+    return Noted.instances
 
 
-def built(env, **settings):
-    config = PPOConfig().environment(env, **settings)
-    config.training(model={"fcnet_hiddens": [4]}, train_batch_size=128).callbacks(Told)
-    return config.framework(inference="tf", jit_compile=False).debugging(log_level="ERROR")
+def build(env, **settings):
+    return make_config(env, train_batch_size=128, callbacks=Recorder, **settings).build()
 
 
-def test_building_plays_an_environment_of_its_own_and_changes_nothing(made):
+def test_building_plays_a_separate_environment_and_changes_nothing(instances):
     CountingEnv.action_space.seed(5)
     expected = [CountingEnv.action_space.sample() for _ in range(3)]
     CountingEnv.action_space.seed(5)
     random.seed(3), np.random.seed(3)
     before = random.getstate(), np.random.get_state()[1].tolist()
-    algorithm = built(Noted).build()
-    trained, checked = made
+    algorithm = build(Noted)
+    trained, checked = instances
     assert (trained.actions, trained.closed) == ([], 0)
     assert (len(checked.actions), checked.closed) == (3, 1)
-    assert Told.created == [trained]
+    assert Recorder.created == [trained]
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     assert [CountingEnv.action_space.sample() for _ in range(3)] == expected
     algorithm.stop()
@@ -244,10 +230,10 @@ class Cut(Noted):
         return (obs if len(self.actions) < 2 else obs[:2]), *rest
 
 
-def test_building_names_what_is_wrong_with_an_environment(made):
+def test_building_names_a_fault_of_an_environment(instances):
     with pytest.raises(EnvError, match=r"has the shape \(2,\).*disable_env_checking=True\) skips"):
-        built(Cut).build()
-    assert [env.closed for env in made] == [1, 1]
+        build(Cut)
+    assert [env.closed for env in instances] == [1, 1]
 
 
 class Wide(Noted):
@@ -261,12 +247,11 @@ class Wide(Noted):
 @pytest.mark.parametrize(
     ("env", "text"), [(Outgrown, "has 2.0 at (2,)"), (Wide, "has the dtype float64")]
 )
-def test_building_warns_of_what_sampling_takes(made, caplog, env, text):
+def test_building_warns_of_observations_that_sampling_accepts(instances, caplog, env, text):
     with caplog.at_level(logging.WARNING, "tfpolicies"):
-        algorithm = built(env).debugging(log_level="WARN").build()
+        algorithm = build(env, log_level="WARN")
     assert [message for message in caplog.messages if text in message]
     assert algorithm.train()["num_env_steps_sampled"] == 128
-    algorithm.stop()
 
 
 class Excused(Outgrown):
@@ -275,68 +260,29 @@ class Excused(Outgrown):
     _skip_env_checking = True
 
 
-def test_an_environment_may_ask_not_to_be_checked(made):
-    built(Excused).build().stop()
-    assert [env.actions for env in made] == [[], []]
+def test_an_environment_may_ask_not_to_be_checked(instances):
+    build(Excused)
+    assert [env.actions for env in instances] == [[], []]
 
 
-class Deaf(Staggered):
-    """Gives a reward that is none."""
-
-    def step(self, action_dict):
-        obs, rewards, *rest = super().step(action_dict)
-        return obs, dict.fromkeys(rewards, "much"), *rest
+def test_building_names_the_agent_of_a_fault():
+    with pytest.raises(EnvError, match=r"The reward of agent 'a' must be a finite number"):
+        build(lambda context: Wrong(rewards={"a": "much"}))
 
 
-def test_building_names_the_agent_of_whom_something_is_wrong():
-    with pytest.raises(EnvError, match=r"The reward of agent '?\w+'? must be a finite number"):
-        built(lambda context: Deaf()).build()
+EXPECTING = ["restart_failed_sub_environments", "recreate_failed_workers", "env_step_timeout_s"]
 
 
-class Masked(gym.Env):
-    """Shows a mask beside more than one other part; a forbidden action is an error."""
-
-    observation_space = spaces.Dict(
-        cart=SPACE, embeddings=SPACE, action_mask=spaces.Box(0, 1, (5,), np.int8)
-    )
-    action_space = spaces.Discrete(5)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.allowed = int(self.np_random.integers(5))
-        mask = np.eye(5, dtype=np.int8)[self.allowed]
-        return {"cart": SPACE.sample(), "embeddings": SPACE.sample(), "action_mask": mask}, {}
-
-    def step(self, action):
-        if action != self.allowed:
-            raise ValueError("forbidden")
-        return self.reset()[0], 0.0, False, False, {}
+@pytest.mark.parametrize("name", ["disable_env_checking", *EXPECTING])
+def test_where_faults_are_expected_building_makes_no_check(instances, name):
+    build(Outgrown, **{name: 60.0 if name == "env_step_timeout_s" else True})
+    assert len(instances) == 1
 
 
-def test_a_mask_beside_any_other_parts_is_respected():
-    check_env(Masked(), steps=5)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"disable_env_checking": True},
-        {"restart_failed_sub_environments": True},
-        {"recreate_failed_workers": True},
-        {"env_step_timeout_s": 60.0},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_where_faults_are_expected_building_looks_for_none(made, settings):
-    algorithm = built(Outgrown).update_from_dict(settings).build()
-    assert len(made) == 1
-    algorithm.stop()
-
-
-def test_an_environment_that_takes_long_to_make_is_made_once(made, monkeypatch):
+def test_an_environment_that_takes_long_to_make_is_made_once(instances, monkeypatch):
     monkeypatch.setattr(worker_environments, "_MAX_CREATION_SECONDS", 0.0)
-    built(Outgrown).build().stop()
-    assert len(made) == 1
+    build(Outgrown)
+    assert len(instances) == 1
 
 
 @pytest.mark.parametrize(
@@ -344,42 +290,43 @@ def test_an_environment_that_takes_long_to_make_is_made_once(made, monkeypatch):
     [Outgrown({}), lambda context: gym.vector.SyncVectorEnv([lambda: Outgrown({})])],
     ids=["an instance", "a vector environment"],
 )
-def test_an_environment_of_which_there_is_one_is_not_played(made, env):
-    built(env).build().stop()
-    assert all(each.actions == [] for each in made)
+def test_an_environment_of_which_there_is_one_is_not_played(instances, env):
+    build(env)
+    assert all(env.actions == [] for env in instances)
 
 
 class Parametric(gym.Env):
-    """Allows one action of three, which its observation names under a key."""
+    """Allows one action of three, which its observation names under a key, next to other parts."""
 
     action_space = spaces.Discrete(3)
 
     def __init__(self, key):
         self.key = key
-        self.observation_space = spaces.Dict({key: spaces.MultiBinary(3), "n": spaces.Discrete(2)})
+        mask = spaces.MultiBinary(3) if key == "valid" else spaces.Box(0, 1, (3,), np.int8)
+        self.observation_space = spaces.Dict({key: mask, "a": SPACE, "b": SPACE})
 
-    def _seen(self):
+    def _observe(self):
         self.allowed = (getattr(self, "allowed", 0) + 1) % 3
-        return {self.key: np.eye(3, dtype=np.int8)[self.allowed], "n": 0}
+        mask = np.eye(3, dtype=np.int8)[self.allowed]
+        return {self.key: mask, "a": SPACE.sample(), "b": SPACE.sample()}
 
     def reset(self, *, seed=None, options=None):
-        return self._seen(), {}
+        return self._observe(), {}
 
     def step(self, action):
         if action != self.allowed:
             raise ValueError("forbidden")
-        return self._seen(), 0.0, False, False, {}
+        return self._observe(), 0.0, False, False, {}
 
 
 @pytest.mark.core
-def test_the_mask_under_a_configured_key_is_respected():
+def test_a_mask_is_respected_under_a_configured_key():
     check_env(Parametric("action_mask"), steps=20)
     check_env(Parametric("valid"), steps=20, action_mask_key="valid")
     with pytest.raises(EnvError, match="forbidden"):
         check_env(Parametric("valid"), steps=20)
-    settings = {"custom_model": lambda observation_space, num_outputs: None}
-    config = PPOConfig().environment(lambda context: Parametric("valid"), action_mask_key="valid")
-    worker = RolloutWorker(
-        config=config.training(model=settings), default_policy_class=RandomPolicy
+    model = {"custom_model": lambda observation_space, num_outputs: None}
+    worker = make_worker(
+        lambda context: Parametric("valid"), RandomPolicy, action_mask_key="valid", model=model
     )
     worker_environments.check_environment(worker)

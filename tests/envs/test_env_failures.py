@@ -1,4 +1,4 @@
-"""Environments that raise, return garbage or hang: what a user sees, and how sampling goes on."""
+"""Environments that raise, return wrong values or hang: the errors, and how sampling continues."""
 
 import logging
 import sys
@@ -10,13 +10,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from tfpolicies import DefaultCallbacks, MultiAgentEnv, PPOConfig, PPOTF2Policy, RolloutWorker
+from helpers.workers import make_worker
+from tfpolicies import DefaultCallbacks, MultiAgentEnv
 from tfpolicies.envs.fault_tolerance import EnvSupervisor
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout.evaluation import play
 
-GOOD = np.zeros(2, np.float32)
 BAD_OBSERVATIONS = {
     "shape": np.zeros(3, np.float32),
     "nan": np.array([0.0, np.nan], np.float32),
@@ -34,13 +34,13 @@ class Breaking(gym.Env):
 
     observation_space = spaces.Box(-100.0, 100.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
-    made = []
+    instances = []
 
     def __init__(self, config):
         self.kind, self.number = config["kind"], config.vector_index
         self.always = config.get("always", False)
-        self.life = sum(env.number == self.number for env in self.made)
-        self.made.append(self)
+        self.life = sum(env.number == self.number for env in self.instances)
+        self.instances.append(self)
         self.episode, self.now, self.closed = -1, 0, False
 
     def breaks(self, kind):
@@ -59,6 +59,8 @@ class Breaking(gym.Env):
 
     def step(self, action):
         self.now += 1
+        if self.kind == "stuck" and self.number == 0:
+            raise RuntimeError("the wheel came off")
         obs, reward = self.observation(), 1.0
         if self.now == 3:
             if self.breaks("step"):
@@ -96,20 +98,20 @@ class Team(MultiAgentEnv):
     def step(self, action_dict):
         result = self.inner.step(0)
         obs, reward, over, _, _ = result if len(result) == 5 else (*result, False, False, {})
-        seen = {"a": self.inner.observation(), "b": obs}
+        obs_by_agent = {"a": self.inner.observation(), "b": obs}
         ends = {"__all__": over}
         if self.inner.now == 2 and self.inner.breaks("agents"):
             ends["a"] = True  # and gives an observation of it in the next step
         if self.inner.now == 3 and self.inner.breaks("flags"):
             ends = {}
         infos = {"c": {}} if self.inner.now == 3 and self.inner.breaks("infos") else {}
-        return seen, {"a": 1.0, "b": reward}, ends, {"__all__": False}, infos
+        return obs_by_agent, {"a": 1.0, "b": reward}, ends, {"__all__": False}, infos
 
     def close(self):
         self.inner.close()
 
 
-class Noting(DefaultCallbacks):
+class Recorder(DefaultCallbacks):
     ends, created = [], []
 
     def on_sub_environment_created(self, *, worker, sub_environment, env_context, env_index):
@@ -121,42 +123,41 @@ class Noting(DefaultCallbacks):
 
 
 def vector_of(config):
-    def made(number):
-        return lambda: Breaking(config.copy_with_overrides(vector_index=number))
-
-    return SyncVectorEnv([made(0), made(1)], autoreset_mode=AutoresetMode.SAME_STEP)
+    """Makes two `Breaking` environments that step together."""
+    makers = [lambda n=n: Breaking(config.copy_with_overrides(vector_index=n)) for n in range(2)]
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 @pytest.fixture(autouse=True)
 def _fresh(caplog):
     caplog.set_level(logging.WARNING, "tfpolicies")  # other tests may have left another one
-    Breaking.made, Noting.ends, Noting.created = [], [], []
+    Breaking.instances, Recorder.ends, Recorder.created = [], [], []
 
 
-def worker_of(
-    source,
-    kind,
-    *,
-    restart=True,
-    mode="truncate_episodes",
-    always=False,
-    observation_fn=None,
-    **settings,
-):
-    config = (
-        PPOConfig()
-        .environment(env_config={"kind": kind, "always": always})
-        .framework("tf2", inference="tf", jit_compile=False)
-        .training(model={"fcnet_hiddens": [4]}, train_batch_size=64, sgd_minibatch_size=64)
-        .rollouts(num_envs_per_worker=2, rollout_fragment_length=6, batch_mode=mode)
-        .fault_tolerance(restart_failed_sub_environments=restart, **settings)
-        .multi_agent(observation_fn=observation_fn)
-        .callbacks(Noting)
-        .debugging(seed=0)
-    )
-    return RolloutWorker(env_creator=source, config=config, default_policy_class=PPOTF2Policy)
+@pytest.fixture
+def worker_with():
+    """Makes workers, which are stopped after the test, for environments that break by `kind`."""
+    workers = []
+
+    def make(source, kind, *, restart=True, always=False, **settings):
+        defaults = {"train_batch_size": 64, "sgd_minibatch_size": 64, "callbacks": Recorder}
+        defaults |= {"num_envs_per_worker": 2, "rollout_fragment_length": 6, "log_level": "WARN"}
+        workers.append(
+            make_worker(
+                env_creator=source,
+                env_config={"kind": kind, "always": always},
+                restart_failed_sub_environments=restart,
+                **{**defaults, **settings},
+            )
+        )
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.stop()
 
 
+one_or_two_agents = pytest.mark.parametrize("source", [Breaking, Team])
 SINGLE = ("step", "exit", "reward", "tuple", *BAD_OBSERVATIONS)
 SEVERAL = ("step", "exit", "reward", *BAD_OBSERVATIONS, "agents", "flags", "infos")
 WORDS = {
@@ -179,32 +180,31 @@ CASES = [(Breaking, kind) for kind in SINGLE] + [(Team, kind) for kind in SEVERA
 
 @pytest.mark.core
 @pytest.mark.parametrize(("source", "kind"), [*CASES, (Breaking, "reset"), (Team, "reset")])
-def test_what_breaks_is_an_error_that_says_what_and_which(source, kind):
-    worker = worker_of(source, kind, restart=False)
+def test_a_fault_is_an_error_that_names_it_and_the_environment(worker_with, source, kind):
+    worker = worker_with(source, kind, restart=False)
     with pytest.raises((EnvError, RuntimeError), match=WORDS[kind]) as result:
-        sampled(worker)
+        sample(worker)
     notes = " ".join(getattr(result.value, "__notes__", ["environment 1"]))
     assert "nvironment 1" in f"{result.value} {notes}"
-    worker.stop()
 
 
-def sampled(worker, count=4):
-    parts = [worker.sample().as_multi_agent().policy_batches for _ in range(count)]
-    return [part["default_policy"] for part in parts], worker.get_metrics()
+def sample(worker, count=4):
+    batches = [worker.sample().as_multi_agent()["default_policy"] for _ in range(count)]
+    return batches, worker.get_metrics()
 
 
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize(("source", "kind"), CASES)
-def test_a_broken_episode_is_dropped_and_sampling_goes_on(source, kind, mode):
-    worker = worker_of(source, kind, mode=mode)
-    batches, metrics = sampled(worker)
+def test_a_broken_episode_is_dropped_and_sampling_continues(worker_with, source, kind, mode):
+    worker = worker_with(source, kind, batch_mode=mode)
+    batches, metrics = sample(worker)
     faulty = [m for m in metrics if m.episode_faulty]
     assert len(faulty) == 1
     assert [m.episode_length for m in metrics if not m.episode_faulty] == [4] * (len(metrics) - 1)
-    broken = [env for env in Breaking.made if (env.number, env.life) == (1, 0)]
+    broken = [env for env in Breaking.instances if (env.number, env.life) == (1, 0)]
     assert [env.closed for env in broken] == [True]
-    assert [env.number for env in Breaking.made] == [0, 1, 1]
-    (index, error), *_ = [(i, e) for i, e in Noting.ends if isinstance(e, Exception)]
+    assert [env.number for env in Breaking.instances] == [0, 1, 1]
+    (index, error), *_ = [(i, e) for i, e in Recorder.ends if isinstance(e, Exception)]
     assert index == 1
     assert isinstance(error, RuntimeError if kind == "step" else EnvError)
     for batch in batches:
@@ -216,23 +216,21 @@ def test_a_broken_episode_is_dropped_and_sampling_goes_on(source, kind, mode):
     np.testing.assert_array_equal(rows[:, 1], rows[:, 3])  # t is the step that is observed
     for episode in np.unique(rows[:, 0]):
         assert len(np.unique(rows[rows[:, 0] == episode, 2])) == 1  # all of one life
-    worker.stop()
 
 
-@pytest.mark.parametrize("source", [Breaking, Team])
-def test_a_reset_that_fails_is_done_again_in_a_new_environment(source, caplog):
-    worker = worker_of(source, "reset")
-    batches, metrics = sampled(worker)
+@one_or_two_agents
+def test_a_reset_that_fails_is_done_again_in_a_new_environment(worker_with, source, caplog):
+    worker = worker_with(source, "reset")
+    batches, metrics = sample(worker)
     assert [m.episode_faulty for m in metrics] == [False] * len(metrics)
-    assert [env.number for env in Breaking.made] == [0, 1, 1]
+    assert [env.number for env in Breaking.instances] == [0, 1, 1]
     assert "Environment 1 of worker 0 is re-created" in caplog.text
     assert "failed in reset(seed=None): RuntimeError: no episode today" in caplog.text
     assert all(np.isfinite(batch["obs"]).all() for batch in batches)
-    worker.stop()
 
 
 @pytest.mark.core
-def test_an_environment_may_break_any_number_of_times_and_the_rate_is_told(caplog):
+def test_an_environment_may_break_any_number_of_times_and_the_rate_is_logged(caplog):
     repairs = EnvSupervisor(make=Breaking, worker_index=3)
     repairs.on_episode_done(0, episodes=7)
     for _ in range(250):
@@ -240,111 +238,84 @@ def test_an_environment_may_break_any_number_of_times_and_the_rate_is_told(caplo
         repairs.on_step(1)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10 + 9 + 1  # 1 to 10, 20 to 100, and 200
-    assert lines[-1].startswith(
-        "Environment 1 of worker 3 is re-created, and its episode is dropped"
-    )
-    assert lines[-1].endswith("So far there were 200 failures and 7 whole episodes.")
+    *_, last = lines
+    assert last.startswith("Environment 1 of worker 3 is re-created, and its episode is dropped")
+    assert last.endswith("So far there were 200 failures and 7 whole episodes.")
 
 
-class Stuck(Breaking):
-    """Environment 0 breaks in every step, the other one in no step."""
-
-    def step(self, action):
-        if self.number == 0:
-            raise RuntimeError("the wheel came off")
-        return super().step(action)
+STUCK = "Environment 0 of worker 0 failed 200 times in a row without completing a step"
+UNRESETTABLE = "Environment 0 of worker 0 was re-created 10 times"
 
 
-class StuckTeam(Team):
-    def step(self, action_dict):
-        if self.inner.number == 0:
-            raise RuntimeError("the wheel came off")
-        return super().step(action_dict)
-
-
-def stuck_vector(config):
-    return SyncVectorEnv([lambda: Stuck(config)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-@pytest.mark.parametrize("source", [Stuck, StuckTeam, stuck_vector])
-def test_an_environment_that_never_completes_a_step_is_given_up(source):
-    worker = worker_of(source, "none of these")
-    words = "Environment 0 of worker 0 failed 200 times in a row without completing a step"
+@pytest.mark.parametrize(
+    ("source", "kind", "words"),
+    [
+        *((source, "stuck", STUCK) for source in (Breaking, Team, vector_of)),
+        *((source, "reset", UNRESETTABLE) for source in (Breaking, Team)),
+    ],
+)
+def test_environments_that_never_complete_a_step_are_given_up(worker_with, source, kind, words):
     with pytest.raises(EnvError, match=words):
-        worker.sample()
-    worker.stop()
+        worker_with(source, kind, always=True).sample()
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("source", [Breaking, Team])
-def test_an_environment_is_given_up_where_a_limit_is_set(source):
-    worker = worker_of(source, "step", always=True, max_num_sub_environment_restarts=4)
+@one_or_two_agents
+def test_an_environment_is_given_up_where_a_limit_is_set(worker_with, source):
+    worker = worker_with(source, "step", always=True, max_num_sub_environment_restarts=4)
     words = r"failed 5 times without a whole episode, and max_num_sub_environment_restarts=4; at"
     with pytest.raises(EnvError, match=words):
-        sampled(worker, 20)
-    worker.stop()
-    assert [env.number for env in Breaking.made].count(0) == 5
+        sample(worker, 20)
+    assert [env.number for env in Breaking.instances].count(0) == 5
 
 
 @pytest.mark.core
-def test_what_a_callback_raises_about_a_new_environment_is_no_break_of_it(monkeypatch):
-    worker = worker_of(Breaking, "step")
+def test_an_error_of_a_callback_about_a_new_environment_is_not_its_fault(worker_with, monkeypatch):
+    worker = worker_with(Breaking, "step")
 
     def refuse(self, *, env_index, **kwargs):
         raise KeyError("mine")
 
-    monkeypatch.setattr(Noting, "on_sub_environment_created", refuse)
+    monkeypatch.setattr(Recorder, "on_sub_environment_created", refuse)
     with pytest.raises(KeyError, match="mine"):
-        sampled(worker)
-    worker.stop()
+        sample(worker)
 
 
-@pytest.mark.parametrize("source", [Breaking, Team])
-def test_environments_of_which_none_can_be_reset_are_given_up(source):
-    worker = worker_of(source, "reset", always=True)
-    with pytest.raises(EnvError, match="Environment 0 of worker 0 was re-created 10 times"):
-        worker.sample()
-    worker.stop()
-
-
-def test_a_vector_environment_that_breaks_is_made_anew_as_a_whole():
-    worker = worker_of(vector_of, "step")
-    batches, metrics = sampled(worker)
+def test_a_vector_environment_that_breaks_is_recreated_as_a_whole(worker_with):
+    worker = worker_with(vector_of, "step")
+    batches, metrics = sample(worker)
     assert sum(m.episode_faulty for m in metrics) == 2
-    assert [env.number for env in Breaking.made] == [0, 1, 0, 1]
-    assert Noting.created == [(env, env.number) for env in Breaking.made]
+    assert [env.number for env in Breaking.instances] == [0, 1, 0, 1]
+    assert Recorder.created == [(env, env.number) for env in Breaking.instances]
     assert [batch.count for batch in batches] == [12] * 4
-    worker.stop()
-    Breaking.made.clear()
-    worker = worker_of(vector_of, "nan", restart=False)
+    Breaking.instances.clear()
+    worker = worker_with(vector_of, "nan", restart=False)
     with pytest.raises(EnvError, match=r"environment 1 is not finite.*nan"):
-        sampled(worker)
-    worker.stop()
+        sample(worker)
 
 
 class Places(gym.Env):
-    """Shows a place out of three; the fourth step gives the number 3."""
+    """Observes three discrete parts, of which `wrong` leaves its space in the fourth step."""
 
     observation_space = spaces.Dict(
         place=spaces.Discrete(3), parts=spaces.MultiDiscrete([2, 3]), on=spaces.MultiBinary(2)
     )
     action_space = spaces.Discrete(2)
-    wrong = "place"
 
-    def __init__(self, config=None):
-        self.now = 0
+    def __init__(self, wrong):
+        self.wrong, self.now = wrong, 0
 
-    def seen(self):
-        seen = {"place": 2, "parts": np.array([1, 2]), "on": np.array([0, 1], np.int8)}
-        return {**seen, self.wrong: seen[self.wrong] + 1} if self.now == 4 else seen
+    def observe(self):
+        obs = {"place": 2, "parts": np.array([1, 2]), "on": np.array([0, 1], np.int8)}
+        return {**obs, self.wrong: obs[self.wrong] + 1} if self.now == 4 else obs
 
     def reset(self, *, seed=None, options=None):
         self.now = 0
-        return self.seen(), {}
+        return self.observe(), {}
 
     def step(self, action):
         self.now += 1
-        return self.seen(), 1.0, False, self.now == 6, {}
+        return self.observe(), 1.0, False, self.now == 6, {}
 
 
 @pytest.mark.parametrize(
@@ -352,43 +323,39 @@ class Places(gym.Env):
     [("place", r"Discrete\(3\)"), ("parts", r"MultiDiscrete"), ("on", r"MultiBinary\(2\)")],
 )
 @pytest.mark.parametrize("form", ["plain", "vector", "several agents"])
-def test_what_is_not_in_a_discrete_space_is_named(part, space, form):
-    class Wrong(Places):
-        wrong = part
-
+def test_an_observation_outside_a_discrete_space_is_named(worker_with, part, space, form):
     sources = {
-        "plain": lambda context: Wrong(),
-        "vector": lambda context: SyncVectorEnv([Wrong]),
-        "several agents": lambda context: make_multi_agent(lambda config: Wrong())({}),
+        "plain": lambda context: Places(part),
+        "vector": lambda context: SyncVectorEnv([lambda: Places(part)]),
+        "several agents": lambda context: make_multi_agent(lambda config: Places(part))({}),
     }
-    worker = worker_of(sources[form], "none", restart=False)
+    worker = worker_with(sources[form], "none", restart=False)
     with pytest.raises(EnvError, match=rf"{part}.* is not in {space}"):
-        sampled(worker)
-    worker.stop()
+        sample(worker)
 
 
-@pytest.mark.parametrize("source", [Breaking, Team])
-def test_a_step_that_takes_too_long_is_reported_while_it_lasts_and_counts_as_broken(source, caplog):
-    worker = worker_of(source, "hang", env_step_timeout_s=0.4)
+@one_or_two_agents
+def test_a_step_that_takes_too_long_is_reported_while_it_lasts_and_counts_as_broken(
+    worker_with, source, caplog
+):
+    worker = worker_with(source, "hang", env_step_timeout_s=0.4)
     with caplog.at_level(logging.ERROR):
-        _, metrics = sampled(worker)
+        _, metrics = sample(worker)
     assert sum(m.episode_faulty for m in metrics) == 1
     assert "`step` of environment 1 of worker 0 hangs for " in caplog.text
     assert "time.sleep(1.0)" in caplog.text
     assert worker.watchdog.status() is None
-    worker.stop()
-    Breaking.made.clear()
-    strict = worker_of(source, "hang", restart=False, env_step_timeout_s=0.4)
+    Breaking.instances.clear()
+    strict = worker_with(source, "hang", restart=False, env_step_timeout_s=0.4)
     with pytest.raises(EnvError, match=r"took \d+\.\d seconds; env_step_timeout_s=0.4"):
-        sampled(strict)
-    strict.stop()
+        sample(strict)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(("source", "agents"), [(Breaking, 1), (Team, 2)])
 @pytest.mark.parametrize("by_episodes", [True, False])
-def test_an_evaluation_counts_no_steps_of_broken_episodes(source, agents, by_episodes):
-    worker = worker_of(source, "step")
+def test_an_evaluation_counts_no_steps_of_broken_episodes(worker_with, source, agents, by_episodes):
+    worker = worker_with(source, "step")
     played = play(worker, 6 if by_episodes else 24, by_episodes=by_episodes)
     assert [episode.episode_faulty for episode in played.episodes].count(True) == 1
     assert played.get_amount(by_episodes=True) == 6
@@ -397,26 +364,26 @@ def test_an_evaluation_counts_no_steps_of_broken_episodes(source, agents, by_epi
 
 
 @pytest.mark.core
-def test_an_observation_fn_is_called_once_for_each_observation_where_copies_may_break():
-    seen = []
+def test_an_observation_fn_is_called_once_for_each_observation_where_copies_may_break(worker_with):
+    calls = []
 
     def observation_fn(agent_obs, episode, **kwargs):
-        seen.append((episode.env_index, episode.episode_id, episode.length))
+        calls.append((episode.env_index, episode.episode_id, episode.length))
         return agent_obs
 
-    worker = worker_of(Team, "shape", observation_fn=observation_fn)
+    worker = worker_with(Team, "shape", observation_fn=observation_fn)
     worker.sample()
-    assert len(seen) == len(set(seen)) > 12
-    assert [length for index, _, length in seen if not index] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert len(calls) == len(set(calls)) > 12
+    assert [length for index, _, length in calls if not index] == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
-def test_what_an_observation_fn_raises_is_no_fault_of_the_environment():
+def test_an_error_of_an_observation_fn_is_not_a_fault_of_the_environment(worker_with):
     def observation_fn(agent_obs, episode, **kwargs):
         if episode.length == 2:
             raise KeyError("a bug of mine")
         return agent_obs
 
-    worker = worker_of(Team, "no kind", observation_fn=observation_fn)
+    worker = worker_with(Team, "no kind", observation_fn=observation_fn)
     with pytest.raises(KeyError, match="a bug of mine"):
         worker.sample()
-    assert len(Breaking.made) == 2  # nothing was made anew
+    assert len(Breaking.instances) == 2  # none was re-created

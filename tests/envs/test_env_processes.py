@@ -1,4 +1,4 @@
-"""`env_processes`: the environments of a worker in processes of their own, without Ray."""
+"""`env_processes`: the environments of a worker in separate processes, without Ray."""
 
 import gc
 import logging
@@ -13,10 +13,13 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
 from helpers.environments import SavedCountingEnv, SeededEnv, counting_vector
 from helpers.process_envs import Faulty, NeedsC, NestedActions, Team, Unlike
+from helpers.processes import HOME, is_running, run_python, wait_until
+from helpers.workers import make_config
 from tfpolicies import Algorithm, PGConfig, PGTF2Policy, RolloutWorker
 from tfpolicies.cli import main
 from tfpolicies.envs.env_factory import EnvContext, make_environments
@@ -26,40 +29,29 @@ from tfpolicies.errors import ConfigError, EnvError
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
-HOME = Path(__file__).parents[2]
+
+def config_of(source, env_config=None, *, processes=2, envs=3, **settings):
+    defaults = {"rollout_fragment_length": 6, "batch_mode": "truncate_episodes", "seed": 5}
+    defaults |= {"env_processes": processes, "num_envs_per_worker": envs}
+    defaults |= {"train_batch_size": 6 * envs, "env_config": env_config or {}}
+    return make_config(source, PGConfig, **{"log_level": "WARN", **defaults, **settings})
 
 
-def make_config(source, env_config=None, *, processes=2, envs=3, **rollouts):
-    return (
-        PGConfig()
-        .environment(source, env_config=env_config or {})
-        .framework("tf2", inference="tf", jit_compile=False)
-        .training(model={"fcnet_hiddens": [4]}, train_batch_size=6 * envs)
-        .rollouts(
-            num_envs_per_worker=envs,
-            env_processes=processes,
-            **{"rollout_fragment_length": 6, "batch_mode": "truncate_episodes", **rollouts},
-        )
-        .debugging(seed=5)
-    )
-
-
-def make_worker(source, env_config=None, *, faults=None, **settings):
-    config = make_config(source, env_config, **settings).fault_tolerance(**(faults or {}))
-    return RolloutWorker(config=config, default_policy_class=PGTF2Policy)
+def make_worker(*args, **kwargs):
+    return RolloutWorker(config=config_of(*args, **kwargs), default_policy_class=PGTF2Policy)
 
 
 @pytest.fixture
 def worker_for():
     """`make_worker`, whose workers are stopped after the test."""
-    made = []
+    workers = []
 
     def make(*args, **kwargs):
-        made.append(make_worker(*args, **kwargs))
-        return made[-1]
+        workers.append(make_worker(*args, **kwargs))
+        return workers[-1]
 
     yield make
-    for worker in made:
+    for worker in workers:
         worker.stop()
 
 
@@ -71,26 +63,9 @@ def process_ids(worker):
     return sorted({env.process_id() for env in worker.environments.get_sub_environments()})
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(holds, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return holds()
-
-
-# -- the same numbers -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("source", [SeededEnv, NestedActions])
-def test_rows_are_those_of_environments_in_the_workers_own_process(worker_for, source, mode):
+def test_rows_are_those_of_environments_in_the_process_of_the_worker(worker_for, source, mode):
     batches = {}
     for processes in (0, 1, 2, 5):
         worker = worker_for(source, processes=processes, envs=5, batch_mode=mode)
@@ -98,24 +73,15 @@ def test_rows_are_those_of_environments_in_the_workers_own_process(worker_for, s
 
     expected, episodes = batches.pop(0)
     assert len(episodes) >= 5
-    for batch, metrics in batches.values():
+    for samples, metrics in batches.values():
         assert [x.episode_reward for x in metrics] == [x.episode_reward for x in episodes]
-        for own, other in zip(batch, expected, strict=True):
-            assert own.keys() == other.keys()
+        for actual, other in zip(samples, expected, strict=True):
+            assert actual.keys() == other.keys()
             for name in other:
-                for x, y in zip(leaves(own[name]), leaves(other[name]), strict=True):
+                columns = (tf.nest.flatten(batch[name]) for batch in (actual, other))
+                for x, y in zip(*columns, strict=True):
                     assert x.dtype == y.dtype, name
                     np.testing.assert_array_equal(x, y, err_msg=name)
-
-
-def leaves(column):
-    if isinstance(column, dict):
-        return [leaf for part in column.values() for leaf in leaves(part)]
-    return (
-        [leaf for part in column for leaf in leaves(part)]
-        if isinstance(column, tuple)
-        else [column]
-    )
 
 
 @pytest.mark.core
@@ -128,33 +94,29 @@ def test_a_name_with_a_vector_implementation_gives_the_rows_of_single_environmen
     ends = 0
     for t in range(60):
         actions = np.array([0, 1, t % 2, 0])
-        own, other = there.step(actions), here.step(actions)
-        np.testing.assert_array_equal(own.obs, other.obs)
-        np.testing.assert_array_equal(own.terminateds, other.terminateds)
-        assert (own.final_obs is None) == (other.final_obs is None)
-        if own.final_obs is not None:
-            ends += len(own.final_obs[0])
-            np.testing.assert_array_equal(own.final_obs[0], other.final_obs[0])
-            np.testing.assert_array_equal(own.final_obs[1], other.final_obs[1])
+        actual, expected = there.step(actions), here.step(actions)
+        np.testing.assert_array_equal(actual.obs, expected.obs)
+        np.testing.assert_array_equal(actual.terminateds, expected.terminateds)
+        assert (actual.final_obs is None) == (expected.final_obs is None)
+        if actual.final_obs is not None:
+            ends += len(actual.final_obs[0])
+            for x, y in zip(actual.final_obs, expected.final_obs, strict=True):
+                np.testing.assert_array_equal(x, y)
     assert ends > 5
     there.close()
 
 
-def test_observations_that_were_handed_out_stay_as_they_are():
+def test_returned_observations_stay_unchanged():
     envs = make_process_environments(SeededEnv, 2, 2, EnvContext({}))
     first = envs.reset([1, 2])
     before = first.copy()
     step = envs.step(np.zeros(2, np.int64))
     after = step.obs.copy()
     envs.step(np.ones(2, np.int64))
-
     np.testing.assert_array_equal(first, before)
     np.testing.assert_array_equal(step.obs, after)
     assert step.rewards.tolist() == [0.0, 0.0]
     envs.close()
-
-
-# -- what an environment may be -------------------------------------------------------------------
 
 
 def test_every_way_to_name_an_environment_works():
@@ -163,6 +125,7 @@ def test_every_way_to_name_an_environment_works():
     class Inner(NeedsC):
         pass
 
+    actions = np.zeros(2, np.int64)
     register_environment("needs-c", lambda context: NeedsC(1, context["c"]))
     gym.register("NeedsC-v0", entry_point=NeedsC)
     try:
@@ -176,25 +139,21 @@ def test_every_way_to_name_an_environment_works():
         ):
             envs = make_process_environments(source, 2, 2, EnvContext(settings))
             envs.reset(None)
-            assert envs.step(np.zeros(2, np.int64)).final_obs[1].tolist() == [[expected]] * 2, (
-                source
-            )
+            assert envs.step(actions).final_obs[1].tolist() == [[expected]] * 2, source
             envs.close()
     finally:
         del ENVIRONMENTS["needs-c"], gym.registry["NeedsC-v0"]
 
 
+def make_vector(context):
+    return counting_vector(AutoresetMode.SAME_STEP)
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (
-            Team,
-            "has several agents, but env_processes supports environments with one",
-        ),
-        (
-            lambda context: counting_vector(AutoresetMode.SAME_STEP),
-            "is a vector environment, so its environments cannot be spread",
-        ),
+        (Team, "has several agents, but env_processes supports environments with one"),
+        (make_vector, "is a vector environment, so its environments cannot be spread"),
         (NeedsC(1, 1.0), "env_processes=2 makes environments in other processes"),
         ("helpers.process_envs:Absent", "could not be imported"),
         ("NoSuchEnv-v0", "No environment 'NoSuchEnv-v0' is registered"),
@@ -202,7 +161,7 @@ def test_every_way_to_name_an_environment_works():
         (Unlike, r"Environment 1 has the action space Discrete\(3\), but the first one"),
     ],
 )
-def test_what_cannot_be_spread_is_refused_in_words(source, words):
+def test_environments_that_cannot_be_spread_are_refused(source, words):
     with pytest.raises(EnvError, match=words):
         make_process_environments(source, 2, 2, EnvContext({}))
 
@@ -215,12 +174,11 @@ def test_a_setting_that_cannot_be_sent_is_named():
 
 def test_a_creator_that_gives_none_leaves_the_worker_without_environments():
     envs = make_process_environments(lambda context: None, 2, 2, EnvContext({}), may_be_none=True)
-
     assert envs is None
 
 
 def test_more_processes_than_environments_are_refused_with_the_number_to_write():
-    config = make_config(SeededEnv, processes=16, envs=1)
+    config = config_of(SeededEnv, processes=16, envs=1)
     words = r"env_processes=16 is more than num_envs_per_worker=1.*num_envs_per_worker=16"
     with pytest.raises(ConfigError, match=words):
         config.validate()
@@ -228,7 +186,7 @@ def test_more_processes_than_environments_are_refused_with_the_number_to_write()
         RolloutWorker(config=config, default_policy_class=PGTF2Policy)
 
 
-def test_a_script_without_a_main_guard_gives_its_own_classes(tmp_path):
+def test_a_script_without_a_main_guard_uses_its_own_classes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""
 import gymnasium as gym
@@ -242,7 +200,7 @@ factor = 10.0
 class LightError(Exception):
     pass
 
-class Own(gym.Env):
+class Lamp(gym.Env):
     observation_space = gym.spaces.Box(-99.0, 99.0, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
@@ -256,7 +214,7 @@ class Own(gym.Env):
     def step(self, action):
         raise LightError("out")
 
-envs = make_process_environments(Own, 2, 2, EnvContext({"size": 3}))
+envs = make_process_environments(Lamp, 2, 2, EnvContext({"size": 3}))
 print(envs.reset(None).tolist())
 try:
     envs.step(np.zeros(2, int))
@@ -264,25 +222,13 @@ except LightError as error:
     print("caught", error)
 envs.close()
 """)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(HOME)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == ["script begins", "[[30.0], [30.0]]", "caught out"]
+    lines = run_python(script).stdout.splitlines()
+    assert lines == ["script begins", "[[30.0], [30.0]]", "caught out"]
 
 
 def test_a_process_starts_without_packages_that_take_time_to_import():
     code = "import sys, tfpolicies.envs.env_process; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, check=True
-    )
-    modules = done.stdout.split()
+    modules = run_python(code).stdout.split()
     assert "gymnasium" in modules
     heavy = {"cloudpickle", "importlib.metadata", "keras", "onnxruntime", "rich", "tensorflow"}
     assert heavy.intersection(modules) == set()
@@ -297,8 +243,7 @@ def test_processes_have_no_tensorflow_and_know_that_they_are_remote(worker_for):
     assert len(process_ids(worker)) == 2
 
 
-# -- faults ---------------------------------------------------------------------------------------
-
+RESTART = {"restart_failed_sub_environments": True}
 SHARED = "The process of environments 0 to 1 of worker 0 has ended in `step` of environment 1"
 FAULTS = {
     "raise": (ZeroDivisionError, "the wheel came off"),
@@ -315,9 +260,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_names_the_environment_and_what_it_was(worker_for, kind, caplog):
+def test_a_fault_is_an_error_that_names_the_environment(worker_for, kind, caplog):
     limit = 0.4 if "hang" in kind or kind == "slow" else None
-    worker = worker_for(Faulty, {"kind": kind}, faults={"env_step_timeout_s": limit})
+    worker = worker_for(Faulty, {"kind": kind}, env_step_timeout_s=limit)
     error_class, words = FAULTS[kind]
     with pytest.raises(error_class, match=words) as raised:
         sample(worker, 3)
@@ -333,19 +278,17 @@ def test_a_fault_names_the_environment_and_what_it_was(worker_for, kind, caplog)
 
 
 @pytest.mark.parametrize("kind", ["raise", "own error", "nan", "exit", "slow"])
-def test_sampling_goes_on_without_the_episode_of_a_broken_environment(worker_for, kind, tmp_path):
-    faults = {"restart_failed_sub_environments": True}
-    faults["env_step_timeout_s"] = 0.4 if kind == "slow" else None
+def test_sampling_continues_without_the_episode_of_a_broken_environment(worker_for, kind, tmp_path):
+    faults = {**RESTART, "env_step_timeout_s": 0.4 if kind == "slow" else None}
     config = {"kind": kind, "place": str(tmp_path)}
     counts = {}
     for processes in (0, 2):
         (tmp_path / "happened").unlink(missing_ok=True)
-        worker = worker_for(Faulty, config, processes=processes, faults=faults)
+        worker = worker_for(Faulty, config, processes=processes, **faults)
         batches = [worker.sample() for _ in range(3)]
         metrics = worker.get_metrics()
-        counts[processes] = sum(x.episode_faulty for x in metrics), len(metrics)
-        rows = np.concatenate([batch["obs"] for batch in batches])
-        counts[processes] += (rows.tolist(),)
+        rows = np.concatenate([batch["obs"] for batch in batches]).tolist()
+        counts[processes] = sum(x.episode_faulty for x in metrics), len(metrics), rows
 
     assert counts[0][0] == (2 if kind == "nan" else 1)
     assert counts[2] == counts[0]
@@ -353,13 +296,11 @@ def test_sampling_goes_on_without_the_episode_of_a_broken_environment(worker_for
 
 @pytest.mark.parametrize("kind", ["killed", "hang"])
 def test_another_process_takes_the_place_of_one_that_ended(worker_for, kind, tmp_path, caplog):
-    faults = {"restart_failed_sub_environments": True}
-    faults["env_step_timeout_s"] = 0.4 if kind == "hang" else None
-    worker = worker_for(Faulty, {"kind": kind, "place": str(tmp_path)}, faults=faults)
+    faults = {**RESTART, "env_step_timeout_s": 0.4 if kind == "hang" else None}
+    worker = worker_for(Faulty, {"kind": kind, "place": str(tmp_path)}, **faults)
     before = process_ids(worker)
     batches = [worker.sample() for _ in range(4)]
     after = process_ids(worker)
-
     assert [batch.count for batch in batches] == [18] * 4
     metrics = worker.get_metrics()
     assert sum(x.episode_faulty for x in metrics) == 2  # of both environments of the process
@@ -369,8 +310,8 @@ def test_another_process_takes_the_place_of_one_that_ended(worker_for, kind, tmp
 
 
 def test_a_process_that_keeps_ending_is_an_error_at_the_limit(worker_for):
-    faults = {"restart_failed_sub_environments": True, "max_num_sub_environment_restarts": 2}
-    worker = worker_for(Faulty, {"kind": "killed", "episode": 0}, processes=3, faults=faults)
+    faults = {**RESTART, "max_num_sub_environment_restarts": 2}
+    worker = worker_for(Faulty, {"kind": "killed", "episode": 0}, processes=3, **faults)
     with pytest.raises(EnvError, match=r"failed 3 times without a whole episode") as raised:
         sample(worker, 20)
     assert "nvironment 1" in str(raised.value)
@@ -386,7 +327,7 @@ def test_a_missing_argument_is_named_as_in_one_process():
         assert "cannot be called with env_config={'a': 1}" in str(raised.value)
 
 
-def test_a_constructor_that_fails_says_which_process_was_to_make_what():
+def test_a_constructor_that_fails_is_reported_with_its_process():
     with pytest.raises(ConnectionError, match="no simulator at port 2000") as raised:
         make_process_environments(Faulty, 4, 2, EnvContext({"kind": "constructor", "faulty": 3}))
     assert "environments 2 to 3 of worker 0" in " ".join(raised.value.__notes__)
@@ -398,11 +339,10 @@ def test_after_an_error_the_answers_belong_to_the_requests_again(worker_for):
     with pytest.raises(ZeroDivisionError):
         sample(worker, 3)
     batch = worker.sample()
-
     assert batch["obs"][::6].tolist() == [[number, 2, 0] for number in (0, 1, 2)]
 
 
-def test_an_interrupted_step_leaves_no_answer_behind(monkeypatch):
+def test_answers_of_an_interrupted_step_are_dropped(monkeypatch):
     envs = make_process_environments(Faulty, 3, 3, EnvContext({"kind": "none"}))
     envs.reset(None)
 
@@ -436,10 +376,7 @@ def test_the_check_before_training_plays_in_a_process():
             return np.full(1, 0.5, np.float32), "much", True, False, {}
 
     with pytest.raises(EnvError, match=r"much.*It was found by playing 3 steps before training"):
-        make_config(Late, envs=2).build()
-
-
-# -- the rest of a worker -------------------------------------------------------------------------
+        config_of(Late, envs=2).build()
 
 
 def test_environments_are_read_set_and_called_where_they_are(worker_for):
@@ -447,7 +384,6 @@ def test_environments_are_read_set_and_called_where_they_are(worker_for):
     first = worker.env
     first.set_task(7)
     first.unwrapped.task += 1
-
     assert worker.foreach_env(lambda env: env.get_task()) == [8, 0, 0]
     assert not hasattr(first, "no_such_attribute")
     assert repr(first) == "<environment 0 in another process>"
@@ -456,12 +392,11 @@ def test_environments_are_read_set_and_called_where_they_are(worker_for):
 
 
 def test_a_curriculum_sets_tasks_in_the_processes():
-    config = make_config(Faulty, {"kind": "none"}).environment(
-        env_task_fn=lambda result, env, context: 10 + context.vector_index
-    )
-    algorithm = config.build()
-    algorithm.train()
+    def get_task(result, env, context):
+        return 10 + context.vector_index
 
+    algorithm = config_of(Faulty, {"kind": "none"}, env_task_fn=get_task).build()
+    algorithm.train()
     assert algorithm.workers.foreach_env(lambda env: env.get_task()) == [[10, 11, 12]]
     algorithm.stop()
 
@@ -469,8 +404,8 @@ def test_a_curriculum_sets_tasks_in_the_processes():
 def test_a_restored_run_has_its_processes_and_continues_its_episodes(tmp_path):
     numbers = {}
     for processes in (0, 2):
-        config = make_config(SavedCountingEnv, {}, processes=processes, rollout_fragment_length=5)
-        algorithm = config.build()
+        settings = {"processes": processes, "rollout_fragment_length": 5}
+        algorithm = config_of(SavedCountingEnv, **settings).build()
         algorithm.train()
         path = algorithm.save(tmp_path / f"{processes}")
         after = algorithm.train()
@@ -486,10 +421,9 @@ def test_a_restored_run_has_its_processes_and_continues_its_episodes(tmp_path):
 
 
 def test_an_evaluation_has_as_many_processes_as_episodes_at_most():
-    config = make_config(Faulty, {"kind": "none"}, processes=3).evaluation(evaluation_duration=2)
-    algorithm = config.build()
+    settings = {"processes": 3, "evaluation_duration": 2}
+    algorithm = config_of(Faulty, {"kind": "none"}, **settings).build()
     result = algorithm.evaluate()
-
     workers = algorithm.evaluation_workers.local_worker()
     assert workers.config.env_processes == 2
     assert len(process_ids(workers)) == 2
@@ -499,37 +433,24 @@ def test_an_evaluation_has_as_many_processes_as_episodes_at_most():
 
 def test_the_command_line_takes_the_setting(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = [
-        "train",
-        "helpers.process_envs:NeedsC",
-        "--algo",
-        "PG",
-        "--steps",
-        "20",
-        "--num-envs",
-        "2",
-    ]
+    words = ["train", "helpers.process_envs:NeedsC", "--algo", "PG"]
+    words += ["--steps", "20", "--num-envs", "2"]
     settings = ["env_processes=2", "train_batch_size=20", "rollout_fragment_length=10"]
     settings += ["env_config.a=1", "model.fcnet_hiddens=[4]", "jit_compile=False", "inference=tf"]
     words += [word for setting in settings for word in ("--set", setting)]
     status = main([*words, "--set", "env_config.c=0.5"])
     assert status == 0, capsys.readouterr().err
-
     assert main(words) == 2
     assert "missing a required argument: 'c'" in capsys.readouterr().err
 
 
-# -- ends -----------------------------------------------------------------------------------------
-
-
-def test_stopping_a_worker_ends_its_processes_and_what_they_started(worker_for):
+def test_stopping_a_worker_ends_its_processes_and_their_children(worker_for):
     worker = worker_for(Faulty, {"kind": "none"})
     others = worker.foreach_env(lambda env: env.start_another_process())
     processes = [*process_ids(worker), *others]
     assert all(map(is_running, processes))
     worker.stop()
     worker.stop()
-
     assert wait_until(lambda: not any(map(is_running, processes)))
 
 
@@ -538,7 +459,6 @@ def test_environments_that_are_not_closed_end_with_their_last_reference():
     processes = process_ids(worker)
     worker.environments = worker.sampler = None
     gc.collect()
-
     assert wait_until(lambda: not any(map(is_running, processes)))
 
 
@@ -564,25 +484,19 @@ while True:
 
 
 def shared_files():
-    """Returns the files of shared memory; semaphores are those of tests beside this one."""
+    """Returns the files of shared memory; semaphores belong to tests in parallel."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
 
-@pytest.mark.parametrize(
-    ("kind", "how"),
-    [
-        ("none", "kill"),
-        ("hang", "kill"),
-        ("native hang", "kill"),
-        ("none", "end"),
-        ("none", "raise"),
-    ],
-)
-def test_nothing_is_left_when_the_workers_process_ends(kind, how):
+KILLED = [(kind, "kill") for kind in ("none", "hang", "native hang")]
+
+
+@pytest.mark.parametrize(("kind", "end"), [*KILLED, ("none", "end"), ("none", "raise")])
+def test_nothing_remains_when_the_process_of_the_worker_ends(kind, end):
     files = shared_files()
     path = os.pathsep.join([str(HOME), str(Path(__file__).parents[1])])
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, kind, how],
+        [sys.executable, "-c", PARENT, kind, end],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -591,26 +505,24 @@ def test_nothing_is_left_when_the_workers_process_ends(kind, how):
     with parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 6
-        if how == "kill":
+        if end == "kill":
             time.sleep(0.5)  # in the midst of steps, or of a call that hangs
             assert all(map(is_running, pids))
             os.kill(parent.pid, signal.SIGKILL)
-        assert parent.wait(60) == {"kill": -9, "end": 0, "raise": 1}[how]
+        assert parent.wait(60) == {"kill": -9, "end": 0, "raise": 1}[end]
 
     assert wait_until(lambda: not any(map(is_running, pids)))
     assert shared_files() - files == set()
 
 
 @pytest.mark.ray
-def test_each_ray_worker_has_processes_of_its_own(ray_cluster):
-    config = make_config(Faulty, {"kind": "none"}, num_rollout_workers=2, envs=2)
-    algorithm = config.resources(num_cpus_per_worker=0).build()
+def test_each_ray_worker_has_its_own_processes(ray_cluster):
+    settings = {"num_rollout_workers": 2, "envs": 2, "num_cpus_per_worker": 0}
+    algorithm = config_of(Faulty, {"kind": "none"}, **settings).build()
     result = algorithm.train()
-    processes = [
-        pid for pids in algorithm.workers.foreach_env(lambda env: env.process_id()) for pid in pids
-    ]
-
+    pairs = algorithm.workers.foreach_env(lambda env: env.process_id())
+    processes = {pid for pair in pairs for pid in pair}
     assert result["episode_reward_mean"] == 4.0
-    assert len(set(processes)) == 4
+    assert len(processes) == 4
     algorithm.stop()
     assert wait_until(lambda: not any(map(is_running, processes)))

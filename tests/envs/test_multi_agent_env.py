@@ -21,7 +21,7 @@ from tfpolicies.errors import EnvError
 END, GO = {"__all__": True}, {}
 
 
-class OwnSpaces(World):
+class SpacesByAgent(World):
     observation_space = spaces.Dict(a=SPACE, b=spaces.Discrete(4))
     action_space = spaces.Dict(a=THREE, b=spaces.Box(0.0, 1.0, (2,)))
     _agent_ids = ()
@@ -33,37 +33,34 @@ class OneDict(World):
 
 @pytest.mark.core
 def test_spaces_are_one_for_all_or_by_agent_id():
-    same, own, nested = Staggered(), OwnSpaces(), OneDict()
+    same, by_agent, nested = Staggered(), SpacesByAgent(), OneDict()
     assert same.get_agent_ids() == {"a", "b", "c", "d"}
     assert same.get_observation_space("c") is SPACE
-    assert own.get_agent_ids() == {"a", "b"}
-    assert own.get_observation_space("b") == spaces.Discrete(4)
-    assert own.get_action_space("a") == THREE
+    assert by_agent.get_agent_ids() == {"a", "b"}
+    assert by_agent.get_observation_space("b") == spaces.Discrete(4)
+    assert by_agent.get_action_space("a") == THREE
     assert nested.get_observation_space("a") is nested.observation_space
     with pytest.raises(EnvError, match=r"no agent 'c', only \['a', 'b'\]"):
-        own.get_action_space("c")
+        by_agent.get_action_space("c")
     with pytest.raises(EnvError, match="World has no `observation_space`"):
         type("NoWorld", (World,), {"observation_space": None})().get_observation_space("a")
 
 
 def test_dicts_of_observations_and_actions_are_sampled_and_checked():
-    own = OwnSpaces()
-    obs, actions = own.observation_space_sample(), own.action_space_sample(["b"])
+    by_agent = SpacesByAgent()
+    obs, actions = by_agent.observation_space_sample(), by_agent.action_space_sample(["b"])
     assert sorted(obs) == ["a", "b"]
     assert list(actions) == ["b"]
-    assert own.observation_space_contains(obs)
-    assert own.action_space_contains(actions)
-    assert not own.action_space_contains({"a": 3})
-    assert not own.observation_space_contains({"b": 4})
+    assert by_agent.observation_space_contains(obs)
+    assert by_agent.action_space_contains(actions)
+    assert not by_agent.action_space_contains({"a": 3})
+    assert not by_agent.observation_space_contains({"b": 4})
 
 
-def test_reset_and_step_must_be_written():
+def test_reset_and_step_are_abstract():
     assert issubclass(MultiAgentEnv, gym.Env)
     assert MultiAgentEnv.reset.__isabstractmethod__
     assert MultiAgentEnv.step.__isabstractmethod__
-
-
-# -- groups -----------------------------------------------------------------------------------
 
 
 def test_a_group_acts_and_earns_together():
@@ -86,10 +83,7 @@ def test_a_group_acts_and_earns_together():
     obs, rewards, terminateds, truncateds, infos = env.step({"team": (1, 2), "c": 0})
     assert world.acted[-1] == {"a": 1, "b": 2, "c": 0}
     assert rewards == {"team": 3.0, "c": 4.0}
-    assert infos["team"] == {
-        "individual_infos": [{"k": 1}, {}],
-        "individual_rewards": [1.0, 2.0],
-    }
+    assert infos["team"] == {"individual_infos": [{"k": 1}, {}], "individual_rewards": [1.0, 2.0]}
     assert not any(terminateds.values())
     assert truncateds == {"__all__": False}
 
@@ -103,33 +97,31 @@ def test_a_group_acts_and_earns_together():
     assert terminateds["__all__"]
 
 
-def test_groups_that_cannot_be_are_refused():
-    with pytest.raises(EnvError, match="Agent 'b' is in the groups 'x' and 'y'"):
-        Staggered().with_agent_groups({"x": ["a", "b"], "y": ["b"]})
-    with pytest.raises(EnvError, match="Group 'x' has no members"):
-        Staggered().with_agent_groups({"x": []})
-    with pytest.raises(EnvError, match=r"its members \['c'\] never had one"):
-        Staggered().with_agent_groups({"x": ["a", "c"]}).reset()
+def test_impossible_groups_are_refused():
+    for groups, words in (
+        ({"x": ["a", "b"], "y": ["b"]}, "Agent 'b' is in the groups 'x' and 'y'"),
+        ({"x": []}, "Group 'x' has no members"),
+        ({"x": ["a", "c"]}, r"its members \['c'\] never had one"),
+    ):
+        with pytest.raises(EnvError, match=words):
+            Staggered().with_agent_groups(groups).reset()
     pair = spaces.Tuple((THREE, THREE))
     grouped = Staggered().with_agent_groups({"x": ["a", "b"]}, act_space=pair)
     assert grouped.get_action_space("x") is pair
 
 
-# -- independent copies -----------------------------------------------------------------------
-
-
 @pytest.mark.core
-def test_each_agent_plays_a_copy_of_its_own():
-    made = []
+def test_each_agent_plays_its_own_copy():
+    envs = []
 
     def create(config: Any) -> gym.Env:
-        made.append(CountingEnv(len(made), config["lengths"]))
-        return made[-1]
+        envs.append(CountingEnv(len(envs), config["lengths"]))
+        return envs[-1]
 
     env = make_multi_agent(create)({"num_agents": 2, "lengths": (2, 3)})
     assert env.get_agent_ids() == {0, 1}
     obs, infos = env.reset(seed=5)
-    assert [made[i].seeds for i in range(2)] == [[5], [6]]
+    assert [x.seeds for x in envs] == [[5], [6]]
     assert obs[1].tolist() == [1.0, 0.0, 0.0]
     assert infos[1] == {"episode": 0}
     env.step({0: 1, 1: 1})
@@ -140,12 +132,9 @@ def test_each_agent_plays_a_copy_of_its_own():
     assert step.terminateds["__all__"]
     assert not step.truncateds["__all__"]
     env.close()
-    assert [x.closed for x in made] == [1, 1]
+    assert [x.closed for x in envs] == [1, 1]
     with pytest.raises(EnvError, match=r"config\['num_agents'\] must be an integer >= 1, got 0"):
         make_multi_agent(create)({"num_agents": 0})
-
-
-# -- made for a worker ------------------------------------------------------------------------
 
 
 def test_a_creator_of_agents_gives_copies():
@@ -155,9 +144,9 @@ def test_a_creator_of_agents_gives_copies():
         contexts.append(context.vector_index)
         return Staggered()
 
-    made = make_any_environments(create, 3, EnvContext({}))
-    assert isinstance(made, MultiAgentEnvAdapter)
-    assert made.num_envs == 3
+    envs = make_any_environments(create, 3, EnvContext({}))
+    assert isinstance(envs, MultiAgentEnvAdapter)
+    assert envs.num_envs == 3
     assert contexts == [0, 1, 2]
     assert isinstance(make_any_environments(CountingEnv, 2, EnvContext({})), SyncEnvAdapter)
     with pytest.raises(EnvError, match="has several agents, but one policy is to act"):

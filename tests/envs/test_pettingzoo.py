@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from helpers.factories import make
 from helpers.multi_agent_envs import sampler_of
+from helpers.workers import sampler_with
 from tfpolicies import PGTF2Policy
 from tfpolicies.compat import PettingZooEnv
 from tfpolicies.envs import check_env
@@ -36,30 +37,34 @@ def tictactoe() -> Any:
     return pettingzoo.make("aec", "classic/tictactoe_v3")
 
 
-def one_policy_for_each(env: Any) -> tuple[dict[str, Any], Any]:
+def make_policies(env: Any) -> dict[str, Any]:
+    """Makes a policy for each agent."""
     model = {"fcnet_hiddens": [4], "conv_filters": []}  # boards are flattened
-    policies = {
+    return {
         agent: make(
             PGTF2Policy, env.get_observation_space(agent), env.get_action_space(agent), model=model
         )
         for agent in sorted(env.get_agent_ids())
     }
-    return policies, lambda agent_id, episode, **kwargs: agent_id
+
+
+def sampler_by_agent(*envs: Any, policies: Any, length: int, **settings: Any) -> Any:
+    settings["mapping"] = lambda agent_id, episode, **kwargs: agent_id
+    return sampler_of(*envs, policies=policies, rollout_fragment_length=length, **settings)
 
 
 @pytest.mark.parametrize("name", TURN_BASED + TOGETHER)
 def test_environments_by_name_are_sound_and_are_sampled(name):
     if name.startswith("mpe2"):
         pytest.importorskip("mpe2")
-    made = make_any_environments(name, 2, EnvContext({}))
-    assert isinstance(made, MultiAgentEnvAdapter)
-    env = made.envs[0]
+    envs = make_any_environments(name, 2, EnvContext({}))
+    assert isinstance(envs, MultiAgentEnvAdapter)
+    env = envs.envs[0]
     expected = TurnBasedPettingZooEnv if name in TURN_BASED else ParallelPettingZooEnv
     assert type(env) is expected
     check_env(env, steps=50)
-    policies, mapping = one_policy_for_each(env)
-    sampler = sampler_of(*made.envs, policies=policies, mapping=mapping, rollout_fragment_length=30)
-    batch = sampler.sample()
+    policies = make_policies(env)
+    batch = sampler_by_agent(*envs.envs, policies=policies, length=30).sample()
     assert batch.env_steps() == 60
     assert set(batch.policy_batches) == env.get_agent_ids()
     for agent, part in batch.policy_batches.items():
@@ -91,15 +96,10 @@ def test_a_won_game_gives_both_players_their_reward():
 
 
 @pytest.mark.core
-def test_turns_become_rows_of_the_player_who_took_them():
-    policies, mapping = one_policy_for_each(pettingzoo_env(TIC_TAC_TOE))
-    sampler = sampler_of(
-        pettingzoo_env(TIC_TAC_TOE),
-        policies=policies,
-        mapping=mapping,
-        rollout_fragment_length=9,
-        batch_mode="complete_episodes",
-    )
+def test_turns_become_rows_of_their_player():
+    env = pettingzoo_env(TIC_TAC_TOE)
+    settings = {"policies": make_policies(env), "batch_mode": "complete_episodes"}
+    sampler = sampler_by_agent(env, length=9, **settings)
     batch = sampler.sample()
     first, second = batch["player_1"], batch["player_2"]
     assert first.count - second.count in range(len(sampler.metrics) + 1)
@@ -152,10 +152,7 @@ def test_dying_agents_end_their_own_trajectories():
     env = pettingzoo_env(Dying)
     check_env(env, steps=10)
     policy = make(PGTF2Policy, env.get_observation_space("x"), spaces.Discrete(2))
-    sampler = sampler_of(
-        env, policies={"p": policy}, mapping=lambda *a, **k: "p", rollout_fragment_length=3
-    )
-    part = sampler.sample()["p"]
+    part = sampler_with(policy, env, length=3).sample()["p"]
     assert part["agent_index"].tolist() == [0, 1, 1, 2, 2, 2]
     assert part["terminateds"].tolist() == [True, False, True, False, False, False]
     assert part["truncateds"].tolist() == [False] * 5 + [True]
@@ -166,16 +163,15 @@ def test_instances_creators_and_names_are_taken():
     assert isinstance(pettingzoo_env(Dying()), ParallelPettingZooEnv)
     assert isinstance(pettingzoo_env(tictactoe), TurnBasedPettingZooEnv)
     assert isinstance(tictactoe(), AECEnv)
-    made = make_any_environments(Dying(), 1, EnvContext({}))
-    assert isinstance(made, MultiAgentEnvAdapter)
+    assert isinstance(make_any_environments(Dying(), 1, EnvContext({})), MultiAgentEnvAdapter)
     with pytest.raises(EnvError, match="env is one Dying object, but 2 environments"):
         make_any_environments(Dying(), 2, EnvContext({}))
-    made = make_any_environments(lambda context: Dying(), 2, EnvContext({}))
-    assert made.num_envs == 2
-    made.close()
+    envs = make_any_environments(lambda context: Dying(), 2, EnvContext({}))
+    assert envs.num_envs == 2
+    envs.close()
     settings = EnvContext({"max_cycles": 4})
-    made = make_any_environments("pettingzoo:classic/rps_v2", 1, settings)
-    env = made.get_sub_environments()[0]
+    envs = make_any_environments("pettingzoo:classic/rps_v2", 1, settings)
+    env = envs.get_sub_environments()[0]
     env.reset(seed=0)
     steps = [env.step(env.action_space_sample()) for _ in range(4)]
     assert [step.truncateds["__all__"] for step in steps] == [False, False, False, True]
@@ -201,13 +197,12 @@ def test_a_package_that_an_environment_needs_is_named(monkeypatch):
 
 def test_a_ported_environment_keeps_the_names_of_its_observations():
     env = PettingZooEnv(tictactoe())
-    own = tictactoe().observation_space("player_1")
-    assert env.get_observation_space("player_1") == own
+    space = tictactoe().observation_space("player_1")
+    assert env.get_observation_space("player_1") == space
     obs, _ = env.reset(seed=0)
     assert set(obs["player_1"]) == {"observation", "action_mask"}
-    assert own.contains(obs["player_1"])
+    assert space.contains(obs["player_1"])
     check_env(env, steps=50)
-    policies, _ = one_policy_for_each(env)
-    action, _, extras = policies["player_1"].compute_single_action(obs["player_1"])
+    action, _, extras = make_policies(env)["player_1"].compute_single_action(obs["player_1"])
     assert 0 <= action < 9
     assert np.isfinite(extras["action_dist_inputs"]).all()  # the mask is for a model to read

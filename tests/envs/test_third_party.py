@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from tfpolicies import DefaultCallbacks, PPOConfig
+from helpers.workers import make_callbacks, make_worker
 from tfpolicies.config.settings_allowlist import check_environment_name
 from tfpolicies.envs.env_factory import EnvContext, check_env_name, make_environments
 from tfpolicies.envs.envpool import EnvPoolAdapter, make_envpool_environments
@@ -22,7 +22,7 @@ PRECISION = pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")
 
 
 class Lives(VectorEnv):
-    """Two games that say their lives: the first is 6 steps with 3 lives, the second 4 with one.
+    """Two games with lives: the first has 6 steps and 3 lives, the second 4 steps and one life.
 
     A life of the first is lost in its steps 2 and 4. Each step earns 1.
     """
@@ -36,33 +36,23 @@ class Lives(VectorEnv):
         self.seed = seed
         self.now = np.zeros(2, int)
 
-    def _told(self):
+    def _observe(self):
         lives = np.array([3 - min(self.now[0], 5) // 2, 1])
         return self.now[:, None].astype(np.float32), {"lives": lives}
 
     def reset(self, *, seed=None, options=None):
         self.now[:] = 0
-        return self._told()
+        return self._observe()
 
     def step(self, actions):
         fresh = self.now == [6, 4]
         self.now = np.where(fresh, 0, self.now + 1)
-        obs, infos = self._told()
+        obs, infos = self._observe()
         ended = self.now == [6, 4]
         return obs, np.where(fresh, 0.0, 1.0), ended, np.zeros(2, bool), infos
 
 
-def config():
-    def create(context):
-        return Lives(0)
-
-    made = PPOConfig().environment(create).debugging(seed=0)
-    made.training(train_batch_size=18, sgd_minibatch_size=18, num_sgd_iter=1, gamma=1.0)
-    made.training(lambda_=1.0, model={"fcnet_hiddens": [4]})
-    return made.framework(inference="tf", jit_compile=False)
-
-
-def test_a_lost_life_is_told_of_and_ends_no_game():
+def test_a_lost_life_is_reported_and_does_not_end_the_game():
     envs = EnvPoolAdapter(Lives, zero_on_loss=True)
     envs.reset([7, 8])
     assert envs.env.seed == 7
@@ -71,53 +61,50 @@ def test_a_lost_life_is_told_of_and_ends_no_game():
         step = envs.step(np.zeros(2, int))
         lost.append(step.life_lost is not None and step.life_lost.tolist())
         ended.append(step.terminateds.tolist())
-    assert [t for t, each in enumerate(lost) if each] == [1, 3, 8, 10]
-    assert all(each == [True, False] for each in lost if each)
+    assert [t for t, flags in enumerate(lost) if flags] == [1, 3, 8, 10]
+    assert all(flags == [True, False] for flags in lost if flags)
     assert [t for t, (first, _) in enumerate(ended) if first] == [5, 12]
-    assert all(
-        EnvPoolAdapter(Lives, zero_on_loss=False).step(np.zeros(2, int)).life_lost is None
-        for _ in range(3)
-    )
+    envs = EnvPoolAdapter(Lives, zero_on_loss=False)
+    assert all(envs.step(np.zeros(2, int)).life_lost is None for _ in range(3))
 
 
-def sampled(monkeypatch, **settings):
+def worker_with_lives(monkeypatch, **settings):
     """Returns a worker of `Lives` whose lost lives end episodes for learning."""
-    made = config().update_from_dict(settings)
-    worker = made.build().worker
-    envs = EnvPoolAdapter(Lives, zero_on_loss=True)
-    monkeypatch.setattr(worker.sampler, "envs", envs)
+    settings |= {"rollout_fragment_length": 9, "batch_mode": "truncate_episodes"}
+    worker = make_worker(lambda context: Lives(0), gamma=1.0, lambda_=1.0, **settings)
+    monkeypatch.setattr(worker.sampler, "envs", EnvPoolAdapter(Lives, zero_on_loss=True))
     worker.sampler.reset(None)
     return worker
 
 
 def test_learning_sees_lost_lives_as_ends_and_results_whole_games(monkeypatch):
-    worker = sampled(monkeypatch)
+    worker = worker_with_lives(monkeypatch)
     batch = worker.sample()
     assert batch.count == 18
     first = slice(0, 9)
     assert batch["obs"][first, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]
     assert np.flatnonzero(batch["terminateds"][first]).tolist() == [1, 3, 5, 7]
-    assert batch["new_obs"][1, 0] == 2  # the game goes on
+    assert batch["new_obs"][1, 0] == 2  # the game continues
     # gamma and lambda are 1: the targets are what is still earned in a life
     targets = batch["value_targets"][first]
     np.testing.assert_allclose(targets[:8], [2, 1, 2, 1, 2, 1, 2, 1], atol=1e-5)
     assert len(set(batch["eps_id"][:6].tolist())) == 1
     assert len(set(batch["unroll_id"][:6].tolist())) == 3
-    returns = [each.episode_reward for each in worker.get_metrics()]
+    returns = [episode.episode_reward for episode in worker.get_metrics()]
     assert sorted(returns) == [4, 4, 6]
 
 
 def test_a_callback_sees_the_trajectories_between_lost_lives(monkeypatch):
-    seen = []
+    calls = []
 
-    class Watching(DefaultCallbacks):
-        def on_postprocess_trajectory(self, *, episode, postprocessed_batch, **kwargs):
-            seen.append((episode.episode_id, postprocessed_batch.count, episode.total_reward))
+    def record(episode, postprocessed_batch, **kwargs):
+        calls.append((episode.episode_id, postprocessed_batch.count))
 
-    worker = sampled(monkeypatch, callbacks=Watching)
+    callbacks = make_callbacks(on_postprocess_trajectory=record)
+    worker = worker_with_lives(monkeypatch, callbacks=callbacks)
     worker.sample()
-    assert [count for _, count, _ in seen[:4]] == [2, 2, 2, 2]
-    assert len({number for number, _, _ in seen[:3]}) == 1
+    assert [count for _, count in calls[:4]] == [2, 2, 2, 2]
+    assert len({number for number, _ in calls[:3]}) == 1
 
 
 @needs_envpool
@@ -135,7 +122,7 @@ def test_a_task_of_envpool_is_made_by_name_with_its_settings_and_seeds():
 
 
 @needs_envpool
-def test_wrong_words_for_envpool_are_explained():
+def test_wrong_names_and_settings_of_envpool_are_explained():
     with pytest.raises(EnvError, match=r"no task 'CartPoel-v1'. Did you mean 'CartPole-v1'"):
         check_env_name("envpool:CartPoel-v1")
     with pytest.raises(EnvError, match=r"cannot have 'num_envs': num_envs_per_worker says"):
@@ -156,7 +143,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 @needs_envpool
 @pytest.mark.soak
-def test_atari_by_envpool_tells_lost_lives_and_true_rewards():
+def test_atari_by_envpool_reports_lost_lives():
     settings = {"zero_discount_on_life_loss": True, "frame_skip": 4, "stack_num": 4}
     envs = make_environments("envpool:Breakout-v5", 4, EnvContext(settings))
     assert envs.observation_space.shape == (4, 84, 84)

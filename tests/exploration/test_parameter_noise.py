@@ -1,4 +1,4 @@
-"""Exploration by disturbed weights, against numbers made by hand."""
+"""Exploration by disturbed weights, against numbers computed by hand."""
 
 import math
 
@@ -10,22 +10,20 @@ from tfpolicies.exploration.exploration_factory import make_exploration
 from tfpolicies.exploration.parameter_noise import compute_action_distance, compute_softmax_distance
 from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution
 
+pytestmark = pytest.mark.core
 
-def make(space, **settings):
-    config = {"type": "ParameterNoise", **settings}
-    return make_exploration(config, ActionDistribution.for_space(space))
+BIT, BOX = spaces.Discrete(2), spaces.Box(-1, 1, (2,))
 
 
-@pytest.mark.core
-def test_weights_get_noise_of_deviation_sigma_and_keep_what_is_no_weight():
-    exploration = make(spaces.Discrete(2), initial_stddev=0.3)
-    weights = {
-        "layer_0/kernel": np.ones((300, 300), np.float32),
-        "layer_1/gamma": np.ones(9, np.float32),
-        "layer_1/beta#1": np.ones(9, np.float32),
-        "layer_2/seed_generator_state": np.ones(2, np.uint32),
-        "layer_3/kernel": np.ones((300, 300), np.float32),
-    }
+def make(space=BIT, kind="ParameterNoise", **settings):
+    return make_exploration({"type": kind, **settings}, ActionDistribution.for_space(space))
+
+
+def test_weights_get_noise_of_deviation_sigma_and_other_variables_stay():
+    exploration = make(initial_stddev=0.3)
+    kernel, vector = np.ones((300, 300), np.float32), np.ones(9, np.float32)
+    weights = {"layer_0/kernel": kernel, "layer_1/gamma": vector, "layer_1/beta#1": vector}
+    weights |= {"layer_2/seed_generator_state": np.ones(2, np.uint32), "layer_3/kernel": kernel}
     disturbed = exploration.perturb(weights, np.random.default_rng(0))
     assert list(disturbed) == list(weights)
     for key, array in disturbed.items():
@@ -40,10 +38,9 @@ def test_weights_get_noise_of_deviation_sigma_and_keep_what_is_no_weight():
     np.testing.assert_array_equal(again["layer_0/kernel"], disturbed["layer_0/kernel"])
 
 
-@pytest.mark.core
 def test_sigma_adapts_to_what_epsilon_greedy_would_do():
     sub = {"type": "EpsilonGreedy", "epsilon_schedule": 0.5}
-    exploration = make(spaces.Discrete(2), initial_stddev=1.0, sub_exploration=sub)
+    exploration = make(initial_stddev=1.0, sub_exploration=sub)
     exploration.get_params(0, explore=True)
     assert exploration.threshold == pytest.approx(-math.log(0.75))  # 0.2877
     clean = np.log(np.array([[0.5, 0.5]], np.float32))
@@ -70,32 +67,27 @@ def test_distances_of_cells_add_up_and_masked_actions_do_not_count():
     assert cells.threshold == pytest.approx(expected)
 
 
-@pytest.mark.core
 def test_sigma_adapts_to_what_action_noise_would_do():
     sub = {"type": "GaussianNoise", "stddev": 0.4, "initial_scale": 0.5, "random_timesteps": 0}
-    exploration = make(spaces.Box(-1, 1, (2,)), sub_exploration=sub)
+    exploration = make(BOX, sub_exploration=sub)
     exploration.get_params(0, explore=True)
     assert exploration.threshold == pytest.approx(0.2)
     clean = np.array([[0.0, 0.0, 5.0, 5.0]], np.float32)  # two means, two deviations
     assert exploration.adapt(clean, clean + np.array([0.1, -0.1, 3, 3])) == pytest.approx(0.1)
     assert exploration.stddev == pytest.approx(1.01)
-    assert exploration.adapt(clean, clean + np.array([0.3, -0.4, 0, 0])) == pytest.approx(
-        math.sqrt(0.125)
-    )
+    distance = exploration.adapt(clean, clean + np.array([0.3, -0.4, 0, 0]))
+    assert distance == pytest.approx(math.sqrt(0.125))
     assert exploration.stddev == pytest.approx(1.0)
     assert compute_action_distance(clean, clean) == 0
-    default = make(spaces.Box(-1, 1, (2,)), random_timesteps=0)
+    default = make(BOX, random_timesteps=0)
     default.get_params(0, explore=True)
     assert default.threshold == pytest.approx(0.2)
 
 
-@pytest.mark.core
 def test_new_noise_is_due_when_an_episode_begins():
-    exploration = make(spaces.Discrete(2))
+    exploration = make()
     assert exploration.needs_complete_episodes
-    assert not make_exploration(
-        {}, ActionDistribution.for_space(spaces.Discrete(2))
-    ).needs_complete_episodes
+    assert not make(kind="StochasticSampling").needs_complete_episodes
     assert exploration.needs_perturbation
     exploration.perturb({}, np.random.default_rng(0))
     exploration.on_episode_end()
@@ -105,23 +97,20 @@ def test_new_noise_is_due_when_an_episode_begins():
 
 
 def test_first_steps_are_random_and_later_ones_hardly():
-    exploration = make(spaces.Discrete(2), random_timesteps=100)
+    exploration = make(random_timesteps=100)
     epsilons = [float(exploration.get_params(t, explore=True)[0]) for t in (0, 100, 101, 10**6)]
     assert epsilons == pytest.approx([1, 1, 0.01, 0.01])
-    box = make(spaces.Box(-1, 1, (2,)), random_timesteps=100)
+    box = make(BOX, random_timesteps=100)
     assert [float(box.get_params(t, explore=True)[0]) for t in (99, 100)] == [1, 0]
 
 
-@pytest.mark.core
 def test_sigma_and_the_sub_exploration_are_kept():
-    exploration = make(spaces.Discrete(2), initial_stddev=0.5)
+    exploration = make(initial_stddev=0.5)
     exploration.get_params(77, explore=True)
     exploration.stddev = 0.25
     state = exploration.get_state()
-    assert state == {
-        "cur_stddev": 0.25,
-        "sub_exploration": {"cur_epsilon": 1.0, "last_timestep": 77},
-    }
-    twin = make(spaces.Discrete(2))
-    twin.set_state(state)
-    assert twin.get_state() == state
+    sub = {"cur_epsilon": 1.0, "last_timestep": 77}
+    assert state == {"cur_stddev": 0.25, "sub_exploration": sub}
+    copy = make()
+    copy.set_state(state)
+    assert copy.get_state() == state

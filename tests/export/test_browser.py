@@ -21,7 +21,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers import factories
-from soak.hostile_onnx import disguise
+from helpers.onnx_graphs import disguise
 from tfpolicies import DQNTF2Policy
 from tfpolicies.export import web
 from tfpolicies.export.verify import draw_observations
@@ -59,15 +59,17 @@ POLICIES = {
 PAIR = "{{camera: Array(200).fill(0), pair: [{}, [0, {}]], speed: [0, 0]}}"
 MASK = "{{action_mask: [{}], observations: [0, 0, 0]}}"
 READY = "!document.querySelector('main').hidden || !document.getElementById('fault').hidden"
-DECIDE = """
+LOAD = """
     const { Policy } = await import("./policy.js");
     const policy = await Policy.load("model.onnx");
-    const found = [];
+"""
+DECIDE = """
+    const results = [];
     for (const [obs, reward] of given) {
         const { action, value } = await policy.decide(obs, { reward });
-        found.push([action, value]);
+        results.push([action, value]);
     }
-    return found;
+    return results;
 """
 
 
@@ -169,7 +171,7 @@ def test_actions_are_the_policys_own(chromium, exported, name):
     rewards = np.linspace(-1.0, 1.0, 100).tolist()
     chromium.do("open", url=url)
     steps = [[plain(obs), reward] for obs, reward in zip(seen, rewards, strict=True)]
-    result = chromium.do("run", script=DECIDE, given=steps)
+    result = chromium.do("run", script=LOAD + DECIDE, given=steps)
     session = policy.session()
     for obs, reward, (action, value) in zip(seen, rewards, result, strict=True):
         earned = reward if name == "lstm" else None
@@ -192,10 +194,7 @@ def test_probabilities_and_spreads_are_those_of_the_distribution(chromium, expor
     policy, url = exported("dict")
     (obs,) = observations(policy, 1)
     chromium.do("open", url=url)
-    script = """
-        const { Policy } = await import("./policy.js");
-        return (await (await Policy.load("model.onnx")).decide(given)).parts;
-    """
+    script = f"{LOAD} return (await policy.decide(given)).parts;"
     parts = chromium.do("run", script=script, given=plain(obs))
     inputs = policy.compute_single_action(obs, explore=False)[2]["action_dist_inputs"]
     mean, std = inputs[:2], np.exp(inputs[2:4])
@@ -210,14 +209,12 @@ def test_sampled_actions_are_as_frequent_as_their_probabilities(chromium, export
     _, url = exported("mlp")
     chromium.do("open", url=url)
     script = """
-        const { Policy } = await import("./policy.js");
-        const policy = await Policy.load("model.onnx");
         const [ones, obs] = [[], [0.1, 0.2, 0.1, -0.3]];
         for (let i = 0; i < 2000; i++) ones.push(await policy.act(obs, { sample: true }));
         const { parts } = await policy.decide(obs);
         return [ones.reduce((a, b) => a + b) / ones.length, parts[0].probabilities[0][1]];
     """
-    share, probability = chromium.do("run", script=script)
+    share, probability = chromium.do("run", script=LOAD + script)
     assert abs(share - probability) < 0.05  # more than four standard deviations
     assert 0.05 < probability < 0.95
 
@@ -226,8 +223,6 @@ def test_calls_that_overlap_are_steps_in_their_order_and_reset_forgets(chromium,
     policy, url = exported("lstm")
     seen = [plain(obs) for obs in observations(policy, 12)]
     script = """
-        const { Policy } = await import("./policy.js");
-        const policy = await Policy.load("model.onnx");
         const told = (step) => [step.action, step.logp];
         const together = (await Promise.all(given.map((obs) => policy.decide(obs)))).map(told);
         policy.reset();
@@ -236,7 +231,7 @@ def test_calls_that_overlap_are_steps_in_their_order_and_reset_forgets(chromium,
         return [together, again, told(await policy.decide(given[0])), policy.remembers];
     """
     chromium.do("open", url=url)
-    together, again, later, remembers = chromium.do("run", script=script, given=seen)
+    together, again, later, remembers = chromium.do("run", script=LOAD + script, given=seen)
     assert together == again
     assert later != again[0]
     assert remembers
@@ -262,12 +257,10 @@ def test_a_wrong_observation_is_named_and_the_next_one_is_answered(
     (good,) = observations(policy, 1)
     chromium.do("open", url=url)
     script = f"""
-        const {{ Policy }} = await import("./policy.js");
-        const policy = await Policy.load("model.onnx");
         const fault = await policy.act({obs}).catch((error) => error.message);
         return [fault, await policy.act(given)];
     """
-    fault, action = chromium.do("run", script=script, given=plain(good))
+    fault, action = chromium.do("run", script=LOAD + script, given=plain(good))
     assert words in fault
     assert_same(action, plain(policy.session().act(good, explore=False)))
 
@@ -326,15 +319,29 @@ def test_what_a_cdn_serves_is_run_only_if_it_is_the_pinned_file(
             assert f"{start}{name} cannot be loaded, or is not the file" in fault
 
 
-def test_a_model_that_the_spec_does_not_describe_is_not_run(chromium, helpers, dist, tmp_path):
-    folder = tmp_path / "page"
-    factories.make().export_model(folder, web=True, ort_web=dist)
-    content = (folder / "model.onnx").read_bytes()
-    (folder / "model.onnx").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with helpers.served(folder) as url:
-        chromium.do("open", url=url)
-        chromium.do("wait", until=READY)
-        assert "model.onnx cannot be loaded, or is not the file" in chromium.do("text", at="#fault")
+@pytest.fixture
+def page(tmp_path, dist):
+    factories.make().export_model(tmp_path / "page", web=True, ort_web=dist)
+    return tmp_path / "page"
+
+
+@pytest.fixture
+def read_fault(chromium, helpers, page):
+    """Returns a function that opens the page and returns the fault that it shows."""
+    with helpers.served(page) as url:
+
+        def open_page():
+            chromium.do("open", url=url)
+            chromium.do("wait", until=READY)
+            return chromium.do("text", at="#fault")
+
+        yield open_page
+
+
+def test_a_model_that_the_spec_does_not_describe_is_not_run(page, read_fault):
+    content = (page / "model.onnx").read_bytes()
+    (page / "model.onnx").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "model.onnx cannot be loaded, or is not the file" in read_fault()
 
 
 def of_another_domain(content):
@@ -361,20 +368,13 @@ def with_other_file(content):
         (lambda content: content[:-1], "model.onnx is damaged"),
     ],
 )
-def test_a_model_that_the_server_refuses_is_not_run(
-    chromium, helpers, dist, tmp_path, change, words
-):
-    folder = tmp_path / "page"
-    factories.make().export_model(folder, web=True, ort_web=dist)
-    content = change((folder / "model.onnx").read_bytes())
-    (folder / "model.onnx").write_bytes(content)
-    spec = json.loads((folder / "policy_spec.json").read_text())
+def test_a_model_that_the_server_refuses_is_not_run(page, read_fault, change, words):
+    content = change((page / "model.onnx").read_bytes())
+    (page / "model.onnx").write_bytes(content)
+    spec = json.loads((page / "policy_spec.json").read_text())
     spec["sha256"]["model.onnx"] = hashlib.sha256(content).hexdigest()
-    (folder / "policy_spec.json").write_text(json.dumps(spec))
-    with helpers.served(folder) as url:
-        chromium.do("open", url=url)
-        chromium.do("wait", until=READY)
-        assert words in chromium.do("text", at="#fault")
+    (page / "policy_spec.json").write_text(json.dumps(spec))
+    assert words in read_fault()
 
 
 @pytest.mark.parametrize(
@@ -389,36 +389,25 @@ def test_a_model_that_the_server_refuses_is_not_run(
         ({"views": [{"name": "a", "inputs": [], "shifts": [1]}]}, "a view of the steps 1"),
     ],
 )
-def test_a_spec_that_the_server_refuses_is_not_followed(
-    chromium, helpers, dist, tmp_path, change, words
-):
-    folder = tmp_path / "page"
-    factories.make().export_model(folder, web=True, ort_web=dist)
-    path = folder / "policy_spec.json"
+def test_a_spec_that_the_server_refuses_is_not_followed(page, read_fault, change, words):
+    path = page / "policy_spec.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with helpers.served(folder) as url:
-        chromium.do("open", url=url)
-        chromium.do("wait", until=READY)
-        assert words in chromium.do("text", at="#fault")
+    assert words in read_fault()
 
 
-def test_a_spec_with_arrays_that_no_policy_has_is_not_followed(chromium, helpers, dist, tmp_path):
-    folder = tmp_path / "page"
-    factories.make().export_model(folder, web=True, ort_web=dist)
-    path = folder / "policy_spec.json"
-    port = {"shape": ["batch", 10**6, 10**6]}, {"dtype": "complex64"}
-    with helpers.served(folder) as url:
-        for change, words in zip(
-            port, ("1000000000000 numbers", 'arrays of "complex64"'), strict=True
-        ):
-            spec = json.loads(path.read_text())
-            spec["signatures"]["serving_default"]["inputs"][0] |= change
-            sound = path.read_bytes()
-            path.write_text(json.dumps(spec))
-            chromium.do("open", url=url)
-            chromium.do("wait", until=READY)
-            assert words in chromium.do("text", at="#fault")
-            path.write_bytes(sound)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shape": ["batch", 10**6, 10**6]}, "1000000000000 numbers"),
+        ({"dtype": "complex64"}, 'arrays of "complex64"'),
+    ],
+)
+def test_a_spec_with_arrays_that_no_policy_has_is_not_followed(page, read_fault, change, words):
+    path = page / "policy_spec.json"
+    spec = json.loads(path.read_text())
+    spec["signatures"]["serving_default"]["inputs"][0] |= change
+    path.write_text(json.dumps(spec))
+    assert words in read_fault()
 
 
 # -- the example ----------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ IMAGES = spaces.Box(0, 255, (12, 12, 1), np.uint8)
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Returns a policy and the folder of its ONNX export."""
     policy = make()
     folder = tmp_path_factory.mktemp("exports") / "policy"
     policy.export_model(folder, onnx=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import json
@@ -11,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import gymnasium as gym
@@ -23,7 +21,8 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from helpers import factories
-from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy
+from helpers.diverged import make_diverged
+from tfpolicies import PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ExportError, MissingPackageError, UnknownPolicyError
 from tfpolicies.export.player import rebuild_model
 from tfpolicies.export.verify import draw_observations, verify_onnx, verify_saved_model
@@ -43,16 +42,8 @@ NESTED = spaces.Dict(
 )
 
 
-def varied(policy, seed=0):
-    """Gives a policy weights with which its actions depend on the observation."""
-    rng = np.random.default_rng(seed)
-    weights = [w + 0.3 * rng.normal(size=w.shape) for w in policy.get_weights().values()]
-    policy.set_weights(weights)
-    return policy
-
-
 def make(obs=CARTPOLE.observation_space, actions=CARTPOLE.action_space, cls=PPOTF2Policy, **config):
-    return varied(factories.make(cls, obs, actions, **config))
+    return factories.varied(factories.make(cls, obs, actions, **config))
 
 
 @pytest.fixture(scope="module")
@@ -81,80 +72,61 @@ def greedy_episode(policy):
     return {"obs": np.stack(seen), "actions": np.stack(chosen)}
 
 
-def in_own_process(tmp_path, script, *arguments):
-    """Runs a script in an isolated interpreter and returns what it printed, as JSON."""
-    path = tmp_path / "script.py"
-    path.write_text(textwrap.dedent(script))
-    done = subprocess.run(
-        [sys.executable, "-I", str(path), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
+SERVE = {
+    "saved_model": """
+function = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+def serve(obs):
+    return {k: v.numpy() for k, v in function(obs=tf.constant(obs)).items()}
+""",
+    "onnx": """
+session = onnxruntime.InferenceSession(sys.argv[1])
+names = [output.name for output in session.get_outputs()]
+def serve(obs):
+    return dict(zip(names, session.run(names, {"obs": obs})))
+""",
+}
 COMPARE = """
-    def compare(serve, folder):
-        worst = 0.0
-        expected = np.load(f"{folder}/expected.npz")
-        ours = serve(expected["obs"])
-        for name in ("action_dist_inputs", "vf_preds", "action_logp"):
-            scale = np.maximum(1, np.abs(expected[name]))
-            worst = max(worst, float(np.max(np.abs(ours[name] - expected[name]) / scale)))
-        logits = np.sort(expected["action_dist_inputs"])
-        clear = logits[:, 1] - logits[:, 0] > 1e-4
-        wrong = int(np.sum((ours["actions"] != expected["actions"]) & clear))
-        episode = np.load(f"{folder}/episode.npz")
-        steps = [int(serve(row[None])["actions"][0]) for row in episode["obs"]]
-        loaded = [m for m in ("tensorflow", "keras", "tfpolicies") if m in sys.modules]
-        print(json.dumps({
-            "worst": worst, "wrong": wrong, "clear": int(clear.sum()), "loaded": loaded,
-            "episode": steps == episode["actions"].tolist(), "steps": len(steps),
-        }))
+worst = 0.0
+expected = np.load(f"{sys.argv[2]}/expected.npz")
+outputs = serve(expected["obs"])
+for name in ("action_dist_inputs", "vf_preds", "action_logp"):
+    scale = np.maximum(1, np.abs(expected[name]))
+    worst = max(worst, float(np.max(np.abs(outputs[name] - expected[name]) / scale)))
+logits = np.sort(expected["action_dist_inputs"])
+clear = logits[:, 1] - logits[:, 0] > 1e-4
+wrong = int(np.sum((outputs["actions"] != expected["actions"]) & clear))
+episode = np.load(f"{sys.argv[2]}/episode.npz")
+steps = [int(serve(row[None])["actions"][0]) for row in episode["obs"]]
+print(json.dumps({
+    "worst": worst, "wrong": wrong, "clear": int(clear.sum()),
+    "loaded": [m for m in ("tensorflow", "keras", "tfpolicies") if m in sys.modules],
+    "episode": steps == episode["actions"].tolist(), "steps": len(steps),
+}))
 """
 
 
-@pytest.mark.core
-def test_a_saved_model_needs_tensorflow_only_and_equals_the_policy(cartpole, tmp_path):
-    _, folder, (saved, _) = cartpole
-    script = f"""
-    import json, sys
-    import numpy as np, tensorflow as tf
-    {COMPARE}
-    function = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
-    def serve(obs):
-        return {{k: v.numpy() for k, v in function(obs=tf.constant(obs)).items()}}
-    compare(serve, sys.argv[2])
-    """
-    report = in_own_process(tmp_path, script, saved.path, folder)
+@pytest.mark.parametrize(
+    ("form", "library"),
+    [
+        pytest.param("saved_model", "tensorflow as tf", marks=pytest.mark.core),
+        ("onnx", "onnxruntime"),
+    ],
+)
+def test_an_export_needs_its_own_library_only_and_equals_the_policy(cartpole, form, library):
+    _, folder, results = cartpole
+    path = results[form == "onnx"].path
+    script = f"import json, sys\nimport numpy as np, {library}\n{SERVE[form]}{COMPARE}"
+    command = [sys.executable, "-I", "-c", script, str(path), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
     assert "tfpolicies" not in report["loaded"]
+    assert form == "saved_model" or report["loaded"] == []
     assert report["worst"] <= 1e-5
     assert report["wrong"] == 0
     assert report["clear"] > 900
     assert report["episode"]
     assert report["steps"] >= 8
-
-
-def test_an_onnx_file_needs_onnx_runtime_only_and_equals_the_policy(cartpole, tmp_path):
-    _, folder, (_, written) = cartpole
-    script = f"""
-    import json, sys
-    import numpy as np, onnxruntime
-    {COMPARE}
-    session = onnxruntime.InferenceSession(sys.argv[1])
-    names = [output.name for output in session.get_outputs()]
-    def serve(obs):
-        return dict(zip(names, session.run(names, {{"obs": obs}})))
-    compare(serve, sys.argv[2])
-    """
-    report = in_own_process(tmp_path, script, written.path, folder)
-    assert report["loaded"] == []
-    assert report["worst"] <= 1e-5
-    assert report["wrong"] == 0
-    assert report["episode"]
 
 
 @pytest.mark.core
@@ -219,6 +191,11 @@ def test_sampling_with_the_noise_of_the_policy_gives_the_actions_of_the_policy(c
     np.testing.assert_allclose(served["action_logp"], extras["action_logp"], atol=1e-6)
 
 
+def open_client(path, **options):
+    folder = path if path.is_dir() else path.parent
+    return play_module(folder)["OnnxPolicy"](path, **options)
+
+
 def play_module(folder):
     namespace = {"__name__": "play", "__file__": str(folder / "play.py")}
     exec(compile((folder / "play.py").read_text(), "play.py", "exec"), namespace)
@@ -227,7 +204,7 @@ def play_module(folder):
 
 def test_the_client_beside_an_onnx_file_acts_on_single_observations_and_batches(cartpole):
     policy, folder, _ = cartpole
-    client = play_module(folder / "onnx")["OnnxPolicy"](folder / "onnx" / "model.onnx")
+    client = open_client(folder / "onnx" / "model.onnx")
     obs = np.load(folder / "expected.npz")["obs"][:50]
     expected = policy.compute_actions(obs, explore=False).actions
     np.testing.assert_array_equal(client.act(obs), expected)
@@ -282,7 +259,7 @@ def test_box_actions_are_ready_for_the_environment(tmp_path, normalize):
     how = {"normalize_actions": normalize, "clip_actions": True}
     policy = make(env.observation_space, env.action_space, **how)
     result = policy.export_model(tmp_path, onnx=True)
-    client = play_module(tmp_path)["OnnxPolicy"](result.path, sample=True, seed=0)
+    client = open_client(result.path, sample=True, seed=0)
     obs = draw_observations(policy.program.spec.obs_leaves, 200, np.random.default_rng(0))
     noise = client.draw_noise(np.random.default_rng(0), 200)
     outputs = client.run(obs, noise)
@@ -309,7 +286,7 @@ def test_nested_observations_are_one_named_input_per_leaf(nested):
     assert sorted(x.name for x in onnx.load(written.path).graph.input) == names
     NESTED.seed(0)
     obs = NESTED.sample()
-    client = play_module(written.path.parent)["OnnxPolicy"](written.path)
+    client = open_client(written.path)
     action, _, _ = policy.compute_single_action(obs, explore=False)
     assert client.act(obs) == policy.to_env_action(action) == action + 3
     rows = factories.rows_of(NESTED, 2)
@@ -320,33 +297,29 @@ def test_nested_observations_are_one_named_input_per_leaf(nested):
     np.testing.assert_array_equal(served["actions_normalized"], expected)
 
 
-def test_a_missing_part_of_an_observation_is_named_with_those_that_are_read(nested):
-    written = nested[3]
-    client = play_module(written.path.parent)["OnnxPolicy"](written.path)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("speed", r"no part 'speed': the policy reads .*'pair/0'.*\['camera"),
+        (np.zeros(3, np.float32), r"no part 'camera'.*got ndarray"),
+        ({"pair": (-2, [0, 0])}, r"'obs_pair_0' must be from -1 to 1, got -2 at \[0\]"),
+        ({"pair": (-1, [0, 4])}, r"'obs_pair_1' must be from 0 to 3, got 4 at \[0, 1\]"),
+    ],
+)
+def test_the_client_names_the_part_of_an_observation_that_is_wrong(nested, change, words):
     obs = dict(NESTED.sample())
-    del obs["speed"]
-    with pytest.raises(
-        ValueError, match=r"no part 'speed': the policy reads .*'pair/0'.*\['camera"
-    ):
-        client.act(obs)
-    with pytest.raises(ValueError, match=r"no part 'camera'.*got ndarray"):
-        client.act(np.zeros(3, np.float32))
-
-
-def test_the_client_refuses_choices_that_are_not_of_their_space(nested):
-    written = nested[3]
-    client = play_module(written.path.parent)["OnnxPolicy"](written.path)
-    obs = dict(NESTED.sample())
-    with pytest.raises(ValueError, match=r"'obs_pair_0' must be from -1 to 1, got -2 at \[0\]"):
-        client.act({**obs, "pair": (-2, [0, 0])})
-    with pytest.raises(ValueError, match=r"'obs_pair_1' must be from 0 to 3, got 4 at \[0, 1\]"):
-        client.act({**obs, "pair": (-1, [0, 4])})
+    if isinstance(change, str):
+        del obs[change]
+    else:
+        obs = {**obs, **change} if isinstance(change, dict) else change
+    with pytest.raises(ValueError, match=words):
+        open_client(nested[3].path).act(obs)
 
 
 def test_discrete_observations_and_a_policy_without_values(tmp_path):
     policy = make(spaces.Discrete(6, start=2), cls=PGTF2Policy)
     policy.export_model(tmp_path, onnx=True)
-    client = play_module(tmp_path)["OnnxPolicy"](tmp_path)
+    client = open_client(tmp_path)
     states = np.arange(2, 8)
     np.testing.assert_array_equal(
         client.act(states), policy.compute_actions(states, explore=False).actions
@@ -355,8 +328,6 @@ def test_discrete_observations_and_a_policy_without_values(tmp_path):
 
 
 class Pair(keras.Model):
-    """A subclassed model with a value of its own."""
-
     def __init__(self, units=8, **kwargs):
         super().__init__(**kwargs)
         self.units = units
@@ -412,12 +383,10 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
         ):
             policy.export_model(tmp_path / "out", onnx=opset)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(
-        ConfigError, match=r"use inference='tf' for it.*lacks operators for it: Lgamma"
-    ):
-        factories.make(
-            model={"custom_model": keras.Sequential(layers)}, inference="onnx"
-        ).compute_actions(np.zeros((2, 3)))
+    policy = factories.make(model={"custom_model": keras.Sequential(layers)}, inference="onnx")
+    words = r"use inference='tf' for it.*lacks operators for it: Lgamma"
+    with pytest.raises(ConfigError, match=words):
+        policy.compute_actions(np.zeros((2, 3)))
 
 
 def test_an_onnx_file_with_one_changed_weight_is_refused(cartpole, tmp_path):
@@ -453,75 +422,55 @@ def test_a_saved_model_of_other_weights_or_without_its_variables_is_refused(cart
         verify_saved_model(path, policy.program, policy._state)
 
 
-def test_client_refuses_a_model_that_its_spec_does_not_describe(cartpole, tmp_path):
-    _, folder, _ = cartpole
-    for path in (folder / "onnx").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "model.onnx").write_bytes((tmp_path / "model_sample.onnx").read_bytes())
+@pytest.fixture
+def copied(cartpole, tmp_path):
+    return shutil.copytree(cartpole[1] / "onnx", tmp_path / "onnx")
+
+
+def edit_spec(folder, *way_and_value):
+    *way, last, value = way_and_value
+    spec = json.loads((folder / "policy_spec.json").read_text())
+    functools.reduce(operator.getitem, way, spec)[last] = value
+    (folder / "policy_spec.json").write_text(json.dumps(spec))
+
+
+def test_the_client_refuses_a_model_that_its_spec_does_not_describe(copied):
+    shutil.copy(copied / "model_sample.onnx", copied / "model.onnx")
     with pytest.raises(ValueError, match="is not the file"):
-        play_module(tmp_path)["OnnxPolicy"](tmp_path)
+        open_client(copied)
 
 
-def hostile_client(folder, tmp_path, change):
-    """Makes the client of an export whose spec was changed."""
-    for path in (folder / "onnx").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    spec = json.loads((tmp_path / "policy_spec.json").read_text())
-    change(spec)
-    (tmp_path / "policy_spec.json").write_text(json.dumps(spec))
-    return play_module(tmp_path)["OnnxPolicy"](tmp_path)
-
-
-def out_of_the_folder(spec):
-    spec["files"]["serving_default"] = "../onnx/model.onnx"
-
-
-def absolute(spec):
-    spec["files"]["serving_default"] = "/etc/passwd"
-
-
-def endless(spec):
-    spec["signatures"]["serving_default"]["inputs"][0]["shape"] = ["batch", 10**6, 10**6]
-
-
-def of_objects(spec):
-    spec["signatures"]["serving_default"]["inputs"][0]["dtype"] = "O"
-
-
-def noisy(spec):
-    spec["noise"]["blocks"] = [["gumbel", 600_000], ["normal", 600_000]]
-
-
-def silent(spec):
-    spec["noise"]["blocks"] = [["gumbel", 3], ["normal", -1]]
-
-
-def odd(spec):
-    spec["noise"]["blocks"] = [["cauchy", 2]]
-
-
-def halved(spec):
-    spec["noise"]["blocks"] = [["gumbel", 1.5]]
+FILE, BLOCKS = ("files", "serving_default"), ("noise", "blocks")
+INPUT = ("signatures", "serving_default", "inputs", 0)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (out_of_the_folder, "which is not a file in its folder"),
-        (absolute, "which is not a file in its folder"),
-        (endless, "arrays of 1000000000000 numbers"),
-        (of_objects, "arrays of 'O'"),
-        (noisy, r"noise of \[600000, 600000\] numbers per row; .* at most 1000000"),
-        (silent, r"noise of \[3, -1\] numbers per row; each must be at least 0"),
-        (halved, r"its entry 'noise' is .*1\.5"),
-        (odd, r"noise of the kinds \['cauchy'\]; there are \['gumbel', 'normal', 'logistic'\]"),
+        ((*FILE, "../onnx/model.onnx"), "which is not a file in its folder"),
+        ((*FILE, "/etc/passwd"), "which is not a file in its folder"),
+        ((*INPUT, "shape", ["batch", 10**6, 10**6]), "arrays of 1000000000000 numbers"),
+        ((*INPUT, "dtype", "O"), "arrays of 'O'"),
+        (
+            (*BLOCKS, [["gumbel", 600_000], ["normal", 600_000]]),
+            r"noise of \[600000, 600000\] numbers per row; .* at most 1000000",
+        ),
+        (
+            (*BLOCKS, [["gumbel", 3], ["normal", -1]]),
+            r"noise of \[3, -1\] numbers per row; each must be at least 0",
+        ),
+        ((*BLOCKS, [["gumbel", 1.5]]), r"its entry 'noise' is .*1\.5"),
+        (
+            (*BLOCKS, [["cauchy", 2]]),
+            r"noise of the kinds \['cauchy'\]; there are \['gumbel', 'normal', 'logistic'\]",
+        ),
     ],
 )
-def test_the_client_takes_a_strangers_spec_as_data(cartpole, tmp_path, change, words):
-    _, folder, _ = cartpole
+def test_the_client_takes_a_foreign_spec_as_data(copied, change, words):
+    edit_spec(copied, *change)
     with pytest.raises(ValueError, match=words):
-        hostile_client(folder, tmp_path, change)
+        open_client(copied)
 
 
 def places_in(tree, path=()):
@@ -533,22 +482,18 @@ def places_in(tree, path=()):
             yield from places_in(value, (*path, key))
 
 
-def test_whatever_stands_in_a_spec_the_client_runs_or_refuses_it(cartpole, tmp_path):
-    _, folder, _ = cartpole
-    shutil.copytree(folder / "onnx", tmp_path / "onnx")
-    spec = json.loads((tmp_path / "onnx" / "policy_spec.json").read_text())
-    client, messages = play_module(folder / "onnx")["OnnxPolicy"], []
+def test_the_client_runs_or_refuses_any_spec(copied):
+    spec = json.loads((copied / "policy_spec.json").read_text())
+    client, messages = play_module(copied)["OnnxPolicy"], []
     junk = (10**400, -1, [], [[1]], {}, {"a": 1}, None, True, 0.5, "x" * 5000, "\ud800")
     for *way, last in places_in(spec):
         if "parity" in way or "versions" in way:  # which the client does not read
             continue
         for value in junk:
-            changed = copy.deepcopy(spec)
-            node = functools.reduce(operator.getitem, way, changed)
-            node[last] = value
-            (tmp_path / "onnx" / "policy_spec.json").write_text(json.dumps(changed))
+            (copied / "policy_spec.json").write_text(json.dumps(spec))
+            edit_spec(copied, *way, last, value)
             try:
-                client(tmp_path / "onnx")
+                client(copied)
             except ValueError as error:
                 messages.append(str(error))
     assert len(messages) > 200
@@ -557,34 +502,25 @@ def test_whatever_stands_in_a_spec_the_client_runs_or_refuses_it(cartpole, tmp_p
 
 
 @pytest.mark.core
-def test_the_client_draws_as_much_noise_as_the_model_takes(cartpole, tmp_path):
-    _, folder, _ = cartpole
-    for path in (folder / "onnx").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    spec = json.loads((tmp_path / "policy_spec.json").read_text())
-    spec["noise"]["blocks"] = [["gumbel", 900_000]]
-    (tmp_path / "policy_spec.json").write_text(json.dumps(spec))
+def test_the_client_draws_as_much_noise_as_the_model_takes(copied):
+    edit_spec(copied, *BLOCKS, [["gumbel", 900_000]])
     with pytest.raises(ValueError, match=r"noise of 900000 numbers per row, but .* takes \[2\]"):
-        play_module(tmp_path)["OnnxPolicy"](tmp_path, sample=True)
+        open_client(copied, sample=True)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", ["policy_spec.json", "model.onnx"])
-def test_the_client_reads_regular_files_only(cartpole, tmp_path, name):
-    _, folder, _ = cartpole
-    for path in (folder / "onnx").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / name).unlink()
-    os.mkfifo(tmp_path / name)
+def test_the_client_reads_regular_files_only(copied, name):
+    (copied / name).unlink()
+    os.mkfifo(copied / name)
     with pytest.raises(ValueError, match="not a regular file"):
-        play_module(folder / "onnx")["OnnxPolicy"](tmp_path)
+        open_client(copied)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("nested", [False, True])
-def test_the_client_refuses_weights_that_lie_in_other_files(cartpole, tmp_path, nested):
-    _, folder, _ = cartpole
-    model = onnx.load(str(folder / "onnx" / "model.onnx"))
+def test_the_client_refuses_weights_that_are_in_other_files(copied, nested):
+    model = onnx.load(str(copied / "model.onnx"))
     tensor = onnx.TensorProto(name="w", data_type=1, dims=[3], data_location=1)
     tensor.external_data.add(key="location", value="secret.bin")
     if nested:
@@ -592,17 +528,15 @@ def test_the_client_refuses_weights_that_lie_in_other_files(cartpole, tmp_path, 
         model.graph.node.add(op_type="Constant", output=["w"]).attribute.append(value)
     else:
         model.graph.initializer.append(tensor)
-    content = model.SerializeToString()
-
-    def replaced(spec):
-        (tmp_path / "model.onnx").write_bytes(content)
-        spec["sha256"]["model.onnx"] = hashlib.sha256(content).hexdigest()
-
-    with pytest.raises(ValueError, match="has weights in other files"):
-        hostile_client(folder, tmp_path, replaced)
-    content = (folder / "onnx" / "model.onnx").read_bytes()[:-1]
-    with pytest.raises(ValueError, match="is damaged"):
-        hostile_client(folder, tmp_path, replaced)
+    sound = (copied / "model.onnx").read_bytes()
+    for content, words in (
+        (model.SerializeToString(), "has weights in other files"),
+        (sound[:-1], "is damaged"),
+    ):
+        (copied / "model.onnx").write_bytes(content)
+        edit_spec(copied, "sha256", "model.onnx", hashlib.sha256(content).hexdigest())
+        with pytest.raises(ValueError, match=words):
+            open_client(copied)
 
 
 @pytest.mark.parametrize("tag", [b"\x6a", b"\xea\x80\x80\x80\x00", b"\xea\x80\x80\x80\x10"])
@@ -619,7 +553,7 @@ def test_no_spelling_of_a_field_hides_that_weights_lie_in_other_files(tag):
         rebuild_model(Path("model.onnx"), field(b"\x3a", graph))
 
 
-def digest(folder):
+def get_digests(folder):
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -634,9 +568,9 @@ def test_versions_count_up_and_onnx_files_are_replaced(tmp_path):
     paths = [policy.export_model(tmp_path).path.name for _ in range(2)]
     assert paths == ["8", "9"]
     policy.export_model(tmp_path, onnx=True)
-    before = digest(tmp_path)
-    varied(policy, 1).export_model(tmp_path, onnx=True)
-    changed = {name for name, value in digest(tmp_path).items() if before[name] != value}
+    before = get_digests(tmp_path)
+    factories.varied(policy, 1).export_model(tmp_path, onnx=True)
+    changed = {name for name, value in get_digests(tmp_path).items() if before[name] != value}
     assert changed == {"model.onnx", "model_sample.onnx", "policy_spec.json"}
     assert policy.export_model(tmp_path / "new" / "place").path == tmp_path / "new" / "place" / "1"
 
@@ -647,7 +581,7 @@ def test_the_folder_of_all_versions_is_loaded_as_the_newest_one(tmp_path):
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets" / "mine").touch()
     for seed in (1, 2):
-        varied(policy, seed).export_model(tmp_path)
+        factories.varied(policy, seed).export_model(tmp_path)
         served = tf.saved_model.load(tmp_path).signatures["serving_default"](obs=tf.constant(obs))
         logits = policy.compute_actions(obs)[2]["action_dist_inputs"]
         np.testing.assert_allclose(served["action_dist_inputs"], logits, rtol=1e-5)
@@ -674,10 +608,7 @@ def test_what_a_killed_export_left_goes_with_the_next_one_and_a_running_one_stay
         (folder / "saved_model").mkdir(parents=True)
     lock = FolderLock(running)
     assert make().export_model(tmp_path).path.name == "1"
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.is_symlink()) == [
-        running.name,
-        "1",
-    ]
+    assert {x.name for x in tmp_path.iterdir() if not x.is_symlink()} == {running.name, "1"}
     lock.release()
 
 
@@ -697,17 +628,15 @@ class PythonLayer(keras.layers.Layer):
 def test_a_failed_export_leaves_the_folder_as_it_was(tmp_path, onnx_option):
     good = make()
     good.export_model(tmp_path / "out", onnx=onnx_option)
-    before = digest(tmp_path)
-    diverged = make()
-    with diverged.driver.allow_non_finite():
-        diverged.set_weights([np.full(w.shape, np.nan) for w in diverged.get_weights().values()])
+    before = get_digests(tmp_path)
+    diverged = make_diverged(make())
     model = keras.Sequential([PythonLayer(), keras.layers.Dense(2)])
     python = factories.make(obs=CARTPOLE.observation_space, model={"custom_model": model})
     for policy, reason in ((diverged, "not finite"), (python, "runs Python code")):
         for folder in (tmp_path / "out", tmp_path / "not" / "there"):
             with pytest.raises(ExportError, match=reason):
                 policy.export_model(folder, onnx=onnx_option)
-    assert digest(tmp_path) == before
+    assert get_digests(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -716,14 +645,14 @@ def test_a_target_that_cannot_be_written_is_refused_and_old_files_are_put_back(t
     policy.export_model(tmp_path, onnx=True)
     (tmp_path / "policy_spec.json").unlink()
     (tmp_path / "policy_spec.json").mkdir()
-    before = digest(tmp_path)
+    before = get_digests(tmp_path)
     with pytest.raises(ExportError, match="is a folder"):
-        varied(policy, 1).export_model(tmp_path, onnx=True)
+        factories.varied(policy, 1).export_model(tmp_path, onnx=True)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ExportError, match="which is unchanged"):
         policy.export_model(tmp_path / "file")
     (tmp_path / "file").unlink()
-    assert digest(tmp_path) == before
+    assert get_digests(tmp_path) == before
 
 
 def test_input_names_that_would_collide_are_numbered_and_odd_ones_are_made_identifiers(tmp_path):
@@ -735,7 +664,7 @@ def test_input_names_that_would_collide_are_numbered_and_odd_ones_are_made_ident
     path = policy.export_model(tmp_path, onnx=True).path
     assert [x.name for x in onnx.load(path).graph.input] == ["obs_left_arm", "obs_right_arm"]
     action = policy.compute_single_action({"left/arm": [0.5], "right arm": [-1.0]}, explore=False)
-    client = play_module(tmp_path)["OnnxPolicy"](path)
+    client = open_client(path)
     assert client.act({"left/arm": [0.5], "right arm": [-1.0]}) == action[0]
 
 
@@ -745,7 +674,7 @@ def test_the_opset_is_honoured(tmp_path):
         path = policy.export_model(tmp_path, onnx=opset).path
         assert {x.domain: x.version for x in onnx.load(path).opset_import}[""] == opset
         assert json.loads((tmp_path / "policy_spec.json").read_text())["opset"] == opset
-    before = digest(tmp_path)
+    before = get_digests(tmp_path)
     for opset in (3, 10, 19, 99, -1, 0, "13", "", 13.0, 0.0):
         for form in ({}, {"web": True}, {"layout": "triton"}, {"litert": True}):
             with pytest.raises(ExportError, match=f"an integer from 11 to 18, got {opset!r}"):
@@ -753,7 +682,7 @@ def test_the_opset_is_honoured(tmp_path):
     with pytest.raises(ExportError) as caught:
         policy.export_model(tmp_path, onnx="x" * 10_000)
     assert len(str(caught.value)) < 400
-    assert digest(tmp_path) == before
+    assert get_digests(tmp_path) == before
 
 
 def test_a_missing_converter_is_named(tmp_path, monkeypatch):
@@ -773,17 +702,11 @@ def test_exporting_draws_no_noise_and_counts_no_steps(tmp_path):
     assert (after["rng"], after["global_timestep"]) == (before["rng"], before["global_timestep"])
 
 
-def test_an_algorithm_exports_its_policies_by_id(tmp_path):
-    config = PGConfig().environment("CartPole-v1")
-    config.framework("tf2", inference="tf", jit_compile=False)
-    algorithm = config.training(model={"fcnet_hiddens": [4]}).debugging(log_level="ERROR").build()
-    try:
-        result = algorithm.export_policy_model(tmp_path)
-        assert (result.path / "saved_model.pb").exists()
-        with pytest.raises(UnknownPolicyError, match="No policy 'nobody'"):
-            algorithm.export_policy_model(tmp_path, "nobody")
-    finally:
-        algorithm.stop()
+def test_an_algorithm_exports_its_policies_by_id(tmp_path, small_algorithm):
+    result = small_algorithm.export_policy_model(tmp_path)
+    assert (result.path / "saved_model.pb").exists()
+    with pytest.raises(UnknownPolicyError, match="No policy 'nobody'"):
+        small_algorithm.export_policy_model(tmp_path, "nobody")
 
 
 def test_random_observations_lie_in_their_space_and_near_zero_where_it_has_no_bounds():

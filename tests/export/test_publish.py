@@ -1,9 +1,9 @@
 """Exports that are killed while they are placed: the folder has the old one, or the new one."""
 
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +15,13 @@ from tfpolicies.export.publish import (
 )
 
 _CHILD = """
-import json, os, signal, sys
+import json, os, sys
 from pathlib import Path
+from helpers.children import call_at_step
 from tfpolicies.export.publish import publish_files, publish_version, publish_folder
 from tfpolicies.export.publish import open_staging_folder
 
 root = Path(sys.argv[1])
-EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "shutil.copyfile")
 NAMES = ["model.onnx", "play.py", "policy_spec.json"]
 
 
@@ -40,25 +40,12 @@ def export(target, content, version):
             publish_files(staged, target, NAMES)
 
 
-def die_at(number):
-    count = 0
-
-    def hook(event, arguments):
-        nonlocal count
-        if event in EVENTS and str(root) in str(arguments[0]):
-            count += 1
-            if count == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
-
-
 def content(folder):
     return {str(x.relative_to(folder)): x.read_text() for x in folder.rglob("*")
             if x.is_file() and "tfp-tmp" not in str(x)}
 
 
-found = []
+results = []
 for existed, version in ((False, False), (False, True), (True, False), (True, True)):
     for number in range(1, 200):
         target = root / f"{existed}{version}{number}" / "policy"
@@ -66,7 +53,7 @@ for existed, version in ((False, False), (False, True), (True, False), (True, Tr
             export(target, "old ", version)
         child = os.fork()
         if not child:
-            die_at(number)
+            call_at_step(number, root)
             export(target, "new ", version)
             os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -74,10 +61,10 @@ for existed, version in ((False, False), (False, True), (True, False), (True, Tr
         export(target, "next ", version)
         every = sorted(str(x) for x in target.parent.rglob("*"))
         leftovers = [name for name in every if "tfp-tmp" in name]
-        found.append([existed, version, os.WIFSIGNALED(status), left, content(target), leftovers])
+        results.append([existed, version, os.WIFSIGNALED(status), left, content(target), leftovers])
         if not os.WIFSIGNALED(status):
             break
-print(json.dumps(found))
+print(json.dumps(results))
 """
 
 MODEL, SPEC = "model.onnx", "policy_spec.json"
@@ -88,8 +75,8 @@ def killed(tmp_path_factory):
     """Returns what is left of exports that were killed at each of their calls to the system."""
     root = tmp_path_factory.mktemp("killed")
     command = [sys.executable, "-c", _CHILD, str(root)]
-    folder = Path(__file__).parents[2]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return json.loads(done.stdout)
 
 

@@ -20,10 +20,10 @@ from tfpolicies.export.verify import (
 )
 
 POSITIVE = spaces.Box(0.5, 1.0, (2,), np.float32)
-NONE = np.zeros(0, np.float32)
+OBS = np.float32([[0.5, 1.0], [1.0, 0.75]])
 
 
-def cancelling(policy_class=PGTF2Policy):
+def make_cancelling(policy_class=PGTF2Policy):
     """A policy whose logits are (1000 x0 + x1) - 1000 x0 and 0: float32 rounds x1 to 5 digits."""
     settings = {"fcnet_hiddens": [2], "fcnet_activation": "relu"}
     policy = policy_class(POSITIVE, TWO, {"inference": "tf", "model": settings})
@@ -32,14 +32,22 @@ def cancelling(policy_class=PGTF2Policy):
     return policy
 
 
+def run_policy(policy, inputs, *, double_precision):
+    """Runs a policy without exploration, by the reference and as it acts itself."""
+    program, rows = policy.program, len(inputs[0])
+    noise = np.zeros((rows, program.spec.explorer.noise_size), np.float32)
+    reference = ReferenceRuntime(program, double_precision=double_precision)
+    return [
+        runtime.run(policy._state, inputs, noise, np.zeros(0, np.float32))
+        for runtime in (reference, program.runtime)
+    ]
+
+
 @pytest.mark.parametrize("policy_class", [PGTF2Policy, PGTF1Policy])
 def test_double_precision_computes_what_float32_rounds(policy_class):
-    policy = cancelling(policy_class)
+    policy = make_cancelling(policy_class)
     obs = np.random.default_rng(0).uniform(0.5, 1.0, (50, 2)).astype(np.float32)
-    noise, params = np.zeros((50, policy.program.spec.explorer.noise_size), np.float32), NONE
-    exact = ReferenceRuntime(policy.program, double_precision=True).run(
-        policy._state, [obs], noise, params
-    )
+    exact, _ = run_policy(policy, [obs], double_precision=True)
     rounded = policy.compute_actions(obs, explore=False).extras["action_dist_inputs"]
     assert exact.dist_inputs.dtype == np.float64
     np.testing.assert_allclose(exact.dist_inputs[:, 0], obs[:, 1].astype(np.float64), atol=1e-12)
@@ -50,34 +58,22 @@ def test_double_precision_computes_what_float32_rounds(policy_class):
 def test_double_precision_has_memories_loops_and_functions(memory):
     policy = PPOTF2Policy(POSITIVE, TWO, {"inference": "tf", "model": {memory: True}})
     states = [np.stack([x, x]) for x in policy.get_initial_state()]
-    obs = np.float32([[0.5, 1.0], [1.0, 0.75]])
-    program = policy.program
-    inputs = [obs, *program.ports.split([obs, *states])[1], *states]
-    noise, params = np.zeros((2, program.spec.explorer.noise_size), np.float32), NONE
-    exact = ReferenceRuntime(program, double_precision=True).run(
-        policy._state, inputs, noise, params
-    )
-    right = program.runtime.run(policy._state, inputs, noise, params)
+    inputs = [OBS, *policy.program.ports.split([OBS, *states])[1], *states]
+    exact, acted = run_policy(policy, inputs, double_precision=True)
     assert exact.states[0].dtype == np.float64
-    for ours, theirs in zip(exact.states, right.states, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    np.testing.assert_allclose(exact.values, right.values, atol=1e-5)
+    for state, expected in zip(exact.states, acted.states, strict=True):
+        np.testing.assert_allclose(state, expected, atol=1e-5)
+    np.testing.assert_allclose(exact.values, acted.values, atol=1e-5)
 
 
 def test_a_policy_that_acts_elsewhere_is_compared_on_the_cpu():
-    policy = cancelling()
-    obs = np.float32([[0.5, 1.0], [1.0, 0.75]])
-    noise = np.zeros((2, policy.program.spec.explorer.noise_size), np.float32)
-    acted = ReferenceRuntime(policy.program, double_precision=False).run(
-        policy._state, [obs], noise, NONE
-    )
-    right = policy.program.runtime.run(policy._state, [obs], noise, NONE)
-    for ours, theirs in zip(acted[:5], right[:5], strict=True):
-        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    reference, acted = run_policy(make_cancelling(), [OBS], double_precision=False)
+    for output, expected in zip(reference[:5], acted[:5], strict=True):
+        np.testing.assert_array_equal(np.asarray(output), np.asarray(expected))
 
 
 def artefact(change):
-    """Gives the exact logits of `cancelling`, changed, and what follows from them."""
+    """Gives the exact logits of `make_cancelling`, changed, and what follows from them."""
 
     def run(signature, inputs):
         exact = inputs["obs"][:, 1].astype(np.float64)
@@ -91,33 +87,24 @@ def artefact(change):
     return run
 
 
-def test_an_export_that_rounds_less_than_the_policy_passes():
-    policy = cancelling()
-    parity = verify(artefact(lambda x: x), policy.program, policy._state, ["serving_default"])
+def verify_change(change):
+    policy = make_cancelling()
+    return verify(artefact(change), policy.program, policy._state, ["serving_default"])
+
+
+def test_an_export_that_rounds_less_than_the_policy_passes_and_one_further_off_does_not():
+    parity = verify_change(lambda x: x)
     result = parity.differences["serving_default"]["action_dist_inputs"]
     assert result.relative > TOLERANCE
     assert result.error < 1e-7
     assert TOLERANCE < result.own_error < 1e-4
     json.dumps(parity.to_json())
-
-
-def test_an_export_further_off_than_rounding_explains_is_refused():
-    policy = cancelling()
-    parity = verify(artefact(lambda x: x), policy.program, policy._state, ["serving_default"])
-    own_error = parity.differences["serving_default"]["action_dist_inputs"].own_error
-    for share, fits in ((0.5, True), (2.0, False)):
-        run = artefact(lambda x, far=share * (ERROR_FACTOR * own_error + ERROR_SLACK): x + far)
-        if fits:
-            verify(run, policy.program, policy._state, ["serving_default"])
-            continue
-        with pytest.raises(ExportError, match=r"against double precision is .* allowed is"):
-            verify(run, policy.program, policy._state, ["serving_default"])
-
-
-def test_an_export_far_off_is_refused_whatever_the_policy_rounds():
-    policy = cancelling()
+    limit = ERROR_FACTOR * result.own_error + ERROR_SLACK
+    verify_change(lambda x: x + 0.5 * limit)
+    with pytest.raises(ExportError, match=r"against double precision is .* allowed is"):
+        verify_change(lambda x: x + 2.0 * limit)
     with pytest.raises(ExportError, match=r"largest relative difference is 0\.00[12]"):
-        verify(artefact(lambda x: x + 2e-3), policy.program, policy._state, ["serving_default"])
+        verify_change(lambda x: x + 2e-3)
 
 
 def test_memories_that_a_policy_comes_to_are_disturbed_unless_they_are_whole_numbers():

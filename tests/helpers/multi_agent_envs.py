@@ -27,7 +27,7 @@ class World(MultiAgentEnv):
     action_space = THREE
     _agent_ids = ("a", "b", "c", "d")
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any = None) -> None:
         self.episode = -1
         self.now = 0
         self.seeds: list[int | None] = []

@@ -1,24 +1,24 @@
-"""What other processes find by name: policies, models and environments of the user's."""
+"""Custom policies, models and environments that other processes can import."""
 
 import gymnasium as gym
 import keras
 import numpy as np
 
 from helpers.factories import OBS, TWO
-from tfpolicies import DefaultCallbacks, Policy, PPOTF2Policy
+from tfpolicies import DefaultCallbacks, PPOTF2Policy
 
 
-class Mine(PPOTF2Policy):
-    """A class of the user's, with a setting of its own in its state."""
+class CustomPPOPolicy(PPOTF2Policy):
+    """A custom class."""
 
 
 class Callbacks(DefaultCallbacks):
-    """Callbacks of the user's."""
+    """Custom callbacks."""
 
 
 @keras.saving.register_keras_serializable("travellers")
 class Doubled(keras.layers.Layer):
-    """A layer of the user's."""
+    """A custom layer."""
 
     def call(self, x):
         return 2.0 * x
@@ -29,19 +29,8 @@ def factory(observation_space, num_outputs):
     return keras.Model(inputs, keras.layers.Dense(num_outputs)(Doubled()(inputs)))
 
 
-class ByHand(Policy):
-    """A policy without TensorFlow."""
-
-    def __init__(self, observation_space=OBS, action_space=TWO, config=None):
-        super().__init__(observation_space, action_space, config or {})
-        self.bias = np.arange(3)
-
-    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-        return np.zeros(len(obs_batch), np.int64), [], {}
-
-
 class Corridor(gym.Env):
-    """An environment of the user's."""
+    """An environment of ten steps that can be saved and restored."""
 
     observation_space, action_space = OBS, TWO
 
@@ -68,14 +57,14 @@ def mapping(agent_id, episode=None, worker=None, **kwargs):
     return "default_policy"
 
 
-def acted(policy, obs):
-    """What a policy does next, and what it has become then."""
+def act(policy, obs):
+    """Returns the class and id of a policy, and its next actions."""
     actions = [policy.compute_actions(obs)[0].tolist() for _ in range(3)]
     return type(policy).__name__, policy.policy_id, actions
 
 
-def trained(algorithm):
-    """The numbers of one more iteration."""
+def train(algorithm):
+    """Returns the numbers of one more iteration."""
     result = algorithm.train()
     algorithm.stop()
     weights = algorithm.get_weights()["default_policy"]

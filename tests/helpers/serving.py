@@ -77,6 +77,14 @@ def inputs_of(policy: Any, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"obs": result["observations"], "action_mask": result["action_mask"].astype(np.int64)}
 
 
+def to_observations(arrays: dict[str, np.ndarray]) -> Any:
+    """Returns observations as a policy takes them, from the inputs of its export."""
+    obs = arrays.get("obs", {name.removeprefix("obs_"): x for name, x in arrays.items()})
+    if "action_mask" in arrays:
+        return {"action_mask": arrays["action_mask"], "observations": obs}
+    return obs
+
+
 def without_python_path() -> dict[str, str]:
     """Returns the variables of this process, but not where it finds modules."""
     return {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}

@@ -1,34 +1,35 @@
-"""ONNX files with their weights in files beside them, as of PyTorch, are imported or refused."""
+"""ONNX files with their weights in other files, as PyTorch writes them."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from gymnasium import spaces
 
+from helpers.foreign_models import SB3, TORQUE, assert_refused
 from tfpolicies import import_policy
-from tfpolicies.errors import ModelImportError
 from tfpolicies.importers import onnx_file
 
-SAC = Path(__file__).parents[1] / "stored" / "sb3" / "sac.onnx"
-TORQUE = {"observation_space": spaces.Box(-8, 8, (3,)), "action_space": spaces.Box(-2, 2, (1,))}
+SAC = SB3 / "sac.onnx"
 DATA = "model.onnx.data"
 
 pytestmark = pytest.mark.core
 
 
-def saved(path, **options):
-    """Saves the policy with its weights in other files."""
+def save(folder, **options):
+    """Saves the policy with its weights in other files; returns the path of the model."""
     split = {"save_as_external_data": True, "size_threshold": 0, "location": DATA}
-    onnx.save(onnx.load(SAC), path, **{**split, **options})
-    return path
+    onnx.save(onnx.load(SAC), folder / "model.onnx", **{**split, **options})
+    return folder / "model.onnx"
 
 
-def changed(path, change):
+def load(path):
+    return onnx.load(path, load_external_data=False)
+
+
+def change_first_weight(path, change):
     """Changes the entries of the first weight: a dict of texts."""
-    model = onnx.load(path, load_external_data=False)
+    model = load(path)
     weight = model.graph.initializer[0]
     entries = {entry.key: entry.value for entry in weight.external_data}
     change(entries)
@@ -36,7 +37,6 @@ def changed(path, change):
     for key, value in entries.items():
         weight.external_data.add(key=key, value=value)
     path.write_bytes(model.SerializeToString())
-    return path
 
 
 def assert_same_actions(path):
@@ -48,20 +48,17 @@ def assert_same_actions(path):
 
 
 @pytest.mark.parametrize("one_file", [True, False])
-def test_weights_beside_the_file_are_those_of_the_policy(one_file, tmp_path):
-    path = saved(tmp_path / "model.onnx", all_tensors_to_one_file=one_file)
-    assert len(list(tmp_path.iterdir())) == (2 if one_file else 1 + len(weights_of(SAC)))
-    assert not any(weight.raw_data for weight in weights_of(path))
+def test_weights_in_other_files_are_those_of_the_policy(one_file, tmp_path):
+    path = save(tmp_path, all_tensors_to_one_file=one_file)
+    weights = load(path).graph.initializer
+    assert len(list(tmp_path.iterdir())) == 1 + (1 if one_file else len(weights))
+    assert not any(weight.raw_data for weight in weights)
     assert_same_actions(path)
 
 
-def weights_of(path):
-    return onnx.load(path, load_external_data=False).graph.initializer
-
-
-def test_an_offset_or_length_that_is_left_out_is_0_or_what_is_left(tmp_path):
-    path = saved(tmp_path / "model.onnx", all_tensors_to_one_file=False)
-    changed(path, lambda entries: [entries.pop(key) for key in ("offset", "length")])
+def test_the_default_offset_is_0_and_the_default_length_that_of_the_file(tmp_path):
+    path = save(tmp_path, all_tensors_to_one_file=False)
+    change_first_weight(path, lambda entries: [entries.pop(key) for key in ("offset", "length")])
     assert_same_actions(path)
 
 
@@ -84,32 +81,27 @@ def test_an_offset_or_length_that_is_left_out_is_0_or_what_is_left(tmp_path):
         ("length", "four", "'four'"),
     ],
 )
-def test_what_is_no_part_of_a_file_beside_it_is_refused(entry, value, words, tmp_path):
-    path = saved(tmp_path / "model.onnx")
+def test_a_weight_outside_of_a_regular_file_in_the_folder_is_refused(entry, value, words, tmp_path):
+    path = save(tmp_path)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(tmp_path / DATA)
-    changed(path, lambda entries: entries.update({entry: value}))
-
-    with pytest.raises(ModelImportError, match=f"model.onnx.* was refused: .*({words})"):
-        import_policy(path, **TORQUE)
+    change_first_weight(path, lambda entries: entries.update({entry: value}))
+    assert_refused(path, f"model.onnx.* was refused: .*({words})", **TORQUE)
 
 
-def test_tensors_cannot_name_the_same_bytes_again_and_again(tmp_path):
-    path = saved(tmp_path / "model.onnx")
-    model = onnx.load(path, load_external_data=False)
+def test_tensors_cannot_use_the_same_bytes_repeatedly(tmp_path):
+    path = save(tmp_path)
+    model = load(path)
     for number in range(2):
         copy = model.graph.initializer.add()
         copy.CopyFrom(model.graph.initializer[0])
         copy.name = f"copy_{number}"
     path.write_bytes(model.SerializeToString())
-
-    with pytest.raises(ModelImportError, match="which does not have"):
-        import_policy(path, **TORQUE)
+    assert_refused(path, "which does not have", **TORQUE)
 
 
-def test_more_than_onnx_runtime_can_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    path = saved(tmp_path / "model.onnx")
+def test_more_weights_than_onnx_runtime_can_hold_are_refused(tmp_path, monkeypatch):
+    path = save(tmp_path)
     monkeypatch.setattr(onnx_file, "_MAX_WEIGHT_BYTES", (tmp_path / DATA).stat().st_size - 1)
-    with pytest.raises(ModelImportError, match="with which it has more than 2 GiB"):
-        import_policy(path, **TORQUE)
+    assert_refused(path, "with which it has more than 2 GiB", **TORQUE)

@@ -1,15 +1,16 @@
-"""Which distribution a space gets; nested spaces, masks, refusals, conversion to ONNX."""
+"""Distributions of spaces: nested ones, masks, refusals, conversion to ONNX."""
 
 import math
 
 import numpy as np
-import onnxruntime
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.arrays import assert_arrays_equal
+from helpers.onnx_runtime import load_in_onnx_runtime
 from tfpolicies.errors import ConfigError, SpaceError, UnsupportedSpaceError
 from tfpolicies.models.distributions import (
     MASKED_LOGIT,
@@ -21,7 +22,6 @@ from tfpolicies.models.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from tfpolicies.program.runtimes.onnx import convert
 
 INTS = spaces.Box(np.array([-1, 5]), np.array([1, 6]), dtype=np.int32)
 MIXED = spaces.Dict(
@@ -29,6 +29,7 @@ MIXED = spaces.Dict(
     buttons=spaces.MultiBinary(2),
     walk=spaces.Tuple([spaces.Discrete(3), spaces.MultiDiscrete([2, 2])]),
 )
+NOT_FLOATS = [Bernoulli, Categorical, MultiCategorical]  # of MIXED
 KINDS = {
     "categorical": (spaces.Discrete(4, start=-1), None),
     "multi_discrete": (spaces.MultiDiscrete([3, 2, 3]), None),
@@ -50,51 +51,42 @@ def inputs_for(dist_class, rows, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, dist_class.num_inputs)).astype(np.float32)
 
 
-@pytest.mark.core
-def test_each_space_has_its_usual_distribution():
-    for space, kind in [
-        (spaces.Discrete(2), Categorical),
-        (spaces.MultiDiscrete([2]), MultiCategorical),
-        (INTS, MultiCategorical),
-        (spaces.Box(0, 255, (2,), np.uint8), MultiCategorical),
-        (spaces.MultiBinary(2), Bernoulli),
-        (spaces.Box(-1, 1, (2, 2), np.float64), DiagGaussian),
-    ]:
-        assert ActionDistribution.for_space(space).leaf_classes == (kind,)
-    assert ActionDistribution.for_space(MIXED).leaf_classes == (
-        DiagGaussian,
-        Bernoulli,
-        Categorical,
-        MultiCategorical,
-    )
+class Wide(DiagGaussian):
+    pass
 
 
 @pytest.mark.core
-def test_another_kind_can_be_chosen_for_boxes_of_floats_only():
-    class Wide(DiagGaussian):
-        pass
+@pytest.mark.parametrize(
+    ("space", "custom", "expected"),
+    [
+        (spaces.Discrete(2), None, [Categorical]),
+        (spaces.MultiDiscrete([2]), None, [MultiCategorical]),
+        (INTS, None, [MultiCategorical]),
+        (spaces.Box(0, 255, (2,), np.uint8), None, [MultiCategorical]),
+        (spaces.MultiBinary(2), None, [Bernoulli]),
+        (spaces.Box(-1, 1, (2, 2), np.float64), None, [DiagGaussian]),
+        (MIXED, None, [DiagGaussian, *NOT_FLOATS]),
+        (MIXED, "squashed_gaussian", [SquashedGaussian, *NOT_FLOATS]),
+        (MIXED, "deterministic", [Deterministic, *NOT_FLOATS]),
+        (MIXED, "diag_gaussian", [DiagGaussian, *NOT_FLOATS]),
+        (MIXED, Wide, [Wide, *NOT_FLOATS]),
+    ],
+    ids=str,
+)
+def test_each_space_has_its_distribution_and_only_that_of_floats_can_be_chosen(
+    space, custom, expected
+):
+    assert list(ActionDistribution.for_space(space, custom).leaf_classes) == expected
 
-    for custom, kind in [
-        ("squashed_gaussian", SquashedGaussian),
-        ("deterministic", Deterministic),
-        ("diag_gaussian", DiagGaussian),
-        (Wide, Wide),
-    ]:
-        kinds = ActionDistribution.for_space(MIXED, custom).leaf_classes
-        assert kinds == (kind, Bernoulli, Categorical, MultiCategorical)
 
-
-def test_a_distribution_that_nothing_takes_is_told_of_once(caplog):
+def test_a_distribution_that_is_not_used_is_reported_once(caplog):
     for _ in range(2):
         kinds = ActionDistribution.for_space(spaces.Discrete(7), "deterministic").leaf_classes
         assert kinds == (Categorical,)
-    (record,) = caplog.records
-    message = (
-        "is not used: Deterministic is for Boxes of floats, and the action space Discrete(7) has"
-    )
-    assert message in record.getMessage()
     ActionDistribution.for_space(MIXED, "deterministic")
-    assert len(caplog.records) == 1
+    (message,) = caplog.messages
+    assert "is not used: Deterministic is for Boxes of floats" in message
+    assert "and the action space Discrete(7) has" in message
 
 
 def test_an_unknown_kind_is_refused_with_those_that_exist():
@@ -112,7 +104,7 @@ def test_an_unknown_kind_is_refused_with_those_that_exist():
         ActionDistribution.for_space(box, Strange)
 
 
-def test_spaces_without_a_distribution_are_refused():
+def test_spaces_without_a_distribution_or_with_too_many_integers_are_refused():
     for space in (spaces.Text(3), spaces.Sequence(spaces.Discrete(2))):
         with pytest.raises(UnsupportedSpaceError, match=r"gymnasium\.ActionWrapper"):
             ActionDistribution.for_space(space)
@@ -120,9 +112,6 @@ def test_spaces_without_a_distribution_are_refused():
         ActionDistribution.for_space(spaces.Dict(talk=spaces.Text(3)))
     with pytest.raises(UnsupportedSpaceError, match="there is no action"):
         ActionDistribution.for_space(spaces.Dict())
-
-
-def test_a_box_of_too_many_integers_is_refused():
     assert ActionDistribution.for_space(spaces.Box(1, 100, (100,), np.int64)).num_inputs == 10_000
     with pytest.raises(UnsupportedSpaceError, match=r"10100 possible values.*at most 10000"):
         ActionDistribution.for_space(spaces.Box(0, 100, (100,), np.int64))
@@ -133,23 +122,15 @@ def test_a_box_of_too_many_integers_is_refused():
     assert ActionDistribution.for_space(spaces.MultiDiscrete([30_000])).num_inputs == 30_000
 
 
-# -- nested spaces --------------------------------------------------------------------------------
-
-
 @pytest.mark.core
 def test_a_product_has_the_sums_of_its_leaves_in_their_order():
     dist_class = ActionDistribution.for_space(MIXED)
-    assert [leaf.name("a") for leaf in dist_class.leaves] == [
-        "a_arm",
-        "a_buttons",
-        "a_walk_0",
-        "a_walk_1",
-    ]
+    names = [leaf.name("a") for leaf in dist_class.leaves]
+    assert names == ["a_arm", "a_buttons", "a_walk_0", "a_walk_1"]
     assert [leaf.dtype.name for leaf in dist_class.leaves] == ["float32", "int8", "int64", "int64"]
     assert (dist_class.num_inputs, dist_class.mask_size) == (4 + 2 + 3 + 4, 2 + 3 + 4)
     assert dist_class.noise_blocks == (("normal", 2), ("logistic", 2), ("gumbel", 7))
     assert dist_class.noise_size == 11
-
     inputs, other = inputs_for(dist_class, 6), inputs_for(dist_class, 6, seed=1)
     noise = dist_class.draw_noise(np.random.default_rng(2), 6)
     together, another = dist_class(tf.constant(inputs)), dist_class(tf.constant(other))
@@ -165,8 +146,7 @@ def test_a_product_has_the_sums_of_its_leaves_in_their_order():
     noises = np.split(noise, np.cumsum([2, 2, 3]), axis=1)
     expected = [part.sample(tf.constant(n)) for part, n in zip(alone[0], noises, strict=True)]
     actual = together.sample_leaves(tf.constant(noise))
-    for left, right in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(left, right)
+    assert_arrays_equal(actual, expected)
     logp = sum(part.logp(action) for part, action in zip(alone[0], expected, strict=True))
     np.testing.assert_allclose(together.logp_leaves(actual), logp, rtol=1e-6)
     np.testing.assert_allclose(together.sampled_logp(tf.constant(noise)), logp, rtol=1e-5)
@@ -192,21 +172,15 @@ def test_nested_actions_have_the_structure_of_the_space():
     np.testing.assert_array_equal(mode["walk"][0], actions["walk"][0])
 
 
-def test_a_nest_of_one_leaf_is_still_a_nest():
-    dist_class = ActionDistribution.for_space(spaces.Tuple([spaces.Dict(only=spaces.Discrete(2))]))
-    ((action,),) = [list(part.values()) for part in dist_class(tf.zeros([2, 2])).sample(tf.eye(2))]
-    assert action.numpy().tolist() == [0, 1]
-
-
-def test_one_leaf_is_a_list_of_one_tensor():
-    dist_class = ActionDistribution.for_space(spaces.Discrete(2))
-    distribution = dist_class(tf.zeros([2, 2]))
+def test_one_leaf_is_a_list_of_one_tensor_or_a_nest():
+    nested = ActionDistribution.for_space(spaces.Tuple([spaces.Dict(only=spaces.Discrete(2))]))
+    (part,) = nested(tf.zeros([2, 2])).sample(tf.eye(2))
+    assert {key: action.numpy().tolist() for key, action in part.items()} == {"only": [0, 1]}
+    distribution = ActionDistribution.for_space(spaces.Discrete(2))(tf.zeros([2, 2]))
     (action,) = distribution.sample_leaves(tf.eye(2))
     assert action.numpy().tolist() == [0, 1]
     np.testing.assert_allclose(distribution.logp_leaves([action]), [-math.log(2)] * 2, rtol=1e-6)
 
-
-# -- masks ----------------------------------------------------------------------------------------
 
 MASKABLE = {
     name: pair for name, pair in KINDS.items() if ActionDistribution.for_space(*pair).mask_size
@@ -228,19 +202,23 @@ def test_a_mask_replaces_the_logits_of_what_is_forbidden_and_nothing_else():
     np.testing.assert_array_equal(scaled, masked)
 
 
-def test_a_space_of_floats_alone_has_nothing_to_mask():
+def test_the_mask_of_floats_is_empty_and_a_mask_of_another_width_refused():
     dist_class = ActionDistribution.for_space(spaces.Box(-1, 1, (2,)))
     inputs = tf.ones([3, 4])
     np.testing.assert_array_equal(dist_class.apply_mask(inputs, tf.zeros([3, 0])), inputs)
     assert dist_class(inputs).valid_mask().shape == (3, 0)
+    dist_class = ActionDistribution.for_space(spaces.Discrete(4))
+    for width in (1, 3):
+        with pytest.raises(SpaceError, match=rf"must be \[B, 4\].*the shape \(3, {width}\)"):
+            dist_class.apply_mask(inputs, tf.ones([3, width]))
 
 
-@pytest.mark.parametrize("width", [1, 3])
-def test_a_mask_of_another_width_is_refused(width):
-    with pytest.raises(SpaceError, match=rf"must be \[B, 4\].*got the shape \(2, {width}\)"):
-        ActionDistribution.for_space(spaces.Discrete(4)).apply_mask(
-            tf.zeros([2, 4]), tf.ones([2, width])
-        )
+def get_cell_sizes(space):
+    """Returns the number of choices in each cell of a space of whole numbers."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    sizes = space.nvec if hasattr(space, "nvec") else space.high - space.low + 1
+    return sizes.reshape(-1).tolist()
 
 
 def allow_one_action(dist_class):
@@ -249,13 +227,9 @@ def allow_one_action(dist_class):
     for kind, leaf in zip(dist_class.leaf_classes, dist_class.leaves, strict=True):
         if kind is Bernoulli:
             mask += [0] * math.prod(leaf.shape)
-        elif kind is Categorical:
-            mask += [0] * (int(leaf.space.n) - 1) + [1]
-        elif kind is MultiCategorical:
-            sizes = getattr(leaf.space, "nvec", None)
-            sizes = leaf.space.high - leaf.space.low + 1 if sizes is None else sizes
-            for size in sizes.reshape(-1):
-                mask += [0] * (int(size) - 1) + [1]
+        elif kind in (Categorical, MultiCategorical):
+            for size in get_cell_sizes(leaf.space):
+                mask += [0] * (size - 1) + [1]
     return np.array([mask])
 
 
@@ -270,15 +244,15 @@ def write_minus_infinity(inputs, allowed, dist_class):
     return tf.where(masked == MASKED_LOGIT, -np.inf, inputs)
 
 
-def both(inputs, allowed, dist_class):
+def mask_twice(inputs, allowed, dist_class):
     return dist_class.apply_mask(add_smallest_float(inputs, allowed, dist_class), allowed)
 
 
-def by_masked(inputs, allowed, dist_class):
+def mask(inputs, allowed, dist_class):
     return dist_class.apply_mask(inputs, allowed)
 
 
-@pytest.mark.parametrize("apply", [by_masked, add_smallest_float, both, write_minus_infinity])
+@pytest.mark.parametrize("apply", [mask, add_smallest_float, mask_twice, write_minus_infinity])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize("name", MASKABLE)
 def test_masked_quantities_and_gradients_are_finite_and_forbidden_actions_never_drawn(
@@ -305,15 +279,14 @@ def test_masked_quantities_and_gradients_are_finite_and_forbidden_actions_never_
             results["entropy"] = distribution.entropy()
             results["kl"] = distribution.kl(before)
             results["kl to others"] = before.kl(distribution)
-    for what, values in results.items():
-        assert np.isfinite(values.numpy()).all(), what
-        assert np.isfinite(tape.gradient(values, raw).numpy()).all(), what
+    for quantity, values in results.items():
+        assert np.isfinite(values.numpy()).all(), quantity
+        assert np.isfinite(tape.gradient(values, raw).numpy()).all(), quantity
     assert_allowed(dist_class, actions, allowed)
     assert_allowed(dist_class, distribution.sample_leaves(tf.zeros_like(noise)), allowed)
     if dist_class.mask_size == dist_class.num_inputs:  # no Gaussians: one action, and certain
-        np.testing.assert_allclose(results["logp"][0], 0.0, atol=1e-6)
-        np.testing.assert_allclose(results["entropy"][0], 0.0, atol=1e-6)
-        np.testing.assert_allclose(results["kl"][0], 0.0, atol=1e-6)
+        for quantity in ("logp", "entropy", "kl"):
+            np.testing.assert_allclose(results[quantity][0], 0.0, atol=1e-6)
 
 
 def assert_allowed(dist_class, actions, allowed):
@@ -325,30 +298,20 @@ def assert_allowed(dist_class, actions, allowed):
             assert (flat <= allowed[:, column : column + flat.shape[1]]).all()
             column += flat.shape[1]
         elif kind in (Categorical, MultiCategorical):
-            space = leaf.space
-            if kind is Categorical:
-                sizes = [int(space.n)]
-            else:
-                sizes = space.nvec if hasattr(space, "nvec") else space.high - space.low + 1
-            for cell, size in enumerate(np.reshape(sizes, -1)):
+            for cell, size in enumerate(get_cell_sizes(leaf.space)):
                 assert allowed[range(len(allowed)), column + flat[:, cell]].all()
-                column += int(size)
+                column += size
     assert column == allowed.shape[1]
 
 
-def test_other_masks_than_before_give_a_great_but_finite_divergence():
-    """Also in sums over cells and rows, as a loss computes them."""
-    space = spaces.MultiDiscrete([2] * 50)
-    dist_class = ActionDistribution.for_space(space)
+def test_divergence_between_masks_is_finite_and_a_row_without_allowed_actions_uniform():
+    dist_class = ActionDistribution.for_space(spaces.MultiDiscrete([2] * 50))
     inputs = tf.zeros([1000, 100])
     left = dist_class(dist_class.apply_mask(inputs, tf.constant([[1, 0] * 50])))
     right = dist_class(dist_class.apply_mask(inputs, tf.constant([[0, 1] * 50])))
     total = tf.reduce_sum(left.kl(right)).numpy()
     assert 1e6 < total < np.inf
     assert np.isfinite(tf.reduce_sum(right.logp(left.deterministic_sample())).numpy())
-
-
-def test_a_row_in_which_everything_is_forbidden_is_uniform():
     dist_class = ActionDistribution.for_space(spaces.Discrete(4))
     masked = dist_class.apply_mask(tf.constant([[1.0, 2.0, 3.0, 4.0]]), tf.zeros([1, 4]))
     np.testing.assert_allclose(dist_class(masked).entropy(), [math.log(4)], rtol=1e-6)
@@ -368,17 +331,10 @@ def test_no_noise_draws_a_forbidden_action(logits, allowed, seed):
     assert np.array(allowed)[actions.numpy()].all()
 
 
-# -- ONNX -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_converts_to_onnx_and_agrees(name):
     dist_class = ActionDistribution.for_space(*KINDS[name])
-    sizes = {
-        "inputs": dist_class.num_inputs,
-        "noise": dist_class.noise_size,
-        "mask": dist_class.mask_size,
-    }
+    sizes = [dist_class.num_inputs, dist_class.noise_size, dist_class.mask_size]
     statistics = SquashedGaussian not in dist_class.leaf_classes
 
     def function(inputs, noise, mask):
@@ -391,25 +347,23 @@ def test_every_kind_converts_to_onnx_and_agrees(name):
             results += [distribution.entropy(), distribution.kl(dist_class(inputs[::-1]))]
         return [*actions, *results, distribution.valid_mask()]
 
-    signature = [tf.TensorSpec([None, size], tf.float32, name=n) for n, size in sizes.items()]
+    signature = [
+        tf.TensorSpec([None, size], tf.float32, name=name)
+        for name, size in zip(("inputs", "noise", "mask"), sizes, strict=True)
+    ]
     names = [f"action_{i}" for i in range(len(dist_class.leaves))] + ["logp", "sampled_logp"]
     names += ["entropy", "kl"] if statistics else []
     traced = tf.function(function, input_signature=signature, autograph=False)
-    model = convert(traced, signature, [*names, "valid"])
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names.append("valid")
+    run = load_in_onnx_runtime(traced, signature, names)
     for rows in (1, 5):
         rng = np.random.default_rng(rows)
-        given = {
-            "inputs": inputs_for(dist_class, rows),
-            "noise": dist_class.draw_noise(rng, rows),
-            "mask": np.maximum(
-                allow_one_action(dist_class), rng.integers(0, 2, (rows, dist_class.mask_size))
-            ).astype(np.float32),
-        }
-        expected = traced(*[tf.constant(x) for x in given.values()])
-        taken = {node.name for node in session.get_inputs()}
-        actual = session.run(None, {key: x for key, x in given.items() if key in taken})
-        for what, left, right in zip([*names, "valid"], actual, expected, strict=True):
-            np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5, err_msg=what)
-            if what.startswith("action"):
+        noise = dist_class.draw_noise(rng, rows)
+        allowed = rng.integers(0, 2, (rows, dist_class.mask_size))
+        allowed = np.maximum(allow_one_action(dist_class), allowed).astype(np.float32)
+        inputs = {"inputs": inputs_for(dist_class, rows), "noise": noise, "mask": allowed}
+        expected = traced(*[tf.constant(x) for x in inputs.values()])
+        for name, left, right in zip(names, run(inputs), expected, strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5, err_msg=name)
+            if name.startswith("action"):
                 assert left.dtype == right.numpy().dtype

@@ -1,4 +1,4 @@
-"""From normalised actions to the environment's: always members of the space, mapped once."""
+"""Mapping of normalised actions to those of the environment, always members of the space."""
 
 import dataclasses
 
@@ -9,10 +9,14 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.arrays import assert_arrays_equal
 from helpers.factories import make
+from helpers.space_strategies import ACTION_SPACES
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.spaces import unflatten
+
+pytestmark = pytest.mark.core
 
 BOUNDED = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([10.0, 2.0], np.float32))
 HALF = spaces.Box(
@@ -46,7 +50,7 @@ def to_env(space, actions, *, normalize=True, clip=False):
 
 def with_tensors(mapping, actions):
     """Maps arrays as the graph does; returns arrays."""
-    tensors = [tf.constant(each) for each in actions]
+    tensors = [tf.constant(action) for action in actions]
     return [x.numpy() for x in mapping.to_env(tensors, cast=tf.cast, clip=tf.clip_by_value)]
 
 
@@ -56,27 +60,53 @@ def from_env(space, actions, *, normalize=True):
     return normalised
 
 
-@pytest.mark.core
-def test_the_unit_interval_is_mapped_to_the_bounds_and_clipped():
-    mapped = to_env(BOUNDED, [[-1, -1], [0, 0], [1, 1], [0.5, -0.5], [-7, 7]])
-    assert mapped.tolist() == [[0, -2], [5, 0], [10, 2], [7.5, -1], [0, 2]]
+LARGEST = np.finfo(np.float32).max
 
 
-@pytest.mark.core
-def test_a_half_bounded_component_is_clipped_to_the_bound_it_has():
-    assert to_env(HALF, [[-3, 3, 99], [3, -3, -99]]).tolist() == [[0, 1, 99], [3, -3, -99]]
+@pytest.mark.parametrize(
+    ("space", "actions", "expected"),
+    [
+        (BOUNDED, [[-1, -1], [0, 0], [1, 1], [0.5, -0.5]], [[0, -2], [5, 0], [10, 2], [7.5, -1]]),
+        (BOUNDED, [[-7, 7]], [[0, 2]]),
+        (HALF, [[-3, 3, 99], [3, -3, -99]], [[0, 1, 99], [3, -3, -99]]),
+        (spaces.Box(-LARGEST, LARGEST, (1,)), [[0], [1], [-2]], [[0], [LARGEST], [-LARGEST]]),
+    ],
+)
+def test_floats_are_mapped_to_the_bounds_there_are_and_clipped(space, actions, expected):
+    assert to_env(space, actions).tolist() == expected
 
 
-def test_without_normalisation_actions_are_clipped_or_left():
-    assert to_env(BOUNDED, [[11, -1]], normalize=False, clip=True).tolist() == [[10, -1]]
-    assert to_env(BOUNDED, [[11, -1]], normalize=False).tolist() == [[11, -1]]
-    assert ActionMapping(BOUNDED, False, False).is_identity
+@pytest.mark.parametrize(("clip", "expected"), [(True, [[10, -1]]), (False, [[11, -1]])])
+def test_without_normalisation_actions_are_clipped_or_left(clip, expected):
+    assert to_env(BOUNDED, [[11, -1]], normalize=False, clip=clip).tolist() == expected
 
 
-def test_discrete_actions_begin_at_the_start_of_the_space():
-    space = spaces.Discrete(3, start=-1)
-    assert to_env(space, [0, 2]).tolist() == [-1, 1]
-    assert from_env(space, [-1, 1]).tolist() == [0, 2]
+@pytest.mark.parametrize(
+    ("space", "actions", "expected"),
+    [
+        (spaces.Discrete(3, start=-1), [0, 2], [-1, 1]),
+        (
+            spaces.MultiDiscrete([3, 2], start=[-1, 10], dtype=np.int32),
+            [[0, 0], [2, 1]],
+            [[-1, 10], [1, 11]],
+        ),
+        (
+            spaces.Box(np.array([250, 3], np.uint8), np.array([255, 4], np.uint8), dtype=np.uint8),
+            [[0, 0], [5, 1]],
+            [[250, 3], [255, 4]],
+        ),
+        (spaces.Box(2**64 - 3, 2**64 - 1, (1,), np.uint64), [[0], [2]], [[2**64 - 3], [2**64 - 1]]),
+        (spaces.Box(0, 1, (2,), np.bool_), [[0, 1]], [[False, True]]),
+        (spaces.MultiBinary((1, 2)), [[[0, 1]]], [[[0, 1]]]),
+    ],
+    ids=str,
+)
+def test_whole_numbers_begin_at_the_start_or_the_low_of_their_space(space, actions, expected):
+    mapped = to_env(space, actions)
+    assert mapped.tolist() == expected
+    back = from_env(space, mapped)
+    assert back.tolist() == actions
+    assert back.dtype == (np.int8 if isinstance(space, spaces.MultiBinary) else np.int64)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -85,32 +115,9 @@ def test_actions_are_members_of_a_box_of_any_float_type(dtype):
     for action in to_env(space, [[-9, -1], [0, 0.3], [1, 9]]):
         assert action in space
         assert action.dtype == dtype
-
-
-def test_a_box_of_one_point_or_of_all_floats_still_gives_members():
-    point = spaces.Box(np.float32(2), np.float32(2), (1,))
+    point = spaces.Box(2, 2, (1,), dtype)
     assert to_env(point, [[-1], [5]]).tolist() == [[2], [2]]
     assert from_env(point, [[2.0]]).tolist() == [[2.0]]
-    largest = np.finfo(np.float32).max
-    wide = spaces.Box(-largest, largest, (1,))
-    assert to_env(wide, [[0], [1], [-2]]).tolist() == [[0], [largest], [-largest]]
-
-
-@pytest.mark.core
-def test_integers_get_the_start_or_the_low_of_their_space_in_its_dtype():
-    cells = spaces.MultiDiscrete([3, 2], start=[-1, 10], dtype=np.int32)
-    assert to_env(cells, [[0, 0], [2, 1]]).tolist() == [[-1, 10], [1, 11]]
-    box = spaces.Box(np.array([250, 3], np.uint8), np.array([255, 4], np.uint8), dtype=np.uint8)
-    assert to_env(box, [[0, 0], [5, 1]]).tolist() == [[250, 3], [255, 4]]
-    top = spaces.Box(2**64 - 3, 2**64 - 1, (1,), np.uint64)
-    assert to_env(top, [[0], [2]]).tolist() == [[2**64 - 3], [2**64 - 1]]
-    flags = spaces.Box(0, 1, (2,), np.bool_)
-    assert to_env(flags, [[0, 1]]).tolist() == [[False, True]]
-    for space, actions in [(cells, [[2, 1]]), (box, [[5, 1]]), (top, [[2]]), (flags, [[0, 1]])]:
-        mapped = to_env(space, actions)
-        assert mapped.dtype == space.dtype
-        back = from_env(space, mapped)
-        assert (back.tolist(), back.dtype) == (actions, np.int64)
 
 
 def test_integers_without_a_bound_below_stay_what_they_are():
@@ -135,24 +142,11 @@ def test_custom_policies_choose_from_the_space_itself():
     assert mapped(BOUNDED, [[0.5, -3.0]], normalize=True) == [[7.5, -2]]
 
 
-@pytest.mark.core
-def test_bits_are_taken_as_they_are():
-    space = spaces.MultiBinary((1, 2))
-    mapped = to_env(space, [[[0, 1]]])
-    assert (mapped.tolist(), mapped.dtype) == ([[[0, 1]]], np.int8)
-    assert (from_env(space, mapped).tolist(), from_env(space, mapped).dtype) == (
-        [[[0, 1]]],
-        np.int8,
-    )
-
-
-@pytest.mark.core
 def test_the_leaves_of_a_nested_space_are_mapped_each_by_its_own_rule():
     mapping = ActionMapping(NESTED, normalize=True, clip=False)
     actions = [np.float32([[1, -1]]), np.int8([[0, 1]]), np.int64([2]), np.int64([[3, 0]])]
     mapped = mapping.to_env(actions)
-    for one, traced in zip(mapped, with_tensors(mapping, actions), strict=True):
-        np.testing.assert_array_equal(one, traced)
+    assert_arrays_equal(mapped, with_tensors(mapping, actions))
     assert [x.tolist() for x in mapped] == [[[10, -2]], [[0, 1]], [-3], [[2, 3]]]
     assert [x.dtype.name for x in mapped] == ["float32", "int8", "int64", "int16"]
     again = mapping.from_env(mapped)
@@ -162,88 +156,33 @@ def test_the_leaves_of_a_nested_space_are_mapped_each_by_its_own_rule():
     assert raw.to_env(actions)[0].tolist() == [[1, -1]]
 
 
-@pytest.mark.core
-def test_the_identity_is_known():
-    def same(space, normalize=False, clip=False):
+def test_the_identity_is_recognised():
+    def is_identity(space, normalize=False, clip=False):
         return ActionMapping(space, normalize, clip).is_identity
 
-    assert same(spaces.Discrete(3), normalize=True)
-    assert not same(spaces.Discrete(3, start=1))
-    assert same(spaces.MultiDiscrete([2, 2]))
-    assert not same(spaces.MultiDiscrete([2, 2], start=[0, 1]))
-    assert not same(spaces.MultiDiscrete([2, 2], dtype=np.int32))
-    assert same(spaces.MultiBinary(2), normalize=True)
-    assert same(spaces.Box(0, 3, (2,), np.int64), normalize=True)
-    assert not same(spaces.Box(1, 3, (2,), np.int64))
-    assert not same(spaces.Box(0, 3, (2,), np.uint8))
-    assert same(BOUNDED)
-    assert not same(BOUNDED, normalize=True)
-    assert not same(BOUNDED, clip=True)
-    assert not same(spaces.Box(-1, 1, (2,), np.float64))
-    assert same(spaces.Tuple([spaces.Discrete(2), BOUNDED]))
-    assert not same(spaces.Tuple([spaces.Discrete(2), BOUNDED]), clip=True)
+    assert is_identity(spaces.Discrete(3), normalize=True)
+    assert not is_identity(spaces.Discrete(3, start=1))
+    assert is_identity(spaces.MultiDiscrete([2, 2]))
+    assert not is_identity(spaces.MultiDiscrete([2, 2], start=[0, 1]))
+    assert not is_identity(spaces.MultiDiscrete([2, 2], dtype=np.int32))
+    assert is_identity(spaces.MultiBinary(2), normalize=True)
+    assert is_identity(spaces.Box(0, 3, (2,), np.int64), normalize=True)
+    assert not is_identity(spaces.Box(1, 3, (2,), np.int64))
+    assert not is_identity(spaces.Box(0, 3, (2,), np.uint8))
+    assert is_identity(BOUNDED)
+    assert not is_identity(BOUNDED, normalize=True)
+    assert not is_identity(BOUNDED, clip=True)
+    assert not is_identity(spaces.Box(-1, 1, (2,), np.float64))
+    assert is_identity(spaces.Tuple([spaces.Discrete(2), BOUNDED]))
+    assert not is_identity(spaces.Tuple([spaces.Discrete(2), BOUNDED]), clip=True)
 
 
 FLOATS = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)  # TensorFlow flushes those to 0
 BOUNDS = st.tuples(FLOATS | st.just(-np.inf), FLOATS | st.just(np.inf)).filter(
     lambda b: b[0] < b[1]
 )
-SHAPES = st.sampled_from([(), (1,), (3,), (2, 2)])
 
 
-@st.composite
-def float_boxes(draw):
-    """Boxes of any float type: bounded, half-bounded, unbounded or of one point, cell by cell."""
-    dtype = draw(st.sampled_from([np.float16, np.float32, np.float64]))
-    width = np.dtype(dtype).itemsize * 8
-    number = st.floats(width=width, allow_nan=False, allow_infinity=False, allow_subnormal=False)
-    shape = draw(SHAPES)
-    size = int(np.prod(shape))
-    one = draw(st.lists(number, min_size=size, max_size=size))
-    two = draw(st.lists(number, min_size=size, max_size=size))
-    open_below = draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    open_above = draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    low = np.where(open_below, -np.inf, np.minimum(one, two)).astype(dtype).reshape(shape)
-    high = np.where(open_above, np.inf, np.maximum(one, two)).astype(dtype).reshape(shape)
-    point = draw(st.booleans())
-    return spaces.Box(low, np.where(point & np.isfinite(low), low, high).astype(dtype), dtype=dtype)
-
-
-@st.composite
-def int_boxes(draw):
-    dtype = draw(st.sampled_from([np.int8, np.uint8, np.int16, np.int32, np.int64]))
-    limits = np.iinfo(dtype)
-    low = draw(st.integers(int(limits.min), int(limits.max)))
-    high = draw(st.integers(low, min(low + 20, int(limits.max))))
-    return spaces.Box(low, high, draw(SHAPES), dtype)
-
-
-@st.composite
-def multi_discretes(draw):
-    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
-    start = draw(st.lists(st.integers(-9, 9), min_size=len(sizes), max_size=len(sizes)))
-    return spaces.MultiDiscrete(
-        sizes, start=start, dtype=draw(st.sampled_from([np.int8, np.int64]))
-    )
-
-
-ACTION_SPACES = st.recursive(
-    float_boxes()
-    | int_boxes()
-    | multi_discretes()
-    | st.builds(spaces.Discrete, st.integers(1, 5), start=st.integers(-9, 9))
-    | st.just(spaces.MultiBinary((2, 1))),
-    lambda inner: (
-        st.lists(inner, min_size=1, max_size=3).map(
-            lambda parts: spaces.Dict({f"part_{i}": part for i, part in enumerate(parts)})
-        )
-        | st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
-    ),
-    max_leaves=3,
-)
-
-
-@pytest.mark.core
 @settings(max_examples=150)
 @given(ACTION_SPACES, st.booleans(), st.sampled_from([0.0, 1.0, 30.0, 3e38]), st.integers(0, 99))
 def test_every_action_given_to_the_environment_is_in_the_space(space, normalize, scale, seed):
@@ -281,7 +220,6 @@ def test_from_env_inverts_to_env(bounds, value):
     assert (error <= 1e-6 + 1e-14 * scale[finite]).all()
 
 
-@pytest.mark.core
 def test_a_policy_acts_normalised_and_maps_each_action_once():
     policy = make(actions=BOUNDED)
     obs = np.ones((40, 3), np.float32)

@@ -8,27 +8,23 @@ import scipy  # its parts are imported by the tests that use them
 import tensorflow as tf
 from gymnasium import spaces
 
+from helpers.probability import assert_frequencies, assert_frequency, sigmoid, softmax
 from tfpolicies.errors import ConfigError, TfPoliciesError
 from tfpolicies.models.distributions import ActionDistribution
+
+pytestmark = pytest.mark.core
 
 LOGITS = np.array([[0.0, 0.0, 0.0], [1.0, -2.0, 0.5], [30.0, -30.0, 0.0]], np.float32)
 OTHER = np.array([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0], [29.0, -29.0, 1.0]], np.float32)
 GAUSS = np.array([[0.0, 1.0, 0.0, -1.0], [-3.0, 0.5, 0.7, 0.1]], np.float32)
+SQUASHED = [0.4, -0.8, -0.3, -1.2]  # two means, two logarithms of deviations
 GAUSS_OTHER = np.array([[0.5, 1.0, 0.3, -0.5], [1.0, 0.0, 0.0, 0.0]], np.float32)
-CELLS = spaces.MultiDiscrete([[3, 2], [4, 3]])  # columns 0-2, 3-4, 5-8, 9-11
+CELLS = spaces.MultiDiscrete([[3, 2], [4, 3]])
 PLANE = spaces.Box(-1, 1, (2,))
 
 
 def make(space, inputs, custom=None):
     return ActionDistribution.for_space(space, custom)(tf.constant(inputs, tf.float32))
-
-
-def categorical(logits):
-    return make(spaces.Discrete(3), logits)
-
-
-def gaussian(inputs, shape=(2,)):
-    return make(spaces.Box(-1, 1, shape), inputs)
 
 
 def samples(space, inputs, rows, seed, custom=None):
@@ -41,86 +37,51 @@ def samples(space, inputs, rows, seed, custom=None):
     return dist_class(tiled).sample(tf.constant(noise)).numpy()
 
 
-def assert_frequency(hits, p):
-    """Asserts that the share of True in `hits` is p within four standard errors."""
-    assert abs(np.mean(hits) - p) < 4 * math.sqrt(p * (1 - p) / len(hits))
+CELL_LOGITS = np.random.default_rng(0).normal(size=(3, 12)).astype(np.float32)
+CELL_OTHER = np.random.default_rng(1).normal(size=(3, 12)).astype(np.float32)
+CHOICES = {  # a space, logits, others, and the columns of each cell
+    "categorical": (spaces.Discrete(3), LOGITS, OTHER, [slice(0, 3)]),
+    "cells": (
+        CELLS,
+        CELL_LOGITS,
+        CELL_OTHER,
+        [slice(0, 3), slice(3, 5), slice(5, 9), slice(9, 12)],
+    ),
+}
 
 
-def softmax(logits):
-    logits = np.asarray(logits, np.float64)
-    exps = np.exp(logits - logits.max(-1, keepdims=True))
-    return exps / exps.sum(-1, keepdims=True)
-
-
-def sigmoid(logits):
-    return 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
-
-
-# -- Categorical ----------------------------------------------------------------------------------
-
-
-@pytest.mark.core
-def test_categorical_log_probabilities_and_entropy_agree_with_scipy():
-    distribution, p = categorical(LOGITS), softmax(LOGITS)
-    for action in range(3):
-        got = distribution.logp(tf.constant([action] * 3, tf.int64)).numpy()
-        np.testing.assert_allclose(got, np.log(p[:, action]), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        distribution.entropy(), scipy.stats.entropy(p, axis=-1), rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.core
-def test_categorical_divergence_agrees_with_scipy_and_is_directed():
-    forward = categorical(LOGITS).kl(categorical(OTHER)).numpy()
-    expected = scipy.stats.entropy(softmax(LOGITS), softmax(OTHER), axis=-1)
-    np.testing.assert_allclose(forward, expected, rtol=1e-5, atol=1e-6)
-    backward = categorical(OTHER).kl(categorical(LOGITS)).numpy()
-    assert abs(forward[1] - backward[1]) > 0.01
-    np.testing.assert_array_equal(categorical(LOGITS).kl(categorical(LOGITS)), 0.0)
-
-
-def test_gumbel_noise_samples_with_the_probabilities_of_the_logits():
-    actions = samples(spaces.Discrete(3), LOGITS[1], 60_000, seed=3)
-    expected = softmax(LOGITS[1])
-    assert scipy.stats.chisquare(np.bincount(actions, minlength=3), expected * 60_000).pvalue > 1e-4
-    for action in range(3):
-        assert_frequency(actions == action, expected[action])
-
-
-# -- MultiCategorical -----------------------------------------------------------------------------
-
-CELL_LOGITS = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
-CELL_OTHER = np.random.default_rng(1).normal(size=(5, 12)).astype(np.float32)
-SLICES = (slice(0, 3), slice(3, 5), slice(5, 9), slice(9, 12))
-
-
-@pytest.mark.core
-def test_the_cells_of_a_multi_discrete_are_independent_choices():
-    p, q = ([softmax(x[:, cell]) for cell in SLICES] for x in (CELL_LOGITS, CELL_OTHER))
-    actions = np.stack([np.random.default_rng(i).integers(CELLS.nvec) for i in range(5)])
-    distribution = make(CELLS, CELL_LOGITS)
-    chosen = actions.reshape(5, 4)
-    expected = sum(np.log(p[i][range(5), chosen[:, i]]) for i in range(4))
-    np.testing.assert_allclose(distribution.logp(tf.constant(actions)), expected, rtol=1e-5)
+@pytest.mark.parametrize(("space", "logits", "other", "cells"), CHOICES.values(), ids=CHOICES)
+def test_independent_choices_agree_with_scipy(space, logits, other, cells):
+    p, q = ([softmax(x[:, cell]) for cell in cells] for x in (logits, other))
+    distribution = make(space, logits)
+    for shift in range(4):
+        chosen = np.stack([(np.arange(3) + shift) % x.shape[1] for x in p], axis=-1)
+        actions = tf.constant(chosen.reshape(3, *space.shape))
+        expected = sum(np.log(x[range(3), chosen[:, i]]) for i, x in enumerate(p))
+        np.testing.assert_allclose(distribution.logp(actions), expected, rtol=1e-5, atol=1e-6)
     expected = sum(scipy.stats.entropy(x, axis=-1) for x in p)
-    np.testing.assert_allclose(distribution.entropy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(distribution.entropy(), expected, rtol=1e-5, atol=1e-6)
     expected = sum(scipy.stats.entropy(x, y, axis=-1) for x, y in zip(p, q, strict=True))
-    np.testing.assert_allclose(distribution.kl(make(CELLS, CELL_OTHER)), expected, rtol=1e-5)
-    modes = np.stack([x.argmax(-1) for x in p], axis=-1).reshape(5, 2, 2)
+    forward, backward = distribution.kl(make(space, other)), make(space, other).kl(distribution)
+    np.testing.assert_allclose(forward, expected, rtol=1e-5, atol=1e-6)
+    assert abs(forward[1] - backward[1]) > 0.01
+    np.testing.assert_array_equal(distribution.kl(distribution), 0.0)
+    modes = np.stack([x.argmax(-1) for x in p], axis=-1).reshape(3, *space.shape)
     np.testing.assert_array_equal(distribution.deterministic_sample(), modes)
     assert distribution.deterministic_sample().dtype == tf.int64
 
 
-def test_every_cell_is_sampled_with_the_probabilities_of_its_logits():
-    actions = samples(CELLS, CELL_LOGITS[0], 40_000, seed=5)
-    assert actions.shape == (40_000, 2, 2)
-    for cell, columns in enumerate(SLICES):
-        for action, p in enumerate(softmax(CELL_LOGITS[0, columns])):
-            assert_frequency(actions.reshape(-1, 4)[:, cell] == action, p)
+@pytest.mark.parametrize(("space", "logits", "other", "cells"), CHOICES.values(), ids=CHOICES)
+def test_gumbel_noise_samples_with_the_probabilities_of_the_logits(space, logits, other, cells):
+    actions = samples(space, logits[1], 60_000, seed=3)
+    assert actions.shape == (60_000, *space.shape)
+    for i, cell in enumerate(cells):
+        chosen, p = actions.reshape(60_000, -1)[:, i], softmax(logits[1, cell])
+        counts = np.bincount(chosen, minlength=len(p))
+        assert scipy.stats.chisquare(counts, p * 60_000).pvalue > 1e-4
+        assert_frequencies(chosen, p)
 
 
-@pytest.mark.core
 def test_a_box_of_integers_has_one_choice_per_cell_with_bounds_of_its_own():
     space = spaces.Box(np.array([-1, 5]), np.array([1, 6]), dtype=np.int64)
     dist_class = ActionDistribution.for_space(space)
@@ -132,14 +93,11 @@ def test_a_box_of_integers_has_one_choice_per_cell_with_bounds_of_its_own():
     np.testing.assert_allclose(distribution.logp(tf.constant([[2, 1]])), [expected], rtol=1e-6)
 
 
-# -- Bernoulli ------------------------------------------------------------------------------------
-
 BITS = np.array([[0.3, -2.0, 5.0], [-30.0, 0.01, 30.0]], np.float32)
 BITS_OTHER = np.array([[-0.3, 1.0, 4.0], [-20.0, 0.5, 20.0]], np.float32)
 
 
-@pytest.mark.core
-def test_bernoulli_quantities_agree_with_scipy():
+def test_bernoulli_quantities_and_samples_agree_with_scipy():
     p, q = sigmoid(BITS), sigmoid(BITS_OTHER)
     distribution, other = (make(spaces.MultiBinary(3), x) for x in (BITS, BITS_OTHER))
     actions = np.array([[1, 0, 1], [0, 1, 1]], np.int8)
@@ -155,35 +113,25 @@ def test_bernoulli_quantities_agree_with_scipy():
     mode = distribution.deterministic_sample()
     assert mode.dtype == tf.int8
     assert mode.numpy().tolist() == [[1, 0, 1], [0, 1, 1]]
-
-
-def test_logistic_noise_sets_bits_with_the_sigmoid_of_their_logits():
     bits = samples(spaces.MultiBinary((1, 3)), BITS[0], 40_000, seed=6)
     assert bits.shape == (40_000, 1, 3)
-    for k, p in enumerate(sigmoid(BITS[0])):
-        assert_frequency(bits[:, 0, k], p)
-
-
-def test_the_gradient_of_an_unbiased_bit_is_exact():
+    for k, probability in enumerate(p[0]):
+        assert_frequency(bits[:, 0, k], probability)
+    logits = tf.Variable([[0.0]])
     with tf.GradientTape() as tape:
-        logits = tf.zeros([1, 1])
-        tape.watch(logits)
-        logp = ActionDistribution.for_space(spaces.MultiBinary(1))(logits).logp(
-            tf.ones([1, 1], tf.int8)
-        )
+        distribution = ActionDistribution.for_space(spaces.MultiBinary(1))(logits)
+        logp = distribution.logp(tf.ones([1, 1], tf.int8))
     assert tape.gradient(logp, logits).numpy().tolist() == [[0.5]]
 
 
-# -- DiagGaussian ---------------------------------------------------------------------------------
-
-
-@pytest.mark.core
 def test_gaussian_densities_and_entropy_agree_with_scipy():
     actions = np.array([[0.3, -1.0], [-2.0, 0.0]], np.float32)
     normal = scipy.stats.norm(GAUSS[:, :2], np.exp(GAUSS[:, 2:]))
-    got = gaussian(GAUSS)
-    np.testing.assert_allclose(got.logp(tf.constant(actions)), normal.logpdf(actions).sum(-1), 1e-5)
-    np.testing.assert_allclose(got.entropy(), normal.entropy().sum(-1), rtol=1e-5)
+    result = make(PLANE, GAUSS)
+    np.testing.assert_allclose(
+        result.logp(tf.constant(actions)), normal.logpdf(actions).sum(-1), 1e-5
+    )
+    np.testing.assert_allclose(result.entropy(), normal.entropy().sum(-1), rtol=1e-5)
 
 
 def test_gaussian_divergence_agrees_with_numerical_integration():
@@ -194,16 +142,20 @@ def test_gaussian_divergence_agrees_with_numerical_integration():
             p = scipy.stats.norm(GAUSS[row, k], np.exp(GAUSS[row, k + 2]))
             q = scipy.stats.norm(GAUSS_OTHER[row, k], np.exp(GAUSS_OTHER[row, k + 2]))
             expected[row] += np.trapezoid(p.pdf(x) * (p.logpdf(x) - q.logpdf(x)), x)
-    got = gaussian(GAUSS).kl(gaussian(GAUSS_OTHER)).numpy()
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    result = make(PLANE, GAUSS).kl(make(PLANE, GAUSS_OTHER)).numpy()
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
-def test_normal_noise_samples_with_the_means_and_deviations():
-    actions = samples(PLANE, GAUSS[1], 50_000, seed=4)
+@pytest.mark.parametrize(
+    ("custom", "inputs", "inverse"),
+    [("diag_gaussian", GAUSS[1], np.asarray), ("squashed_gaussian", SQUASHED, np.arctanh)],
+)
+def test_normal_noise_samples_with_the_means_and_deviations(custom, inputs, inverse):
+    actions = samples(PLANE, inputs, 50_000, seed=4, custom=custom)
     for k in range(2):
-        law = scipy.stats.norm(GAUSS[1, k], np.exp(GAUSS[1, k + 2]))
-        assert scipy.stats.kstest(actions[:, k], law.cdf).pvalue > 1e-4
-        assert_frequency(actions[:, k] < law.ppf(0.2), 0.2)
+        law = scipy.stats.norm(inputs[k], np.exp(inputs[k + 2]))
+        assert scipy.stats.kstest(inverse(actions[:, k]), law.cdf).pvalue > 1e-4
+        assert_frequency(inverse(actions[:, k]) < law.ppf(0.2), 0.2)
 
 
 @pytest.mark.parametrize("custom", ["diag_gaussian", "squashed_gaussian"])
@@ -219,12 +171,7 @@ def test_gaussian_actions_have_the_shape_of_the_space(shape, custom):
     assert distribution.logp(actions).shape == (5,)
 
 
-# -- SquashedGaussian -----------------------------------------------------------------------------
-
-SQUASHED = [0.4, -0.8, -0.3, -1.2]  # two means, two logarithms of deviations
-
-
-def squashed(inputs):
+def make_squashed(inputs):
     return make(PLANE, inputs, "squashed_gaussian")
 
 
@@ -234,12 +181,11 @@ def squashed_logpdf(actions, mean, log_std):
     return scipy.stats.norm(mean, np.exp(log_std)).logpdf(u) - np.log1p(-np.square(actions))
 
 
-@pytest.mark.core
 def test_squashed_densities_agree_with_scipy_and_integrate_to_one():
     actions = np.random.default_rng(0).uniform(-0.999, 0.999, (200, 2)).astype(np.float32)
-    got = squashed(np.tile(SQUASHED, (200, 1))).logp(tf.constant(actions)).numpy()
+    result = make_squashed(np.tile(SQUASHED, (200, 1))).logp(tf.constant(actions)).numpy()
     expected = squashed_logpdf(actions.astype(np.float64), SQUASHED[:2], SQUASHED[2:]).sum(-1)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
     grid = np.linspace(-0.99999, 0.99999, 200_001, dtype=np.float32)
     line = ActionDistribution.for_space(spaces.Box(-1, 1), "squashed_gaussian")
     inputs = tf.constant(np.tile(np.float32([0.4, -0.3]), (len(grid), 1)))
@@ -247,50 +193,36 @@ def test_squashed_densities_agree_with_scipy_and_integrate_to_one():
     assert np.trapezoid(density, grid) == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.core
-def test_the_log_density_of_a_sample_from_its_noise_is_exact_where_tanh_is_saturated():
+def test_the_log_density_is_exact_or_finite_where_tanh_is_saturated():
     noise = np.array([[0.0, 0.0], [1.0, -1.0], [9.0, -9.0]], np.float32)
-    got = squashed(np.tile(SQUASHED, (3, 1))).sampled_logp(tf.constant(noise)).numpy()
+    result = make_squashed(np.tile(SQUASHED, (3, 1))).sampled_logp(tf.constant(noise)).numpy()
     u = np.array(SQUASHED[:2]) + np.exp(SQUASHED[2:]) * noise.astype(np.float64)
     slope = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
     expected = (scipy.stats.norm.logpdf(noise) - np.array(SQUASHED[2:]) - slope).sum(-1)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-    distribution = squashed(np.tile(SQUASHED, (3, 1)))
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    distribution = make_squashed(np.tile(SQUASHED, (3, 1)))
     from_action = distribution.logp(distribution.sample(tf.constant(noise))).numpy()
     np.testing.assert_allclose(from_action[:2], expected[:2], rtol=1e-5)
-
-
-def test_actions_at_the_bounds_have_a_finite_density_and_gradient():
+    inputs = tf.Variable([SQUASHED])
     with tf.GradientTape() as tape:
-        inputs = tf.constant([SQUASHED], tf.float32)
-        tape.watch(inputs)
         distribution = ActionDistribution.for_space(PLANE, "squashed_gaussian")(inputs)
         logp = distribution.logp(tf.constant([[1.0, -1.0]]))
     assert np.isfinite(logp.numpy()).all()
     assert np.isfinite(tape.gradient(logp, inputs).numpy()).all()
 
 
-def test_samples_are_squashed_and_follow_their_law():
-    actions = samples(PLANE, SQUASHED, 50_000, seed=7, custom="squashed_gaussian")
-    assert np.abs(actions).max() <= 1
-    for k in range(2):
-        law = scipy.stats.norm(SQUASHED[k], np.exp(SQUASHED[k + 2]))
-        assert scipy.stats.kstest(np.arctanh(actions[:, k]), law.cdf).pvalue > 1e-4
-    np.testing.assert_allclose(
-        squashed([SQUASHED]).deterministic_sample(), [np.tanh(SQUASHED[:2])], rtol=1e-6
-    )
-
-
-def test_extreme_deviations_are_clipped():
-    wide, narrow = squashed([[0, 0, 2, 99]]), squashed([[0, 0, -5, -99]])
+def test_modes_are_squashed_means_and_extreme_deviations_are_clipped():
+    mode = make_squashed([SQUASHED]).deterministic_sample()
+    np.testing.assert_allclose(mode, [np.tanh(SQUASHED[:2])], rtol=1e-6)
+    wide, narrow = make_squashed([[0, 0, 2, 99]]), make_squashed([[0, 0, -5, -99]])
     noise = tf.constant([[0.1, 0.1]])
     for distribution in (wide, narrow):
         left, right = distribution.sample(noise).numpy()[0]
         assert left == right
 
 
-def test_what_a_squashed_gaussian_has_no_formula_for_is_refused():
-    distribution = squashed([SQUASHED])
+def test_entropy_and_divergence_of_a_squashed_gaussian_are_refused():
+    distribution = make_squashed([SQUASHED])
     with pytest.raises(ConfigError, match=r"no entropy in closed form.*sampled_logp"):
         distribution.entropy()
     with pytest.raises(ValueError, match="no KL divergence"):
@@ -298,10 +230,6 @@ def test_what_a_squashed_gaussian_has_no_formula_for_is_refused():
     assert issubclass(ConfigError, TfPoliciesError)
 
 
-# -- Deterministic --------------------------------------------------------------------------------
-
-
-@pytest.mark.core
 def test_a_deterministic_distribution_gives_its_inputs_and_is_certain():
     space = spaces.Box(-1, 1, (2, 1))
     dist_class = ActionDistribution.for_space(space, "deterministic")
@@ -314,15 +242,11 @@ def test_a_deterministic_distribution_gives_its_inputs_and_is_certain():
     actions = distribution.sample(tf.constant(noise))
     assert actions.numpy().tolist() == [[[0.5], [-3]], [[0], [1]], [[2], [2]]]
     np.testing.assert_array_equal(distribution.deterministic_sample(), actions)
-    for zeros in (
-        distribution.logp(actions),
-        distribution.entropy(),
-        distribution.kl(distribution),
-    ):
+    kl, entropy = distribution.kl(distribution), distribution.entropy()
+    for zeros in (distribution.logp(actions), entropy, kl):
         assert zeros.numpy().tolist() == [0, 0, 0]
 
 
-@pytest.mark.core
 def test_certain_actions_can_be_brought_into_bounds():
     inputs = [[0.5, -9.0, 9.0], [0.0, 0.5, -9.0]]
     tanh = np.tanh(inputs)
@@ -337,16 +261,12 @@ def test_certain_actions_can_be_brought_into_bounds():
     assert all(action in box for action in actions)
 
 
-# -- all of them ----------------------------------------------------------------------------------
-
-
-@pytest.mark.core
 def test_zero_noise_gives_the_mode():
     zeros = tf.zeros([3, 3])
-    assert categorical(LOGITS).sample(zeros).numpy().tolist() == [0, 0, 0]
-    assert categorical(OTHER).deterministic_sample().numpy().tolist() == [0, 0, 0]
-    assert categorical(-LOGITS).deterministic_sample().numpy().tolist() == [0, 1, 1]
-    np.testing.assert_array_equal(gaussian(GAUSS).sample(tf.zeros([2, 2])), GAUSS[:, :2])
+    assert make(spaces.Discrete(3), LOGITS).sample(zeros).numpy().tolist() == [0, 0, 0]
+    mode = make(spaces.Discrete(3), -LOGITS).deterministic_sample()
+    assert mode.numpy().tolist() == [0, 1, 1]
+    np.testing.assert_array_equal(make(PLANE, GAUSS).sample(tf.zeros([2, 2])), GAUSS[:, :2])
 
 
 def test_noise_of_many_rows_is_the_noise_of_its_rows_in_turn():
@@ -360,11 +280,8 @@ def test_noise_of_many_rows_is_the_noise_of_its_rows_in_turn():
 
 
 def test_the_noise_of_a_seed_stays_the_same():
-    """Seeds in users' hands: these draws are part of what a seed means."""
-    rng = np.random.default_rng(0)
-    expected = -np.log(np.random.default_rng(0).standard_exponential((2, 3), np.float32))
-    got = ActionDistribution.for_space(spaces.Discrete(3)).draw_noise(rng, 2)
-    np.testing.assert_array_equal(got, expected)
-    expected = np.random.default_rng(0).standard_normal((2, 2), np.float32)
-    got = ActionDistribution.for_space(PLANE).draw_noise(np.random.default_rng(0), 2)
-    np.testing.assert_array_equal(got, expected)
+    exponential = np.random.default_rng(0).standard_exponential((2, 3), np.float32)
+    normal = np.random.default_rng(0).standard_normal((2, 2), np.float32)
+    for space, expected in ((spaces.Discrete(3), -np.log(exponential)), (PLANE, normal)):
+        noise = ActionDistribution.for_space(space).draw_noise(np.random.default_rng(0), 2)
+        np.testing.assert_array_equal(noise, expected)

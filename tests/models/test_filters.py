@@ -1,7 +1,7 @@
-"""Filters: running statistics that are frozen while acting, and merged without counting twice."""
+"""Filters: statistics that are frozen while acting, and merged without counting twice."""
 
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.onnx_runtime import load_in_onnx_runtime
 from tfpolicies.errors import ConfigError, ObservationError, WeightsError
 from tfpolicies.models.mean_std_filters import (
     MeanStdFilter,
@@ -29,8 +30,8 @@ def column(*values):
     return np.array(values, np.float32)[:, None]
 
 
-def seen(*values, flush=True):
-    """Returns a filter of one number that has seen the given ones."""
+def make_line(*values, flush=True):
+    """Returns a filter of one number that has observed some values."""
     line = MeanStdFilter(LINE)
     line.observe([column(*values)])
     if flush:
@@ -38,12 +39,9 @@ def seen(*values, flush=True):
     return line
 
 
-def applied(line, *values):
+def normalize_all(line, *values):
     ((mean, scale),) = line.get_scalings()
     return normalize(tf.constant(column(*values)), mean, scale).numpy()[:, 0].tolist()
-
-
-# -- RunningStat ------------------------------------------------------------------------------
 
 
 @pytest.mark.core
@@ -101,11 +99,8 @@ def test_a_batch_that_does_not_fit_changes_nothing():
     assert stat.mean.tolist() == [1, 2]
 
 
-# -- which leaves, which names ----------------------------------------------------------------
-
-
 @pytest.mark.core
-def test_boxes_of_numbers_are_filtered_and_the_rest_is_not():
+def test_boxes_of_numbers_are_filtered_except_action_masks():
     space = spaces.Dict(
         image=spaces.Box(0, 255, (4, 4, 3), np.uint8),
         kind=spaces.Discrete(3),
@@ -116,9 +111,6 @@ def test_boxes_of_numbers_are_filtered_and_the_rest_is_not():
     names = [leaf.name("obs") for leaf in leaves(space)]
     assert [names[i] for i in get_filtered_leaves(space)] == ["obs_counts", "obs_speed"]
     assert get_filtered_leaves(spaces.Discrete(3)) == ()
-
-
-def test_an_action_mask_is_never_filtered():
     mask = spaces.Box(0, 1, (2,), np.float32)
     masked = spaces.Dict(action_mask=mask, observations=LINE)
     assert get_filtered_leaves(masked) == (1,)
@@ -129,37 +121,33 @@ def test_filters_are_chosen_by_name():
     assert make_filter("NoFilter", LINE).get_scalings() == ()
     for name in ("MeanStdFilter", "ConcurrentMeanStdFilter"):
         assert make_filter(name, LINE).filtered == (0,)
-    with pytest.raises(
-        ConfigError, match=r"A callable is for the config of an algorithm or a worker"
+    for name, words in (
+        (lambda shape: None, "A callable is for the config of an algorithm or a worker"),
+        ("MeanStdFiltr", "Did you mean 'MeanStdFilter'"),
+        (None, "got None"),
     ):
-        make_filter(lambda shape: None, LINE)
-    with pytest.raises(ConfigError, match="Did you mean 'MeanStdFilter'"):
-        make_filter("MeanStdFiltr", LINE)
-    with pytest.raises(ConfigError, match="got None"):
-        make_filter(None, LINE)
-
-
-# -- MeanStdFilter ----------------------------------------------------------------------------
+        with pytest.raises(ConfigError, match=words):
+            make_filter(name, LINE)
 
 
 @pytest.mark.core
-def test_observations_are_scaled_by_the_running_mean_and_the_unbiased_std():
-    assert np.round(applied(seen(0, 1, 2, 3), 3, 1.5), 4).tolist() == [1.1619, 0]
-
-
-def test_fewer_than_two_observations_change_nothing():
-    assert applied(MeanStdFilter(LINE), 5) == [5]
-    assert applied(seen(7), 5) == [5]
-
-
-def test_values_are_clipped_and_a_constant_component_becomes_zero():
-    assert applied(seen(-1, 1), 999, -999) == [10, -10]
-    assert applied(seen(*[0.1] * 7), 0.1) == [0]
+@pytest.mark.parametrize(
+    ("observed", "values", "expected"),
+    [
+        ([0, 1, 2, 3], [3, 1.5], [1.1619, 0]),
+        ([], [5], [5]),  # fewer than two observations
+        ([7], [5], [5]),
+        ([-1, 1], [999, -999], [10, -10]),  # clipped
+        ([0.1] * 7, [0.1], [0]),  # constant
+    ],
+)
+def test_values_are_scaled_by_the_running_mean_and_the_unbiased_std(observed, values, expected):
+    assert np.round(normalize_all(make_line(*observed), *values), 4).tolist() == expected
 
 
 @pytest.mark.core
 def test_the_numbers_of_acting_are_frozen_until_the_flush():
-    line = seen(0, 2)
+    line = make_line(0, 2)
     before = line.get_scalings()
     line.observe([column(100)])
     assert line.get_scalings() is before
@@ -172,7 +160,7 @@ def test_the_numbers_of_acting_are_frozen_until_the_flush():
         before[0].mean[0] = 9
 
 
-def test_leaves_are_observed_each_for_itself():
+def test_leaves_have_separate_statistics_and_a_bad_one_changes_none():
     space = spaces.Dict(a=spaces.Box(0, 9, (2,), np.int64), k=spaces.Discrete(2), z=LINE)
     nested = MeanStdFilter(space)
     obs = {"a": [[1, 5], [3, 5]], "k": [0, 1], "z": [[0.5], [1.5]]}
@@ -182,12 +170,7 @@ def test_leaves_are_observed_each_for_itself():
     assert first.mean.tolist() == [2, 5]
     assert second.mean.tolist() == [1]
     np.testing.assert_allclose(second.scale, [2**0.5], rtol=1e-6)
-    assert {array.dtype for pair in nested.get_scalings() for array in pair} == {
-        np.dtype(np.float32)
-    }
-
-
-def test_a_bad_leaf_is_named_and_no_leaf_has_changed():
+    assert {str(array.dtype) for pair in (first, second) for array in pair} == {"float32"}
     space = spaces.Dict(a=LINE, b=LINE)
     nested = MeanStdFilter(space)
     with pytest.raises(ObservationError, match=r"obs_b: .*finite"):
@@ -197,35 +180,36 @@ def test_a_bad_leaf_is_named_and_no_leaf_has_changed():
     assert nested.pending_count == 0
 
 
-# -- merging ----------------------------------------------------------------------------------
-
-
 @pytest.mark.core
 def test_changes_of_another_filter_are_added_once():
-    first, second = seen(1, 2, 3, 4), seen(5, 6, 7, 8, flush=False)
+    first, second = make_line(1, 2, 3, 4), make_line(5, 6, 7, 8, flush=False)
     first.apply_changes(second)
     (stat,) = first.statistics
     assert (stat.count, stat.mean.tolist()) == (8, [4.5])
     assert second.pending_count == 4
+    for other in (MeanStdFilter(PLANE), RewardFilter()):
+        for method in (first.apply_changes, first.sync):
+            with pytest.raises(WeightsError, match="classes and shapes are equal"):
+                method(other)
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 4))
 def test_workers_and_their_center_agree_with_numpy_in_every_round(seed, workers, rounds):
     rng = np.random.default_rng(seed)
-    center, filters, everything = MeanStdFilter(PLANE), [], []
+    center, everything = MeanStdFilter(PLANE), []
     filters = [center.snapshot() for _ in range(workers)]
     for _ in range(rounds):
-        for one in filters:
+        for worker in filters:
             rows = rng.normal(size=(rng.integers(0, 5), 2))
-            one.observe([rows])
+            worker.observe([rows])
             everything.append(rows)
-        for change in [one.snapshot(flush=True) for one in filters]:
+        for change in [worker.snapshot(flush=True) for worker in filters]:
             center.apply_changes(change)
         late = rng.normal(size=(1, 2))  # observed between the collection and the return
         filters[0].observe([late])
         everything.append(late)
-        for one in filters:
-            one.sync(center)
+        for worker in filters:
+            worker.sync(center)
     filters[0].flush()
     (stat,) = filters[0].statistics
     rows = np.concatenate(everything)
@@ -234,29 +218,19 @@ def test_workers_and_their_center_agree_with_numpy_in_every_round(seed, workers,
     np.testing.assert_allclose(stat.m2, ((rows - rows.mean(0)) ** 2).sum(0), atol=1e-10)
 
 
-def test_a_worker_that_gets_nothing_back_keeps_its_own_statistics():
-    worker = seen(1, 3, flush=False)
+def test_a_snapshot_is_independent():
+    worker = make_line(1, 3, flush=False)
     assert worker.snapshot(flush=True).pending_count == 2
     assert worker.pending_count == 0
-    assert worker.get_scalings()[0].mean.tolist() == [2]
+    assert worker.get_scalings()[0].mean.tolist() == [2]  # also where no statistics come back
     assert worker.snapshot(flush=True).pending_count == 0
-
-
-def test_a_snapshot_is_independent():
-    line = seen(0, 2)
+    line = make_line(0, 2)
     copy = line.snapshot()
     line.observe([column(5)])
     line.flush()
     assert copy.get_scalings()[0].mean.tolist() == [1]
     copy.observe([column(0)])
     assert line.pending_count == 0
-
-
-def test_filters_of_other_shapes_are_not_merged():
-    for other in (MeanStdFilter(PLANE), RewardFilter()):
-        for use in ("apply_changes", "sync"):
-            with pytest.raises(WeightsError, match="classes and shapes are equal"):
-                getattr(MeanStdFilter(LINE), use)(other)
 
 
 def test_threads_may_observe_at_once():
@@ -267,39 +241,32 @@ def test_threads_may_observe_at_once():
             line.observe([column(value)])
             line.flush()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     (stat,) = line.statistics
     assert stat.count == 800
     np.testing.assert_allclose(stat.mean, [1.5], atol=1e-12)
     np.testing.assert_allclose(stat.m2, [1000], rtol=1e-12)
 
 
-# -- states -----------------------------------------------------------------------------------
-
-
 @pytest.mark.core
 def test_a_state_restores_statistics_and_pending_elements():
-    line = seen(0, 2)
+    line = make_line(0, 2)
     line.observe([column(100)])
     state = line.get_state()
-    again = MeanStdFilter(LINE)
-    again.set_state(state)
-    assert applied(again, 3) == applied(line, 3)
-    again.flush()
-    assert again.get_scalings()[0].mean.tolist() == [34]
-    assert line.get_state()["pending/0/count"] == 1
-    assert {array.dtype for array in state.values()} == {np.dtype(np.float64)}
-    pickled = pickle.loads(pickle.dumps(line))  # as workers exchange them
-    assert pickled.pending_count == 1
-    assert applied(pickled, 3) == applied(line, 3)
+    assert state["pending/0/count"] == 1
+    assert {str(array.dtype) for array in state.values()} == {"float64"}
+    restored, unpickled = MeanStdFilter(LINE), pickle.loads(pickle.dumps(line))
+    restored.set_state(state)
+    for copy in (restored, unpickled):
+        assert copy.pending_count == 1
+        assert normalize_all(copy, 3) == normalize_all(line, 3)
+        copy.flush()
+        assert copy.get_scalings()[0].mean.tolist() == [34]
 
 
 def test_a_state_that_does_not_fit_changes_nothing():
-    line = seen(0, 2)
+    line = make_line(0, 2)
     good = line.get_state()
     bad = [
         None,
@@ -315,11 +282,8 @@ def test_a_state_that_does_not_fit_changes_nothing():
     assert line.get_scalings()[0].mean.tolist() == [1]
 
 
-# -- RewardFilter -----------------------------------------------------------------------------
-
-
 @pytest.mark.core
-def test_rewards_are_scaled_but_keep_their_sign():
+def test_rewards_are_scaled_with_their_sign_by_filters_that_have_states_and_merge():
     rewards = RewardFilter()
     rewards.observe(np.array([[-2.0, 0.0], [2.0, 0.0]]))
     assert rewards([4, -1]).tolist() == [4, -1]  # frozen
@@ -328,16 +292,10 @@ def test_rewards_are_scaled_but_keep_their_sign():
     np.testing.assert_allclose(rewards([[4], [-1]]), [[4 * scale], [-scale]], rtol=1e-6)
     assert rewards([99])[0] == 10
     assert rewards([1]).dtype == np.float32
-
-
-def test_rewards_that_do_not_vary_are_left_alone():
     rewards = RewardFilter()
     rewards.observe(np.full(50, 0.1))
     rewards.flush()
-    np.testing.assert_array_equal(rewards([0.1]), np.float32([0.1]))
-
-
-def test_a_reward_filter_has_a_state_and_merges():
+    np.testing.assert_array_equal(rewards([0.1]), np.float32([0.1]))  # they do not vary
     first, second = RewardFilter(), RewardFilter()
     first.observe([1, 2])
     first.flush()
@@ -345,32 +303,22 @@ def test_a_reward_filter_has_a_state_and_merges():
     with pytest.raises(ObservationError, match=r"rewards: .*finite"):
         second.observe([np.nan])
     first.apply_changes(second.snapshot(flush=True))
-    again = RewardFilter()
-    again.set_state(first.get_state())
-    assert again([3]) == first([3])
-    assert again.statistics[0].count == 3
-
-
-# -- exports ----------------------------------------------------------------------------------
+    restored = RewardFilter()
+    restored.set_state(first.get_state())
+    assert restored([3]) == first([3])
+    assert restored.statistics[0].count == 3
 
 
 @pytest.mark.core
 def test_the_tensor_function_runs_in_onnx_runtime():
-    onnxruntime = pytest.importorskip("onnxruntime")
-    from tfpolicies.program.runtimes.onnx import convert
-
     function = tf.function(lambda x, mean, scale: (normalize(x, mean, scale),))
-    row = tf.TensorSpec([2], tf.float32)
-    signature = [
-        tf.TensorSpec([None, 2], tf.float32, name="x"),
-        *(tf.TensorSpec(row.shape, row.dtype, name=name) for name in ("mean", "scale")),
-    ]
-    model = convert(function, signature, ["normalised"])
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    shapes = {"x": [None, 2], "mean": [2], "scale": [2]}
+    signature = [tf.TensorSpec(shape, tf.float32, name=name) for name, shape in shapes.items()]
+    run = load_in_onnx_runtime(function, signature, ["normalised"])
     plane = MeanStdFilter(PLANE)
     plane.observe([np.random.default_rng(0).normal(5, 2, (50, 2))])
     plane.flush()
     ((mean, scale),) = plane.get_scalings()
     x = np.array([[5, 6], [99, -99], [4, 5]], np.float32)
-    (result,) = session.run(None, {"x": x, "mean": mean, "scale": scale})
+    (result,) = run({"x": x, "mean": mean, "scale": scale})
     np.testing.assert_allclose(result, normalize(tf.constant(x), mean, scale), atol=1e-6)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.arrays import assert_arrays_equal
 from helpers.factories import TWO, make
 from tfpolicies.errors import ObservationError
 from tfpolicies.models.rllib_preprocessing import decode_flat_observations
@@ -24,34 +25,24 @@ IN_ROOM = {
     "level": np.array([7, 8]),
     "speed": np.array([[[0.5], [-2.0]], [[0.0], [9.0]]], np.float32),
 }
-FLAT_ROOM = np.array(
-    [
-        [0, 1, 0, 0, 1, 9, 255, 1, 0, 1, 0, 0.5, -2.0],
-        [1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1, 0.0, 9.0],
-    ],
-    np.float32,
+FLAT_ROOM = np.float32(
+    [[0, 1, 0, 0, 1, 9, 255, 1, 0, 1, 0, 0.5, -2.0], [1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1, 0.0, 9.0]]
 )
+IN_HAND = (np.array([3, 0, 1]), np.array([0, 1, 2]), np.array([1, 0, 1]))
+FLAT_HAND = np.float32(
+    [[0, 0, 0, 1, 1, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0, 1, 0, 1]]
+)
+CHOICES, CHOSEN = spaces.MultiDiscrete([[2], [3]]), np.array([[[1], [0]]])
 CASES = {
     "a choice": (spaces.Discrete(3), np.array([2, 0]), np.array([[0, 0, 1], [1, 0, 0]])),
-    "choices": (
-        spaces.MultiDiscrete([[2], [3]]),
-        np.array([[[1], [0]]]),
-        np.array([[0, 1, 1, 0, 0]], np.float32),
-    ),
-    "a tuple": (
-        HAND,
-        (np.array([3, 0, 1]), np.array([0, 1, 2]), np.array([1, 0, 1])),
-        np.array(
-            [[0, 0, 0, 1, 1, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0, 1, 0, 1]],
-            np.float32,
-        ),
-    ),
+    "choices": (CHOICES, CHOSEN, np.float32([[0, 1, 1, 0, 0]])),
+    "a tuple": (HAND, IN_HAND, FLAT_HAND),
     "a dict": (ROOM, IN_ROOM, FLAT_ROOM),
 }
 
 
-def restored(space, batch):
-    """Returns the leaves that a batch that does not fit its space is taken for."""
+def decode(space, batch):
+    """Returns the leaves of a batch of flat rows."""
     return decode_flat_observations(leaves(space), batch, ObservationError("does not fit"))
 
 
@@ -74,14 +65,12 @@ def test_preprocessed_rows_mean_the_observations_that_they_were_made_of(case, in
 
 
 def test_every_leaf_comes_back_in_its_own_shape_and_dtype():
-    actual = restored(ROOM, FLAT_ROOM)
-    expected = batch_leaves(leaves(ROOM), IN_ROOM, "obs")
-    for ours, theirs in zip(actual, expected, strict=True):
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        np.testing.assert_array_equal(ours, theirs)
+    actual, expected = decode(ROOM, FLAT_ROOM), batch_leaves(leaves(ROOM), IN_ROOM, "obs")
+    assert [(x.dtype, x.shape) for x in actual] == [(x.dtype, x.shape) for x in expected]
+    assert_arrays_equal(actual, expected)
 
 
-def test_a_policy_with_a_memory_takes_one_preprocessed_observation_as_well():
+def test_a_policy_with_a_memory_takes_one_preprocessed_observation():
     policy = make(obs=spaces.Discrete(3), model={"use_lstm": True, "lstm_cell_size": 2})
     start = policy.get_initial_state()
     expected, memory, _ = policy.compute_single_action(1, start, explore=False)
@@ -90,37 +79,30 @@ def test_a_policy_with_a_memory_takes_one_preprocessed_observation_as_well():
     np.testing.assert_array_equal(memory, other)
 
 
-def test_what_fits_the_space_is_taken_as_it_is():
+def test_batches_that_fit_the_space_are_not_decoded():
     ones = spaces.MultiDiscrete([1, 1])
     policy = make(obs=ones)
     with pytest.raises(ObservationError, match=r"\[B, 2\] of int64; got shape \(1, 3\)"):
         policy.compute_actions(np.ones((1, 3)))
     assert policy.compute_actions(np.zeros((4, 2))).actions.shape == (4,)
-
     pair = spaces.Tuple([spaces.Box(-9, 9, (), np.float32)] * 2)
     parts = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     np.testing.assert_array_equal(batch_leaves(leaves(pair), parts, "obs"), parts)
     policy = make(obs=pair)
     rows = policy.compute_actions(np.array([*parts, [5.0, 6.0]], np.float32), explore=False)
-    own = (np.array([1.0, 3.0, 5.0]), np.array([2.0, 4.0, 6.0]))
-    result = policy.compute_actions(own, explore=False).extras["action_dist_inputs"]
-    np.testing.assert_array_equal(rows.extras["action_dist_inputs"], result)
-
-
-def test_three_rows_of_whole_numbers_are_the_parts_of_a_tuple_of_three():
-    parts = np.zeros((3, 9), np.int64)
+    columns = (np.array([1.0, 3.0, 5.0]), np.array([2.0, 4.0, 6.0]))
+    expected = policy.compute_actions(columns, explore=False).extras["action_dist_inputs"]
+    np.testing.assert_array_equal(rows.extras["action_dist_inputs"], expected)
+    parts = np.zeros((3, 9), np.int64)  # of a tuple of three
     assert make(obs=HAND).compute_actions(parts).actions.shape == (9,)
     assert make(obs=HAND).compute_actions(parts[:, :5]).actions.shape == (5,)
 
 
 @pytest.mark.parametrize("row", [[0.2, 0.8, 0.0], [0, 0, 0], [1, 1, 0], [2, -1, 0]])
-def test_a_choice_that_is_not_one_hot_is_refused_and_its_row_named(row):
+def test_a_choice_that_is_not_one_hot_is_refused_and_its_row_and_place_named(row):
     policy = make(obs=spaces.Discrete(3))
     with pytest.raises(ObservationError, match=r"obs_batch must be of Discrete\(3\).*row 1 has \["):
         policy.compute_actions(np.array([[1, 0, 0], row]))
-
-
-def test_a_nested_choice_that_is_not_one_hot_is_named_by_its_place():
     rows = FLAT_ROOM.copy()
     rows[0, 9:11] = 0
     with pytest.raises(ObservationError, match=r"obs_batch_level must be of .*row 0 has \[0\.0"):
@@ -139,13 +121,10 @@ def test_a_nested_choice_that_is_not_one_hot_is_named_by_its_place():
     ],
     ids=str,
 )
-def test_other_forms_are_refused_as_before(space, batch):
+def test_other_forms_are_refused_by_their_name(space, batch):
     with pytest.raises(ObservationError, match="does not fit"):
-        restored(space, batch)
+        decode(space, batch)
     with pytest.raises(ObservationError, match="obs_batch"):
         make(obs=space).compute_actions(batch)
-
-
-def test_rows_that_are_no_parts_of_a_tuple_are_named_where_no_preprocessor_is_expected():
     with pytest.raises(ObservationError, match=r"new_obs must be a dict or tuple.*\[3, 9\] of fl"):
-        batch_leaves(leaves(HAND), CASES["a tuple"][2], "new_obs")
+        batch_leaves(leaves(HAND), FLAT_HAND, "new_obs")

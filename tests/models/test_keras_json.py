@@ -1,13 +1,12 @@
-"""What of Keras a checkpoint may name: layers on a list, and what the caller or process knows."""
-
-import copy
+"""Keras models in checkpoints: of listed layers, and of registered or given classes."""
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
 
-from helpers.factories import make
+from helpers.factories import assert_equal, make
+from helpers.keras_models import make_mlp
 from tfpolicies import Algorithm, Policy, PPOConfig
 from tfpolicies.config.settings_allowlist import decode_settings
 from tfpolicies.errors import CheckpointError
@@ -37,7 +36,7 @@ class Scaled(keras.layers.Layer):
 
 
 class Unknown(Scaled):
-    """A layer that nobody has registered."""
+    """A layer that is not registered."""
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -45,8 +44,27 @@ def doubled(inputs):
     return 2 * inputs
 
 
-def stored(*inner):
-    return model_to_json(keras.Sequential([keras.Input((3,)), *inner, layers.Dense(2)]))
+ROWS = np.array([[0.1, -0.2, 0.3]], np.float32)
+
+
+def make_model(*inner, n=3):
+    return keras.Sequential([keras.Input((n,)), *inner, layers.Dense(2)])
+
+
+def store(*inner):
+    return model_to_json(make_model(*inner))
+
+
+def compute_logits(policy):
+    return policy.compute_actions(ROWS, explore=False)[2]["action_dist_inputs"]
+
+
+def assert_rebuilt(model):
+    """Asserts that a model that is stored computes the same; returns that model."""
+    rebuilt = model_from_json(model_to_json(model))
+    rebuilt.set_weights(model.get_weights())
+    np.testing.assert_allclose(rebuilt(ROWS), model(ROWS), rtol=1e-6)
+    return rebuilt
 
 
 def record(module, name, config=None, **more):
@@ -54,7 +72,7 @@ def record(module, name, config=None, **more):
 
 
 def with_layer(inner):
-    config = copy.deepcopy(stored())
+    config = store()
     config["config"]["layers"].insert(1, inner)
     return config
 
@@ -107,41 +125,27 @@ SET_FLOATX = {"name": "x", "function": function("keras.config", "set_floatx")}
             "value": [1], "dtype": "V1000000000"}}}),
     ],
 )  # fmt: skip
-def test_what_is_not_on_the_list_is_refused_before_anything_is_called(inner, monkeypatch):
-    def called(*_, **__):
-        raise AssertionError("Keras made something of what was refused")
-
+def test_names_that_are_not_on_the_list_are_refused_before_anything_is_called(inner, monkeypatch):
     config = with_layer(inner)
-    monkeypatch.setattr(keras.saving, "deserialize_keras_object", called)
+    monkeypatch.setattr(keras.saving, "deserialize_keras_object", pytest.fail)
     with pytest.raises(CheckpointError, match="cannot be rebuilt: it names"):
         model_from_json(config)
 
 
-def test_names_of_the_list_lead_to_the_classes_they_say():
-    known = get_categories()["layer"].keras_classes
-    public = {name: result for (module, name), result in known.items() if module == "keras.layers"}
-    assert all(result is getattr(keras.layers, name) for name, result in public.items())
-    assert all(issubclass(result, keras.Operation) for result in known.values())
+def test_names_of_the_list_are_those_of_their_classes_and_activations():
+    classes = get_categories()["layer"].keras_classes
+    public = {name: cls for (module, name), cls in classes.items() if module == "keras.layers"}
+    assert all(cls is getattr(keras.layers, name) for name, cls in public.items())
+    assert all(issubclass(cls, keras.Operation) for cls in classes.values())
     assert len(public) > 80
-    assert known["keras.src.models.functional", "Functional"] is type(stored_model())
+    assert classes["keras.src.models.functional", "Functional"] is type(make_mlp())
     for kind, module in (("initializer", keras.initializers), ("constraint", keras.constraints)):
-        own = get_categories()[kind].keras_classes
-        assert all(result is getattr(module, name) for (_, name), result in own.items())
-
-
-def stored_model():
-    inputs = keras.Input((3,))
-    return keras.Model(inputs, layers.Dense(2)(inputs))
-
-
-def test_every_name_of_an_activation_on_the_list_is_one():
-    known = [
-        name
-        for name in get_categories()["activation"].allowed_names
-        if hasattr(keras.activations, name)
-    ]
-    assert len(known) > 25
-    assert all(callable(keras.activations.get(name)) for name in known)
+        classes = get_categories()[kind].keras_classes
+        assert all(cls is getattr(module, name) for (_, name), cls in classes.items())
+    allowed = get_categories()["activation"].allowed_names
+    names = [name for name in allowed if hasattr(keras.activations, name)]
+    assert len(names) > 25
+    assert all(callable(keras.activations.get(name)) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +165,9 @@ def test_every_name_of_an_activation_on_the_list_is_one():
     ],
 )  # fmt: skip
 def test_a_model_of_listed_and_registered_layers_is_rebuilt(inner):
-    model = keras.Sequential([keras.Input((3,)), inner, layers.Dense(2)])
+    model = make_model(inner)
     model.compile("adam", "mse")
-    rebuilt = model_from_json(model_to_json(model))
-    rebuilt.set_weights(model.get_weights())
-    rows = np.array([[0.1, -0.2, 0.3]], np.float32)
-    np.testing.assert_allclose(rebuilt(rows), model(rows), rtol=1e-6)
-    assert not rebuilt.compiled
+    assert not assert_rebuilt(model).compiled
 
 
 def test_a_functional_model_with_operators_is_rebuilt():
@@ -175,17 +175,13 @@ def test_a_functional_model_with_operators_is_rebuilt():
     x, y = layers.Dense(3)(inputs), layers.Dense(3)(inputs)
     outputs = ops.tanh(x + y) * 2.0 - ops.where(x > 0, x, y) / (1 + ops.exp(y))
     outputs = ops.concatenate([outputs[:, :2], ops.mean(x, axis=-1, keepdims=True)], axis=-1)
-    model = keras.Model(inputs, ops.clip(outputs + np.ones(3, "float32"), -1, 1))
-    rebuilt = model_from_json(model_to_json(model))
-    rebuilt.set_weights(model.get_weights())
-    rows = np.array([[0.1, -0.2, 0.3]], np.float32)
-    np.testing.assert_allclose(rebuilt(rows), model(rows), rtol=1e-6)
+    assert_rebuilt(keras.Model(inputs, ops.clip(outputs + np.ones(3, "float32"), -1, 1)))
 
 
 def test_layers_that_are_not_registered_or_hold_code_are_not_stored():
-    assert stored(Unknown()) is None
-    assert stored(layers.Lambda(ops.tanh)) is None
-    assert stored(layers.SpectralNormalization(layers.Dense(3))) is None
+    code = layers.Lambda(ops.tanh)
+    for layer in (Unknown(), code, layers.SpectralNormalization(layers.Dense(3))):
+        assert store(layer) is None
 
 
 def test_a_model_of_very_many_layers_is_refused():
@@ -195,15 +191,9 @@ def test_a_model_of_very_many_layers_is_refused():
         model_from_json(config)
 
 
-def unregistered(config):
-    """Makes a stored model look as if its layer was registered in another process only."""
-    text = copy.deepcopy(config)
-    text["config"]["layers"][1].update(class_name="Foreign", registered_name="elsewhere>Foreign")
-    return text
-
-
-def test_a_class_that_is_given_must_be_what_belongs_to_its_place():
-    config = unregistered(stored(Scaled()))
+def test_a_custom_object_must_be_of_the_class_that_its_place_needs():
+    config = store(Scaled())  # now as if its layer was registered in another process only
+    config["config"]["layers"][1].update(class_name="Foreign", registered_name="elsewhere>Foreign")
     with pytest.raises(CheckpointError, match=r"Foreign, which is neither .*custom_objects="):
         model_from_json(config)
     with keras.saving.custom_object_scope({"Foreign": Scaled}):
@@ -214,36 +204,31 @@ def test_a_class_that_is_given_must_be_what_belongs_to_its_place():
             model_from_json(config)
 
 
-def test_objects_inside_the_config_of_a_registered_class_are_checked_too():
-    config = stored(Scaled())
+def test_objects_inside_the_config_of_a_registered_class_are_checked():
+    config = store(Scaled())
     config["config"]["layers"][1]["config"]["inner"] = record("keras", "layers.Lambda", SET_FLOATX)
     with pytest.raises(CheckpointError, match=r"names keras.layers.Lambda"):
         model_from_json(config)
 
 
 def test_a_policy_with_registered_layers_comes_back_by_its_checkpoint_alone(tmp_path, monkeypatch):
-    model = keras.Sequential([keras.Input((3,)), Scaled(), layers.Dense(2)])
+    model = make_model(Scaled())
     policy = make(model={"custom_model": model})
     policy.export_checkpoint(tmp_path)
-    rows = np.array([[0.1, -0.2, 0.3]], np.float32)
-    expected = policy.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
-    twin = Policy.from_checkpoint(tmp_path)
-    actual = twin.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
-    np.testing.assert_array_equal(actual, expected)
-
+    expected = compute_logits(policy)
+    np.testing.assert_array_equal(compute_logits(Policy.from_checkpoint(tmp_path)), expected)
     registered = keras.saving.get_custom_objects()
     monkeypatch.delitem(registered, "tests>Scaled")  # as in another process
     with pytest.raises(CheckpointError, match=r"custom_objects=\{'Scaled': ...\}"):
         Policy.from_checkpoint(tmp_path)
-    again = Policy.from_checkpoint(tmp_path, custom_objects={"Scaled": Scaled})
-    actual = again.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
-    np.testing.assert_array_equal(actual, expected)
+    copy = Policy.from_checkpoint(tmp_path, custom_objects={"Scaled": Scaled})
+    np.testing.assert_array_equal(compute_logits(copy), expected)
     whole = Policy.from_checkpoint(tmp_path, config={"model": model})
     assert whole.get_weights().keys() == policy.get_weights().keys()
 
 
 def test_an_algorithm_takes_custom_objects(tmp_path, monkeypatch):
-    model = keras.Sequential([keras.Input((4,)), Scaled(), layers.Dense(2)])
+    model = make_model(Scaled(), n=4)
     config = PPOConfig().environment("CartPole-v1").training(model={"custom_model": model})
     algorithm = config.framework(inference="tf", jit_compile=False).build()
     algorithm.save(tmp_path)
@@ -252,26 +237,22 @@ def test_an_algorithm_takes_custom_objects(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"custom_objects=\{'Scaled': ...\}"):
         Algorithm.from_checkpoint(tmp_path)
     for values in ({"custom_objects": {"Scaled": Scaled}}, {"config": {"model": model}}):
-        twin = Algorithm.from_checkpoint(tmp_path, **values)
-        actual, expected = (x.get_policy().get_weights() for x in (twin, algorithm))
-        assert all(np.array_equal(actual[name], expected[name]) for name in expected)
-        twin.stop()
+        copy = Algorithm.from_checkpoint(tmp_path, **values)
+        assert_equal(*(x.get_policy().get_weights() for x in (copy, algorithm)))
+        copy.stop()
 
 
 @pytest.mark.parametrize(
-    ("settings", "held"),
+    ("settings", "unresolved"),
     [
         ({"type": "sgd", "momentum": 0.9}, []),
         ({"type": "Adam"}, []),
         ({"type": "tests>Scaled"}, ["tests>Scaled"]),
         ({"type": "tfpolicies>ActorCritic"}, ["tfpolicies>ActorCritic"]),
         ({"type": {"class_name": "Adam"}}, ["{'class_name': 'Adam'}"]),
-        (
-            {"weight_decay": [{"class_name": "Adam"}]},
-            ["[{'class_name': 'Adam'}] for an optimizer"],
-        ),
+        ({"weight_decay": [{"class_name": "Adam"}]}, ["[{'class_name': 'Adam'}] for an optimizer"]),
     ],
 )
-def test_a_file_chooses_among_the_optimizers_of_keras_and_those_registered(settings, held):
+def test_a_file_chooses_among_the_optimizers_of_keras_and_those_registered(settings, unresolved):
     result = find_unresolved(decode_settings({"optimizer": settings}))
-    assert [missing.name for missing in result.values()] == held
+    assert [missing.name for missing in result.values()] == unresolved

@@ -1,17 +1,17 @@
-"""What a file or a user declares is measured before anything of that size is allocated."""
+"""Sizes that files and users declare, measured before anything is allocated."""
 
-import json
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
+from helpers.checkpoints import edit_manifest
 from helpers.factories import OBS, TWO, make
 from tfpolicies import DQNTF2Policy, Policy, PPOTF2Policy
 from tfpolicies.errors import CheckpointError, ModelError, SpaceError
 from tfpolicies.models.size_check import check_memory, limit_to_stored_weights, measure_size
-from tfpolicies.storage.manifest import compute_checksum
 from tfpolicies.storage.spaces_json import check_space_sizes, decode_space
 
 HUGE = 10**9
@@ -22,33 +22,22 @@ def discrete(n):
     return {"type": "Discrete", "dtype": "int64", "n": n, "start": 0}
 
 
-def edited(folder, change):
-    """Changes a checkpoint's manifest as a stranger would, with a checksum that fits."""
-    path = folder / "policy.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    manifest["checksum"] = compute_checksum(manifest)
-    path.write_text(json.dumps(manifest))
-    return folder
+def set_model(**settings):
+    return lambda manifest: manifest["config"]["settings"]["model"].update(settings)
 
 
-def setting(name, value):
-    return lambda manifest: manifest["config"]["settings"]["model"].update({name: value})
-
-
-def space(kind, record):
+def set_space(kind, record):
     return lambda manifest: manifest.update({f"{kind}_space": record})
 
 
-def layer(index, **config):
+def set_layer(index, **config):
     def change(manifest):
-        layers = manifest["config"]["keras"]["config"]["layers"]
-        layers[index]["config"].update(config)
+        manifest["config"]["keras"]["config"]["layers"][index]["config"].update(config)
 
     return change
 
 
-def first_built_when_called(manifest):
+def defer_building(manifest):
     """Leaves a model of which nothing is built until it is called."""
     model = manifest["config"]["keras"]
     model["config"]["layers"] = model["config"]["layers"][1:]
@@ -61,59 +50,61 @@ def first_built_when_called(manifest):
 @pytest.mark.parametrize(
     "change",
     [
-        space("observation", discrete(HUGE)),
-        space("action", discrete(HUGE)),
-        space("observation", {"type": "MultiBinary", "n": HUGE}),
-        space("observation", IMAGE),
-        space("observation", {"type": "Tuple", "spaces": [discrete(2)] * 2000}),
-        setting("fcnet_hiddens", [HUGE, HUGE]),
-        setting("max_seq_len", HUGE),
+        set_space("observation", discrete(HUGE)),
+        set_space("action", discrete(HUGE)),
+        set_space("observation", {"type": "MultiBinary", "n": HUGE}),
+        set_space("observation", IMAGE),
+        set_space("observation", {"type": "Tuple", "spaces": [discrete(2)] * 2000}),
+        set_model(fcnet_hiddens=[HUGE, HUGE]),
+        set_model(max_seq_len=HUGE),
         lambda manifest: manifest["config"]["settings"].update(num_envs_per_worker=HUGE),
     ],
 )
 def test_a_checkpoint_that_declares_more_than_it_holds_is_refused(change, tmp_path):
     make().export_checkpoint(tmp_path)
+    with edit_manifest(tmp_path / "policy.json") as manifest:
+        change(manifest)
     with pytest.raises(
         (CheckpointError, SpaceError), match=r"no array|limit|that a file may choose"
     ):
-        Policy.from_checkpoint(edited(tmp_path, change))
+        Policy.from_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        layer(1, units=HUGE),
-        layer(0, batch_shape=[None, HUGE]),
-        first_built_when_called,
-        space("observation", discrete(HUGE)),
+        set_layer(1, units=HUGE),
+        set_layer(0, batch_shape=[None, HUGE]),
+        defer_building,
+        set_space("observation", discrete(HUGE)),
     ],
 )
 def test_a_keras_model_that_declares_more_than_the_checkpoint_holds_is_refused(change, tmp_path):
     layers = [keras.Input((3,)), keras.layers.Dense(8), keras.layers.Dense(2)]
     make(model={"custom_model": keras.Sequential(layers)}).export_checkpoint(tmp_path)
+    with edit_manifest(tmp_path / "policy.json") as manifest:
+        change(manifest)
     with pytest.raises(CheckpointError, match=r"no array|numbers|damaged"):
-        Policy.from_checkpoint(edited(tmp_path, change))
+        Policy.from_checkpoint(tmp_path)
 
 
-def test_a_model_has_room_if_the_file_holds_its_arrays():
-    def made():
-        return keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+def make_square(units, *layers):
+    return keras.Sequential([keras.Input((units,)), keras.layers.Dense(units), *layers])
 
-    with limit_to_stored_weights("the file", [(64, 64), (64,)]):
-        check_memory(made, "The model")
+
+def test_a_model_may_be_as_large_as_the_arrays_of_its_file():
+    for stored in ([(64, 64), (64,)], 64 * 65):
+        with limit_to_stored_weights("the file", stored):
+            check_memory(lambda: make_square(64), "The model")
     other = limit_to_stored_weights("the file", [(64, 65), (64,)])
     with other, pytest.raises(CheckpointError, match=r"weight of shape \(64, 64\)"):
-        check_memory(made, "The model")
-    with limit_to_stored_weights("the file", 64 * 65):
-        check_memory(made, "The model")
+        check_memory(lambda: make_square(64), "The model")
 
 
 def test_measuring_allocates_nothing_and_leaves_no_trace():
-    def made():
-        return keras.Sequential([keras.Input((HUGE,)), keras.layers.Dense(HUGE), Named()])
-
     before = keras.layers.Dense(1).name
-    assert measure_size(made).weight_shapes == [(HUGE, HUGE), (HUGE,)]
+    size = measure_size(lambda: make_square(HUGE, Named()))
+    assert size.weight_shapes == [(HUGE, HUGE), (HUGE,)]
     number = int(before.rpartition("_")[2]) if "_" in before else 0
     assert keras.layers.Dense(1).name == f"dense_{number + 1}"
     assert keras.layers.Dense(2)(np.ones((1, 3))).shape == (1, 2)
@@ -143,7 +134,7 @@ def test_what_cannot_fit_the_memory_is_refused_before_it_is_made(
         PPOTF2Policy(observation_space, action_space, {"model": model})
 
 
-def test_a_model_of_a_user_that_cannot_fit_the_memory_is_refused_before_it_is_built():
+def test_a_custom_model_that_cannot_fit_the_memory_is_refused_before_it_is_built():
     model = keras.Sequential([keras.layers.Dense(10**11), keras.layers.Dense(2)])
     with pytest.raises(ModelError, match="of memory are available"):
         PPOTF2Policy(OBS, TWO, {"model": {"custom_model": model}})
@@ -161,10 +152,9 @@ def test_a_model_of_a_user_that_cannot_fit_the_memory_is_refused_before_it_is_bu
     ],
 )
 def test_a_space_without_a_value_is_refused(empty, place):
-    with pytest.raises(SpaceError, match=f"observation_space{place}"):
-        PPOTF2Policy(empty, TWO, {})
-    with pytest.raises(SpaceError, match=f"observation_space{place}"):
-        DQNTF2Policy(empty, TWO, {})
+    for policy_class in (PPOTF2Policy, DQNTF2Policy):
+        with pytest.raises(SpaceError, match=f"observation_space{place}"):
+            policy_class(empty, TWO, {})
     with pytest.raises(SpaceError, match=f"action_space{place}"):
         PPOTF2Policy(OBS, empty, {})
 
@@ -199,18 +189,16 @@ def test_the_bounds_of_all_spaces_in_a_file_are_limited_together():
 
 
 @pytest.mark.parametrize("space", [Dict({0: OBS}), Tuple((Dict({"a": Dict({5: OBS})}),))])
-def test_a_dict_whose_keys_are_no_names_is_refused(space):
+def test_a_dict_whose_keys_are_not_strings_is_refused(space):
     with pytest.raises(SpaceError, match=r"observation_space has a Dict with the key [05], but"):
         make(obs=space)
 
 
 def test_models_in_models_are_measured_once_at_each_depth():
-    def made(depth):
-        x = inputs = keras.Input((3,))
-        inner = made(depth - 1) if depth else keras.layers.Activation("tanh")
-        return keras.Model(inputs, inner(x))
+    def nest(depth):
+        inputs = keras.Input((3,))
+        inner = nest(depth - 1) if depth else keras.layers.Activation("tanh")
+        return keras.Model(inputs, inner(inputs))
 
-    few, many = (
-        len(measure_size(lambda depth=depth: made(depth)).output_shapes) for depth in (6, 12)
-    )
+    few, many = (len(measure_size(partial(nest, depth)).output_shapes) for depth in (6, 12))
     assert many <= 2 * few

@@ -6,6 +6,8 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.arrays import assert_arrays_equal
+from helpers.space_strategies import ACTION_SPACES
 from tfpolicies.errors import ObservationError, UnsupportedSpaceError
 from tfpolicies.models.preprocessing import encode, encode_action, get_encoded_shape
 from tfpolicies.models.spaces import (
@@ -34,45 +36,29 @@ def batch(rows=2):
 
 @pytest.mark.core
 def test_leaves_have_the_order_names_shapes_and_dtypes_of_the_space():
-    results = [(leaf.name("obs"), leaf.shape, leaf.dtype.name) for leaf in leaves(NESTED)]
-    assert results == [
-        ("obs_body_0", (), "int64"),
-        ("obs_body_1", (2,), "float32"),
-        ("obs_camera", (2, 2, 3), "uint8"),
-        ("obs_keys", (4,), "int64"),
-    ]
+    names = ["body_0", "body_1", "camera", "keys"]
+    assert [leaf.name("obs") for leaf in leaves(NESTED)] == [f"obs_{name}" for name in names]
+    assert [leaf.shape for leaf in leaves(NESTED)] == [(), (2,), (2, 2, 3), (4,)]
+    dtypes = {leaves: ["int64", "float32", "uint8", "int64"]}
+    dtypes[action_leaves] = ["int64", "float32", "int64", "int8"]
+    for get_leaves, expected in dtypes.items():
+        assert [leaf.dtype.name for leaf in get_leaves(NESTED)] == expected
     assert leaves(spaces.Discrete(2))[0].name("obs") == "obs"
-
-
-def test_a_space_without_a_fixed_shape_is_refused_and_its_place_named():
+    text = spaces.Dict(talk=spaces.Tuple([spaces.Text(5)]))
     with pytest.raises(UnsupportedSpaceError, match="'talk/0'"):
-        leaves(spaces.Dict(talk=spaces.Tuple([spaces.Text(5)])))
-
-
-@pytest.mark.core
-def test_actions_travel_in_dtypes_of_their_own():
-    results = [(leaf.name("actions"), leaf.dtype.name) for leaf in action_leaves(NESTED)]
-    assert results == [
-        ("actions_body_0", "int64"),
-        ("actions_body_1", "float32"),
-        ("actions_camera", "int64"),
-        ("actions_keys", "int8"),
-    ]
+        leaves(text)
     with pytest.raises(UnsupportedSpaceError, match=r"'talk/0'.*gymnasium\.ActionWrapper"):
-        action_leaves(spaces.Dict(talk=spaces.Tuple([spaces.Text(5)])))
+        action_leaves(text)
 
 
 @pytest.mark.core
 def test_a_nested_batch_becomes_its_leaves_and_comes_back():
     arrays = batch_leaves(leaves(NESTED), batch(), "obs")
     assert [array.dtype.name for array in arrays] == ["int64", "float32", "uint8", "int64"]
-    again = unflatten(NESTED, arrays)
-    assert list(again) == ["body", "camera", "keys"]
-    assert again["body"][0].tolist() == [6, 6]
-    assert get_at_path(again, ("body", "1")).tolist() == [[1, 1], [1, 1]]
-
-
-def test_an_array_that_fits_is_not_copied():
+    nested = unflatten(NESTED, arrays)
+    assert list(nested) == ["body", "camera", "keys"]
+    assert nested["body"][0].tolist() == [6, 6]
+    assert get_at_path(nested, ("body", "1")).tolist() == [[1, 1], [1, 1]]
     array = np.zeros((2, 3), np.float32)
     assert batch_leaves(leaves(spaces.Box(-1, 1, (3,))), array, "obs")[0] is array
 
@@ -93,7 +79,10 @@ def test_a_batch_that_does_not_fit_is_refused(wrong, words):
         batch_leaves(leaves(spaces.Box(-1, 1, (3,))), wrong, "obs")
 
 
-def test_a_missing_part_and_unequal_rows_are_named():
+def test_a_missing_part_unequal_rows_and_a_scaled_image_are_named():
+    image = leaves(spaces.Box(0, 255, (1, 2, 3), np.uint8))
+    with pytest.raises(ObservationError, match=r"obs\[0, 0, 1, 2\] is 0\.5\. .* images by 255"):
+        batch_leaves(image, np.array([[[[0, 1, 0], [1, 1, 0.5]]]]), "obs")
     incomplete = batch()
     del incomplete["body"]
     with pytest.raises(ObservationError, match="body/0"):
@@ -104,22 +93,14 @@ def test_a_missing_part_and_unequal_rows_are_named():
 
 
 def test_space_keys_are_equal_for_equal_spaces_only():
+    three = spaces.Discrete(3)
     variants = [
-        spaces.Discrete(3),
-        spaces.Discrete(4),
-        spaces.Discrete(3, start=1),
-        spaces.Box(-1, 1, (2,)),
-        spaces.Box(-1, 2, (2,)),
-        spaces.Box(-1, 1, (1, 2)),
+        *(three, spaces.Discrete(4), spaces.Discrete(3, start=1)),
+        *(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 2, (2,)), spaces.Box(-1, 1, (1, 2))),
         spaces.Box(-1, 1, (2,), np.float64),
-        spaces.MultiDiscrete([2, 3]),
-        spaces.MultiDiscrete([3, 2]),
-        spaces.MultiBinary(2),
-        spaces.MultiBinary(3),
-        spaces.Tuple([spaces.Discrete(3)]),
-        spaces.Dict(a=spaces.Discrete(3)),
-        spaces.Dict(b=spaces.Discrete(3)),
-        NESTED,
+        *(spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([3, 2])),
+        *(spaces.MultiBinary(2), spaces.MultiBinary(3)),
+        *(spaces.Tuple([three]), spaces.Dict(a=three), spaces.Dict(b=three), NESTED),
     ]
     assert len({space_key(space) for space in variants}) == len(variants)
     assert space_key(spaces.Box(-1, 1, (2,))) == space_key(spaces.Box(-1, 1, (2,)))
@@ -137,20 +118,21 @@ def test_discrete_parts_are_encoded_one_hot_from_their_start():
     rows = [np.array([5, 7]), np.array([[0, 2], [1, 0]]), np.array([[[2, 0]], [[1, 1]]])]
     encoded = list(map(encode, parts, [*rows, np.array([[1, 255], [0, 2]], np.uint8)]))
     assert [get_encoded_shape(leaf) for leaf in parts] == [(3,), (5,), (4,), (2,)]
-    assert encoded[0].numpy().tolist() == [[1, 0, 0], [0, 0, 1]]
-    assert encoded[1].numpy().tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]
-    assert encoded[2].numpy().tolist() == [[0, 1, 1, 0], [1, 0, 0, 1]]
-    assert encoded[3].numpy().tolist() == [[1, 255], [0, 2]]
+    assert [x.numpy().tolist() for x in encoded] == [
+        [[1, 0, 0], [0, 0, 1]],
+        [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]],
+        [[0, 1, 1, 0], [1, 0, 0, 1]],
+        [[1, 255], [0, 2]],
+    ]
     assert {x.dtype.name for x in encoded} == {"float32"}
 
 
 @pytest.mark.core
 def test_images_are_scaled_and_other_numbers_and_bits_kept():
-    image = spaces.Box(0, 255, (1, 2, 3), np.uint8)
     space = spaces.Dict(
         bits=spaces.MultiBinary((2, 2)),
         deep=spaces.Box(-5, 300, (1, 1, 1), np.int32),
-        image=image,
+        image=spaces.Box(0, 255, (1, 2, 3), np.uint8),
         line=spaces.Box(0, 255, (2,), np.uint8),
         video=spaces.Box(0, 255, (1, 1, 1, 1), np.uint8),
     )
@@ -164,11 +146,8 @@ def test_images_are_scaled_and_other_numbers_and_bits_kept():
     parts = leaves(space)
     encoded = list(map(encode, parts, batch_leaves(parts, rows, "obs")))
     assert [get_encoded_shape(leaf) for leaf in parts] == [leaf.shape for leaf in parts]
-    assert encoded[0].numpy().tolist() == [[[0, 1], [1, 0]]]
-    assert encoded[1].numpy().tolist() == [[[[300]]]]
-    assert encoded[2].numpy().tolist() == (rows["image"].astype(np.float32) / 255).tolist()
-    assert encoded[3].numpy().tolist() == [[7, 255]]
-    assert encoded[4].numpy().tolist() == [[[[[255]]]]]
+    expected = rows | {"image": (rows["image"].astype(np.float32) / 255).tolist()}
+    assert [x.numpy().tolist() for x in encoded] == list(expected.values())
     assert {x.dtype.name for x in encoded} == {"float32"}
     (whole,) = leaves(spaces.MultiBinary(3))
     assert encode(whole, np.array([[1, 0, 1]])).numpy().tolist() == [[1, 0, 1]]
@@ -176,35 +155,16 @@ def test_images_are_scaled_and_other_numbers_and_bits_kept():
 
 @pytest.mark.core
 def test_actions_are_encoded_from_zero_whatever_the_start():
-    (step,) = action_leaves(spaces.Discrete(3, start=5))
-    assert encode_action(step, np.array([0, 2])).numpy().tolist() == [[1, 0, 0], [0, 0, 1]]
-    (cells,) = action_leaves(spaces.MultiDiscrete([2, 2], start=[1, 0]))
-    assert encode_action(cells, np.array([[0, 1]])).numpy().tolist() == [[1, 0, 0, 1]]
-    (bits,) = action_leaves(spaces.MultiBinary(2))
-    assert encode_action(bits, np.array([[0, 1]], np.int8)).numpy().tolist() == [[0, 1]]
+    for space, actions, expected in [
+        (spaces.Discrete(3, start=5), np.array([0, 2]), [[1, 0, 0], [0, 0, 1]]),
+        (spaces.MultiDiscrete([2, 2], start=[1, 0]), np.array([[0, 1]]), [[1, 0, 0, 1]]),
+        (spaces.MultiBinary(2), np.array([[0, 1]], np.int8), [[0, 1]]),
+    ]:
+        (leaf,) = action_leaves(space)
+        assert encode_action(leaf, actions).numpy().tolist() == expected
 
 
-SIMPLE = st.sampled_from(
-    [spaces.Discrete(3), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2), spaces.MultiDiscrete([2])]
-)
-SPACES = st.recursive(
-    SIMPLE,
-    lambda inner: (
-        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
-        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3).map(spaces.Dict)
-    ),
-    max_leaves=5,
-)
-
-
-@given(SPACES, st.integers(0, 3))
+@given(ACTION_SPACES, st.integers(0, 3))
 def test_nesting_undoes_taking_apart(space, rows):
     arrays = [np.full((rows, *leaf.shape), i, leaf.dtype) for i, leaf in enumerate(leaves(space))]
-    again = batch_leaves(leaves(space), unflatten(space, arrays), "obs")
-    assert [x.tolist() for x in again] == [x.tolist() for x in arrays]
-
-
-def test_an_image_that_was_scaled_is_refused_with_advice():
-    image = leaves(spaces.Box(0, 255, (1, 2, 3), np.uint8))
-    with pytest.raises(ObservationError, match=r"obs\[0, 0, 1, 2\] is 0\.5\. .* images by 255"):
-        batch_leaves(image, np.array([[[[0, 1, 0], [1, 1, 0.5]]]]), "obs")
+    assert_arrays_equal(batch_leaves(leaves(space), unflatten(space, arrays), "obs"), arrays)

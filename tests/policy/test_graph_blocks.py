@@ -1,4 +1,4 @@
-"""Policies inside a `tf.Graph` block: they work as outside, and the graph gets no operation."""
+"""Policies inside a `tf.Graph` block: they work as outside, and add no operation to the graph."""
 
 import contextlib
 
@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.factories import OBS, batch_for, make, rows_of
-from tfpolicies import DQNTF2Policy, Policy, PPOConfig, import_policy
+from helpers.factories import OBS, assert_equal, batch_for, make, rows_of
+from helpers.workers import make_config
+from tfpolicies import DQNTF2Policy, Policy, import_policy
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock
 from tfpolicies.program.runtimes import function
@@ -26,7 +27,7 @@ KINDS = [
 
 @contextlib.contextmanager
 def graph_block():
-    """A block of a graph, which must be the same afterwards: empty, and the default one."""
+    """A block of a graph, which stays empty and the default one."""
     with tf.Graph().as_default() as graph:
         yield
         assert tf.compat.v1.get_default_graph() is graph
@@ -34,8 +35,8 @@ def graph_block():
         assert graph.get_operations() == []
 
 
-def numbers_of(policy):
-    """Returns what a policy computes: acting, learning, weights and gradients."""
+def compute_numbers(policy):
+    """Returns results of acting, learning, weights and gradients."""
     rows, batch = rows_of(OBS, 5), batch_for(policy, 8)
     one = policy.compute_single_action(rows[0], explore=False)[0]
     actions, _, extras = policy.compute_actions(rows)
@@ -54,31 +55,31 @@ def numbers_of(policy):
 def test_a_policy_that_is_made_in_a_graph_block_computes_what_it_does_outside(config, monkeypatch):
     with graph_block():
         inside = make(**config)
-        result = numbers_of(inside)
-    same_program = numbers_of(make(**config))
+        result = compute_numbers(inside)
+    same_program = compute_numbers(make(**config))
     monkeypatch.setattr("tfpolicies.program.program._registry", {})  # so that it is traced again
-    expected = numbers_of(make(**config))
+    expected = compute_numbers(make(**config))
 
     for numbers in (result, same_program):
         for one, other in zip(numbers, expected, strict=True):
             np.testing.assert_array_equal(one, other)
     with graph_block():
-        numbers_of(inside)
+        compute_numbers(inside)
 
 
 def test_models_of_users_and_of_files_are_made_in_a_graph_block(tmp_path):
-    stored, own = (
+    stored, custom = (
         keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)], name=name)
-        for name in ("stored", "own")
+        for name in ("stored", "custom")
     )
     rows = rows_of(OBS, 4)
     make(model={"custom_model": stored}).export_checkpoint(tmp_path)
     with graph_block():
-        policies = [Policy.from_checkpoint(tmp_path), make(model={"custom_model": own})]
-        results = [each.compute_actions(rows, explore=False)[2] for each in policies]
+        policies = [Policy.from_checkpoint(tmp_path), make(model={"custom_model": custom})]
+        results = [x.compute_actions(rows, explore=False)[2] for x in policies]
         assert policies[0].to_keras().count_params() == policies[1].model.count_params()
 
-    for model, extras in zip((stored, own), results, strict=True):
+    for model, extras in zip((stored, custom), results, strict=True):
         np.testing.assert_allclose(extras["action_dist_inputs"], model(rows), rtol=1e-6, atol=1e-6)
 
 
@@ -100,23 +101,16 @@ def test_exports_are_written_and_imported_in_a_graph_block(tmp_path):
             assert policy.export_model(tmp_path / name, **how).parity.largest_difference < 1e-5
         policy.to_keras()
         imported = [import_policy(tmp_path / name) for name in ("saved", "onnx")]
-        results = [each.compute_actions(rows, explore=False)[0] for each in imported]
+        results = [x.compute_actions(rows, explore=False)[0] for x in imported]
 
     expected = policy.compute_actions(rows, explore=False)[0]
     np.testing.assert_array_equal(results[0], expected)
     np.testing.assert_array_equal(results[1], expected)
 
 
-def trained(framework):
-    config = (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .framework(framework, inference="tf")
-        .training(train_batch_size=64, sgd_minibatch_size=32, num_sgd_iter=2)
-        .training(model={"fcnet_hiddens": [4]})
-        .debugging(seed=1, log_level="ERROR")
-    )
-    algorithm = config.build()
+def train(framework):
+    sizes = {"train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 2}
+    algorithm = make_config("CartPole-v1", **sizes, seed=1).framework(framework).build()
     algorithm.train()
     weights = algorithm.get_policy().get_weights()
     algorithm.stop()
@@ -126,33 +120,25 @@ def trained(framework):
 @pytest.mark.core
 @pytest.mark.parametrize("framework", ["tf2", pytest.param("tf", marks=pytest.mark.soak)])
 def test_an_algorithm_that_is_built_in_a_graph_block_trains_as_outside(framework):
-    expected = trained(framework)
+    expected = train(framework)
     with graph_block():
-        result = trained(framework)
-
-    for name, array in expected.items():
-        np.testing.assert_array_equal(result[name], array)
+        weights = train(framework)
+    assert_equal(weights, expected)
 
 
 @pytest.mark.core
-def test_a_policy_is_refused_inside_a_function_and_a_strategy_as_before():
+def test_a_policy_is_refused_inside_a_function_and_a_strategy():
     with pytest.raises(ConfigError, match=r"made inside a tf\.function\. Make it outside"):
         tf.function(lambda: make(), autograph=False)()
-    with (
-        graph_block(),
-        tf.distribute.MirroredStrategy(["cpu:0"]).scope(),
-        pytest.raises(ConfigError, match="inside the scope of a MirroredStrategy"),
-    ):
-        make()
-    with (
-        tf.distribute.MirroredStrategy(["cpu:0"]).scope(),
-        pytest.raises(ConfigError, match="inside the scope of a MirroredStrategy"),
-    ):
-        make()
+    for block in (graph_block(), contextlib.nullcontext()):
+        words = "inside the scope of a MirroredStrategy"
+        strategy = tf.distribute.MirroredStrategy(["cpu:0"])
+        with block, strategy.scope(), pytest.raises(ConfigError, match=words):
+            make()
 
 
 @pytest.mark.core
-def test_where_tensorflow_is_eager_acting_enters_no_other_mode(monkeypatch):
+def test_acting_in_eager_mode_enters_no_other_mode(monkeypatch):
     policies = [make(), make(inference="onnx"), make(inference="session")]
     rows = rows_of(OBS, 4)
     for policy in policies:

@@ -1,6 +1,7 @@
-"""An override of a method of the Policy page is what samplers, evaluation and algorithms call."""
+"""Overrides of methods of the Policy page, which samplers, evaluation and algorithms call."""
 
 import copy
+import itertools
 import logging
 from unittest import mock
 
@@ -8,14 +9,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.constant_policies import ConstantPolicy
 from helpers.environments import CountingEnv
 from helpers.factories import OBS, TWO, assert_close, batch_for, make
 from helpers.marks import telling
+from helpers.short_envs import PairEnv
+from helpers.workers import make_config
 from tfpolicies import (
     DQNConfig,
     DQNTF2Policy,
-    MultiAgentEnv,
-    Policy,
     PolicyMap,
     PPOConfig,
     PPOTF1Policy,
@@ -33,93 +35,76 @@ LEARNING += ("learn_on_loaded_batch", "get_num_samples_loaded_into_buffer", "on_
 EVALUATION = ("get_weights", "set_weights", *ACTING)
 
 
-def recording(policy_class, *names):
+def record_calls(policy_class, *names):
     """Returns a subclass whose methods of these names note that they run, and call super's."""
-    made = type(f"Own{policy_class.__name__}", (policy_class,), {"called": []})
+    recorder = type(f"Own{policy_class.__name__}", (policy_class,), {"called": []})
 
-    def noting(name):
+    def make_method(name):
         def method(self, *args, **kwargs):
-            made.called.append(name)
-            return getattr(super(made, self), name)(*args, **kwargs)
+            recorder.called.append(name)
+            return getattr(super(recorder, self), name)(*args, **kwargs)
 
         return method
 
     for name in names:
-        setattr(made, name, noting(name))
-    return type(made.__name__, (made,), {})
+        setattr(recorder, name, make_method(name))
+    return type(recorder.__name__, (recorder,), {})
 
 
-def config_of(kind=PPOConfig, **training):
-    sizes = {"train_batch_size": 8, "model": {"fcnet_hiddens": [4]}}
-    if kind is PPOConfig:
+def make_small_config(config_class=PPOConfig, **settings):
+    sizes = {"train_batch_size": 8, "rollout_fragment_length": 8, "evaluation_duration": 1}
+    if config_class is PPOConfig:
         sizes |= {"sgd_minibatch_size": 4, "num_sgd_iter": 2}
     else:
         sizes |= {"num_steps_sampled_before_learning_starts": 4}
-    return (
-        kind()
-        .environment(lambda context: CountingEnv())
-        .rollouts(rollout_fragment_length=8)
-        .training(**{**sizes, **training})
-        .framework(inference="tf", jit_compile=False)
-        .debugging(seed=3, log_level="ERROR")
-        .evaluation(evaluation_duration=1)
-    )
+    return make_config(lambda context: CountingEnv(), config_class, **{**sizes, **settings})
 
 
-def algorithm_of(policy_class, kind=PPOConfig, **training):
-    class Own(kind().algo_class):
+def make_algorithm(policy_class, **settings):
+    config_class = DQNConfig if issubclass(policy_class, DQNTF2Policy) else PPOConfig
+
+    class Own(config_class().algo_class):
         @classmethod
         def get_default_policy_class(cls, config):
             return policy_class
 
-    return Own(config_of(kind, **training))
+    return Own(make_small_config(config_class, **settings))
 
 
-class Pair(MultiAgentEnv):
-    """Two agents, who observe the step; episodes of three steps."""
-
-    observation_space = spaces.Dict(a=OBS, b=OBS)
-    action_space = spaces.Dict(a=TWO, b=TWO)
-
-    def reset(self, *, seed=None, options=None):
-        self.now = 0
-        return self.seen(), {}
-
-    def seen(self):
-        return {agent: np.full(3, self.now, np.float32) for agent in "ab"}
-
-    def step(self, actions):
-        self.now += 1
-        flags = dict.fromkeys(("a", "b", "__all__"), self.now == 3)
-        infos = {agent: {"now": self.now, "of": agent} for agent in "ab"}
-        return self.seen(), {"a": 1.0, "b": 2.0}, flags, dict.fromkeys(flags, False), infos
-
-
-# -- the whole page -------------------------------------------------------------------------------
+MEMORY = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4], "max_seq_len": 2}
+MEMORY |= {"lstm_use_prev_action": True}
+TELLING = ("compute_actions", "learn_on_batch", "postprocess_trajectory")
+IN_GRAPH_MODE = ("compute_actions", "learn_on_loaded_batch", "apply_gradients")
+ON_REPLAYED_ROWS = ("compute_actions_from_input_dict", "compute_gradients")
+WITH_A_MEMORY = {"learn_on_batch": 6, "learn_on_loaded_batch": 4, "compute_actions": 6}
+CALLS = [
+    *((PPOTF2Policy, name, None, 4) for name in sorted({*SAMPLING, *LEARNING})),
+    *((PPOTF1Policy, name, None, 4) for name in IN_GRAPH_MODE),
+    *((DQNTF2Policy, name, None, 125) for name in ON_REPLAYED_ROWS),  # of 1000 steps, 8 at a time
+    *((PPOTF2Policy, name, MEMORY, updates) for name, updates in WITH_A_MEMORY.items()),
+]
 
 
 @pytest.mark.parametrize(
-    "name",
-    telling(
-        sorted({*SAMPLING, *LEARNING}),
-        *("compute_actions", "learn_on_batch", "postprocess_trajectory"),
-    ),
+    ("policy_class", "name", "model", "updates"),
+    telling(CALLS, *((PPOTF2Policy, name, None, 4) for name in TELLING)),
 )
-def test_what_a_subclass_overrides_is_what_training_calls(name):
-    policy_class = recording(PPOTF2Policy, name)
-    algorithm = algorithm_of(policy_class)
-    policy_class.called.clear()
+def test_training_calls_the_methods_that_a_subclass_overrides(policy_class, name, model, updates):
+    recorder = record_calls(policy_class, name)
+    algorithm = make_algorithm(recorder, model=model or {"fcnet_hiddens": [4]})
+    recorder.called.clear()
     result = algorithm.train()
-    assert name in policy_class.called
-    assert np.isfinite(result["info"]["learner"]["default_policy"]["learner_stats"]["total_loss"])
-    assert algorithm.get_policy().num_grad_updates == 4
+    assert name in recorder.called
+    stats = result["info"]["learner"]["default_policy"]["learner_stats"]
+    assert policy_class is DQNTF2Policy or np.isfinite(stats["total_loss"])
+    assert algorithm.get_policy().num_grad_updates == updates
     algorithm.stop()
 
 
 @pytest.mark.parametrize("name", EVALUATION)
-def test_what_a_subclass_overrides_is_what_evaluation_calls(name):
-    policy_class = recording(PPOTF2Policy, name)
-    algorithm = algorithm_of(policy_class)
+def test_evaluation_calls_the_methods_that_a_subclass_overrides(name):
+    policy_class = record_calls(PPOTF2Policy, name)
+    algorithm = make_algorithm(policy_class)
     algorithm.evaluate()
     policy_class.called.clear()
     algorithm.evaluate()
@@ -128,8 +113,8 @@ def test_what_a_subclass_overrides_is_what_evaluation_calls(name):
 
 
 def test_saving_and_restoring_call_the_overrides_of_states(tmp_path):
-    policy_class = recording(PPOTF2Policy, "get_state", "set_state", "compute_single_action")
-    algorithm = algorithm_of(policy_class)
+    policy_class = record_calls(PPOTF2Policy, "get_state", "set_state", "compute_single_action")
+    algorithm = make_algorithm(policy_class)
     path = algorithm.save(str(tmp_path)).checkpoint.path
     assert "get_state" in policy_class.called
     algorithm.restore(path)
@@ -139,28 +124,9 @@ def test_saving_and_restoring_call_the_overrides_of_states(tmp_path):
     algorithm.stop()
 
 
-@pytest.mark.parametrize("name", ["compute_actions", "learn_on_loaded_batch", "apply_gradients"])
-def test_overrides_are_called_in_graph_mode(name):
-    policy_class = recording(PPOTF1Policy, name)
-    algorithm = algorithm_of(policy_class)
-    algorithm.train()
-    assert name in policy_class.called
-    algorithm.stop()
-
-
-@pytest.mark.parametrize("name", ["compute_actions_from_input_dict", "compute_gradients"])
-def test_overrides_are_called_where_rows_are_replayed(name):
-    policy_class = recording(DQNTF2Policy, name)
-    algorithm = algorithm_of(policy_class, DQNConfig)
-    algorithm.train()
-    assert name in policy_class.called
-    assert algorithm.get_policy().num_grad_updates
-    algorithm.stop()
-
-
 def test_overrides_are_called_for_each_of_several_agents_and_after_a_policy_was_away(tmp_path):
-    policy_class = recording(PPOTF2Policy, "compute_actions")
-    config = config_of().environment(Pair).rollouts(rollout_fragment_length=6)
+    policy_class = record_calls(PPOTF2Policy, "compute_actions")
+    config = make_small_config(rollout_fragment_length=6).environment(PairEnv)
     config.multi_agent(
         policies={"a": (policy_class, None, None, {}), "b": (PPOTF2Policy, None, None, {})},
         policy_mapping_fn=lambda agent, episode, **kwargs: agent,
@@ -173,61 +139,45 @@ def test_overrides_are_called_for_each_of_several_agents_and_after_a_policy_was_
     worker.stop()
 
 
-# -- what comes of it -----------------------------------------------------------------------------
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("space", [TWO, spaces.Discrete(3, start=5), spaces.Box(2.0, 6.0, (2,))])
 def test_acting_by_methods_gives_what_the_program_gives(space):
-    plain, own = (make(x, actions=space) for x in (PPOTF2Policy, recording(PPOTF2Policy, *ACTING)))
+    custom, plain = make(record_calls(PPOTF2Policy, *ACTING), actions=space), make(actions=space)
     obs = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)]
     expected, columns = plain.driver.acting.act(obs)
-    actual, own_columns = own.driver.acting.act(obs)
-    assert own.called == ["compute_actions_from_input_dict", "compute_actions"]
+    actual, custom_columns = custom.driver.acting.act(obs)
+    assert custom.called == ["compute_actions_from_input_dict", "compute_actions"]
     np.testing.assert_allclose(actual, expected, atol=1e-6)
     assert actual.dtype == expected.dtype == space.dtype
     for name in columns:
-        np.testing.assert_allclose(own_columns[name], columns[name], atol=1e-6)
+        np.testing.assert_allclose(custom_columns[name], columns[name], atol=1e-6)
 
 
-def test_an_override_decides_what_the_environment_is_given():
+def test_the_environment_takes_the_actions_of_an_override():
     class Right(PPOTF2Policy):
         def compute_actions(self, obs_batch, *args, **kwargs):
             result = super().compute_actions(obs_batch, *args, **kwargs)
             return result._replace(actions=np.full(len(obs_batch), 2))
 
-    worker = RolloutWorker(config=config_of(), default_policy_class=Right)
+    worker = RolloutWorker(config=make_small_config(), default_policy_class=Right)
     assert worker.sample()["actions"].tolist() == [2] * 8
     assert worker.env.actions == [2] * 8
 
 
-@pytest.mark.parametrize("names", [("learn_on_batch",), ("compute_gradients",)])
-def test_learning_by_methods_gives_what_the_program_gives(names):
-    own, plain = make(recording(PPOTF2Policy, *names), lr=0.01), make(lr=0.01)
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["learn_on_batch", "compute_gradients", "compute_actions"])
+def test_learning_by_methods_gives_what_the_program_gives(name):
+    custom, plain = make(record_calls(PPOTF2Policy, name), lr=0.01), make(lr=0.01)
     batch = batch_for(plain, 10)
-    stats = [policy.learn_epochs(batch, 2, 4)["learner_stats"] for policy in (own, plain)]
+    stats = [policy.learn_epochs(batch, 2, 4)["learner_stats"] for policy in (custom, plain)]
     assert stats[0] == pytest.approx(stats[1], rel=1e-4)
-    assert_close(own.get_weights(), plain.get_weights(), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["learn_on_batch", "learn_on_loaded_batch", "compute_actions"])
-def test_overrides_are_called_for_policies_with_a_memory(name):
-    policy_class = recording(PPOTF2Policy, name)
-    model = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4], "max_seq_len": 2}
-    algorithm = algorithm_of(policy_class, model={**model, "lstm_use_prev_action": True})
-    algorithm.train()
-    assert name in policy_class.called
-    assert algorithm.get_policy().num_grad_updates >= 4
-    algorithm.stop()
+    assert_close(custom.get_weights(), plain.get_weights(), atol=1e-6)
+    assert name != "compute_actions" or custom.driver.acting.stackable is None
 
 
 @pytest.mark.parametrize("name", ["learn_on_batch", "learn_on_loaded_batch"])
-def test_an_override_that_forgets_its_result_is_told_to_return_it(name):
-    class Forgetful(PPOTF2Policy):
-        pass
-
-    setattr(Forgetful, name, lambda self, *args: None)
-    policy = make(type("Own", (Forgetful,), {}))
+def test_an_override_without_a_result_is_an_error(name):
+    policy = make(type("Own", (PPOTF2Policy,), {name: lambda self, *args: None}))
     with pytest.raises(UsageError, match=f"Own.{name} must return a dict of results.*got None"):
         policy.learn_epochs(batch_for(policy, 8), 1, 4)
 
@@ -247,23 +197,23 @@ def test_statistics_that_some_minibatches_lack_are_means_over_the_others():
 
 
 def test_a_loaded_batch_is_learned_from_in_order_through_all_overrides():
-    own = make(recording(PPOTF2Policy, "learn_on_loaded_batch", "learn_on_batch"), lr=0.01)
-    plain, batch = make(lr=0.01), batch_for(own, 128 * 2 + 4)
-    own.learn_epochs(batch, 1, 128, shuffle=False)
+    custom = make(record_calls(PPOTF2Policy, "learn_on_loaded_batch", "learn_on_batch"), lr=0.01)
+    plain, batch = make(lr=0.01), batch_for(custom, 128 * 2 + 4)
+    custom.learn_epochs(batch, 1, 128, shuffle=False)
     plain.learn_epochs(batch, 1, 128, shuffle=False)
-    assert own.called == ["learn_on_loaded_batch", "learn_on_batch"] * 3
-    assert_close(own.get_weights(), plain.get_weights(), atol=1e-6)
+    assert custom.called == ["learn_on_loaded_batch", "learn_on_batch"] * 3
+    assert_close(custom.get_weights(), plain.get_weights(), atol=1e-6)
 
 
 def test_a_copy_has_loaded_batches_of_its_own():
-    own = make(recording(PPOTF2Policy, "learn_on_batch"), lr=0.01)
-    own.load_batch_into_buffer(batch_for(own, 8))
-    twin = own.copy()
-    assert twin.get_num_samples_loaded_into_buffer() == 0
-    assert twin.load_batch_into_buffer(batch_for(own, 4)) == 4
-    assert twin.learn_on_loaded_batch()["num_agent_steps_trained"] == 4
-    assert own.called == ["learn_on_batch"]
-    assert own.get_num_samples_loaded_into_buffer() == 8
+    custom = make(record_calls(PPOTF2Policy, "learn_on_batch"), lr=0.01)
+    custom.load_batch_into_buffer(batch_for(custom, 8))
+    copied = custom.copy()
+    assert copied.get_num_samples_loaded_into_buffer() == 0
+    assert copied.load_batch_into_buffer(batch_for(custom, 4)) == 4
+    assert copied.learn_on_loaded_batch()["num_agent_steps_trained"] == 4
+    assert custom.called == ["learn_on_batch"]
+    assert custom.get_num_samples_loaded_into_buffer() == 8
 
 
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
@@ -296,156 +246,127 @@ def test_extra_action_out_fn_has_the_values_of_the_model(policy_class):
 
 
 @pytest.mark.core
-def test_a_model_that_has_been_called_names_the_tensors_there_are():
-    class Asks(PPOTF2Policy):
-        def extra_action_out_fn(self):
-            return {"x": self.model({"obs": self.dist_inputs})[0]}
-
-    class Reads(PPOTF2Policy):
-        def extra_action_out_fn(self):
-            return {"x": self.model.base_model}
-
-    for policy_class in (Asks, Reads):
-        with pytest.raises(AttributeError, match=r"self\.dist_inputs and self\.values"):
-            make(policy_class).compute_actions(np.ones((4, 3), np.float32))
+@pytest.mark.parametrize(
+    "read",
+    [lambda x: x.model({"obs": x.dist_inputs})[0], lambda x: x.model.base_model],
+    ids=["call", "attribute"],
+)
+def test_a_model_that_has_been_called_names_the_existing_tensors(read):
+    reading = type("Reading", (PPOTF2Policy,), {"extra_action_out_fn": lambda x: {"x": read(x)}})
+    with pytest.raises(AttributeError, match=r"self\.dist_inputs and self\.values"):
+        make(reading).compute_actions(np.ones((4, 3), np.float32))
 
 
-def test_what_extra_action_out_fn_gives_is_a_column_that_the_loss_may_read():
+def test_outputs_of_extra_action_out_fn_are_columns_that_the_loss_may_read():
     class Own(PPOTF2Policy):
         def extra_action_out_fn(self):
             return {"twice": 2.0 * self.dist_inputs}
 
         def loss(self, model, dist_class, train_batch):
-            read = train_batch["twice"]
-            return super().loss(model, dist_class, train_batch) + 0.0 * read[0, 0]
+            loss = super().loss(model, dist_class, train_batch)
+            return loss + 0.0 * train_batch["twice"][0, 0]
 
-    worker = RolloutWorker(config=config_of(), default_policy_class=Own)
+    worker = RolloutWorker(config=make_small_config(), default_policy_class=Own)
     batch = worker.sample()
     np.testing.assert_allclose(batch["twice"], 2 * batch["action_dist_inputs"], rtol=1e-6)
     worker.learn_on_batch(batch)
-    replaying = RolloutWorker(config=config_of(DQNConfig), default_policy_class=DQNTF2Policy)
+    config = make_small_config(DQNConfig)
+    replaying = RolloutWorker(config=config, default_policy_class=DQNTF2Policy)
     assert "q_values" not in replaying.sample()
 
 
-def test_one_line_says_once_for_each_class_what_runs(caplog):
-    own = recording(PPOTF2Policy, "compute_actions", "learn_on_batch")
+def test_overridden_methods_are_logged_once_for_each_class(caplog):
+    custom = record_calls(PPOTF2Policy, "compute_actions", "learn_on_batch")
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         for _ in range(2):
-            make(own)
+            make(custom)
         make()
     (line,) = caplog.messages
-    assert line.startswith(
-        "OwnPPOTF2Policy overrides compute_actions, learn_on_batch: this replaces"
-    )
+    assert line.startswith("OwnPPOTF2Policy overrides compute_actions, learn_on_batch: this repl")
 
 
-def test_a_memory_of_ones_own_is_asked_for_in_each_episode():
+def test_each_episode_begins_with_the_initial_state_of_an_override():
     class Warm(PPOTF2Policy):
-        asked_for = 0
+        calls = 0
 
         def get_initial_state(self):
-            type(self).asked_for += 1
-            return [np.full(4, self.asked_for, np.float32) for _ in range(2)]
+            type(self).calls += 1
+            return [np.full(4, self.calls, np.float32) for _ in range(2)]
 
-    config = config_of(model={"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 4})
+    config = make_small_config(model={"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 4})
     batch = RolloutWorker(config=config, default_policy_class=Warm).sample()
     starts = batch["state_in_0"][:, 0]
     assert len(set(starts.tolist())) == len(starts)
 
 
 def test_policies_act_together_by_their_own_methods():
-    own, plain = recording(PPOTF2Policy, "compute_actions"), PPOTF2Policy
+    custom, plain = record_calls(PPOTF2Policy, "compute_actions"), PPOTF2Policy
     with PolicyMap(capacity=1) as policies:
-        for pid, kind in (("a", own), ("b", plain), ("c", plain)):
+        for pid, kind in (("a", custom), ("b", plain), ("c", plain)):
             policies[pid] = make(kind, __policy_id=pid)
         result = policies.compute_actions({pid: np.zeros((2, 3), np.float32) for pid in "abc"})
     assert set(result) == set("abc")
-    assert own.called == ["compute_actions"]
+    assert custom.called == ["compute_actions"]
 
 
 def test_every_method_that_is_driven_by_the_page_is_in_this_file():
-    driven = {
-        *overrides.ACTING_METHODS,
-        *overrides.LOADING_METHODS,
-        *overrides.UPDATE_METHODS,
-        *overrides.WEIGHT_METHODS,
-    }
-    assert driven <= {*SAMPLING, *LEARNING, *EVALUATION}
+    groups = (overrides.ACTING_METHODS, overrides.LOADING_METHODS, overrides.UPDATE_METHODS)
+    names = {*itertools.chain(*groups, overrides.WEIGHT_METHODS)}
+    assert names <= {*SAMPLING, *LEARNING, *EVALUATION}
 
 
 def test_a_policy_that_overrides_nothing_is_driven_by_its_program():
-    assert PPOTF2Policy._overridden == frozenset()
     policy = make()
     assert policy.driver.acting is policy.driver.acting.stackable
 
 
-def acting_ones():
-    """Returns a `compute_actions` that always gives the action 1."""
-    return mock.Mock(side_effect=lambda obs, *rest, **kwargs: (np.ones(len(obs), int), [], {}))
-
-
 @pytest.mark.core
-def test_a_method_that_is_replaced_on_one_policy_is_what_runs_until_it_is_taken_back():
+def test_a_method_that_is_replaced_on_one_policy_runs_until_it_is_restored():
     policy, other = make(__policy_id="one"), make(__policy_id="other")
     session, obs = policy.session(), np.zeros(3, np.float32)
     compiled = policy.driver.acting
-    policy.compute_actions = acting_ones()
+    policy.compute_actions = mock.Mock(
+        side_effect=lambda obs, *args, **kwargs: (np.ones(len(obs), int), [], {})
+    )
     assert [int(session.act(obs)) for _ in range(5)] == [1] * 5
     assert int(policy.compute_single_action(obs)[0]) == int(policy.predict(obs)) == 1
     assert policy.compute_actions.call_count == 7
-    assert other.driver.acting is other._acting
+    assert other.driver.acting is other.driver.acting.stackable
     del policy.compute_actions
     assert policy.driver.acting is compiled
     assert policy.compute_actions(obs[None]).actions.shape == (1,)
 
 
 @pytest.mark.core
-def test_a_method_that_is_replaced_on_a_class_is_what_runs_in_policies_that_were_made_before():
+def test_a_method_that_is_replaced_on_a_class_runs_in_its_existing_policies():
     before, rows = make(), batch_for(make(), 8)
     before.learn_epochs(rows, 1, 4)
-    with mock.patch.object(
-        PPOTF2Policy, "learn_on_batch", return_value={"learner_stats": {}}
-    ) as own:
+    result = {"learner_stats": {}}
+    with mock.patch.object(PPOTF2Policy, "learn_on_batch", return_value=result) as method:
         before.learn_epochs(rows, 2, 4)
         before.driver.learning.update(rows, 1, 8)
-        assert own.call_count == 2 * 2 + 1
-    assert PPOTF2Policy._overridden == frozenset()
+        assert method.call_count == 2 * 2 + 1
     assert before.learn_epochs(rows, 1, 4)["num_grad_updates_lifetime"] == 4
 
 
 @pytest.mark.core
-def test_a_subclass_that_overrides_acting_alone_learns_by_its_program():
-    own, plain = make(recording(PPOTF2Policy, "compute_actions"), seed=3), make(seed=3)
-    results = [each.driver.learning.train(batch_for(each, 8), 2, 4) for each in (own, plain)]
-    assert results[0]["learner_stats"] == pytest.approx(results[1]["learner_stats"], rel=1e-5)
-    assert own.driver.acting.stackable is None
-
-
-@pytest.mark.core
 def test_a_policy_without_a_hash_has_a_driver():
-    class Constant(Policy):
+    class Constant(ConstantPolicy):
         __hash__ = None
+        action = 1
 
         def __eq__(self, other):
             return self.action == other.action
-
-        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-            return np.full(len(obs_batch), 1), [], {}
 
     assert int(Constant(OBS, TWO, {}).session().act(np.zeros(3, np.float32))) == 1
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
-def test_a_copy_has_a_driver_of_its_own(copied):
-    class Always(Policy):
-        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-            return np.full(len(obs_batch), self.action), [], {}
-
-    policy = Always(OBS, TWO, {})
-    policy.action = 0
+@pytest.mark.parametrize("copy_policy", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+def test_a_copy_has_a_driver_of_its_own(copy_policy):
+    policy = ConstantPolicy(OBS, TWO, {})
     driver = policy.driver
-    twin = copied(policy)
-    twin.action = 1
-    assert policy.driver is driver is not twin.driver
-    assert [int(x.session().act(np.zeros(3, np.float32))) for x in (policy, twin)] == [0, 1]
+    copied = copy_policy(policy)
+    copied.action = 1
+    assert policy.driver is driver is not copied.driver
+    assert [int(x.session().act(np.zeros(3, np.float32))) for x in (policy, copied)] == [0, 1]

@@ -1,59 +1,53 @@
-"""What a class may override besides its loss: model, optimizer, sampling, distribution."""
-
-import logging
+"""Overrides besides the loss: model, optimizer, sampling, distribution; tracing and devices."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfpolicies.compat  # noqa: F401 - which knows names of ported code
-from helpers.factories import OBS, PLANE, TWO, assert_close, batch_for, make, rows_of
+import tfpolicies.compat  # noqa: F401 - resolves names of ported code
+from helpers.factories import OBS, PLANE, assert_close, batch_for, make, rows_of
 from tfpolicies import PGTF2Policy, PPOTF2Policy
-from tfpolicies.errors import BatchError, ConfigError, RetraceError
+from tfpolicies.errors import BatchError, ConfigError, PolicyOwnedError, RetraceError
 from tfpolicies.program.devices import choose_learner_device
-from tfpolicies.system import gpus
+from tfpolicies.testing import random_batch
 
 RUNTIMES = pytest.mark.parametrize("inference", ["tf", "onnx"])
 
 
-class OwnModel(PGTF2Policy):
-    """A class with a linear model, built in code."""
-
+class Linear(PGTF2Policy):
     def make_model(self):
         inputs = keras.Input(self.observation_space.shape)
         return keras.Model(inputs, keras.layers.Dense(self.dist_class.num_inputs)(inputs))
 
 
-class Sharp(OwnModel):
-    """Doubles its logits."""
-
+class Sharp(Linear):
     def action_distribution_fn(self, model, *, obs_batch, state_batches, **kwargs):
         dist_inputs, states = model({"obs": obs_batch}, state_batches)
         return 2.0 * dist_inputs, self.dist_class, states
 
 
-class Mirrored(OwnModel):
-    """Takes the second action where the first would have been chosen, and the other way round."""
+class Mirrored(Linear):
+    """Takes the other one of two actions."""
 
     def action_sampler_fn(self, model, *, obs_batch, state_batches, noise, **kwargs):
         dist_inputs, states = model({"obs": obs_batch}, state_batches)
         return 1 - self.dist_class(dist_inputs).sample(noise), None, dist_inputs, states
 
 
-def logits_of(policy, obs):
+def compute_logits(policy, obs):
     kernel, bias = policy.get_weights().values()
     return obs @ kernel + bias
 
 
 @pytest.mark.core
 def test_a_class_builds_its_model_in_code_and_its_policies_share_a_program():
-    first, second = make(OwnModel, seed=1), make(OwnModel, seed=2)
+    first, second = make(Linear, seed=1), make(Linear, seed=2)
     assert first.program is second.program
     obs = rows_of(OBS, 4)
     for policy in (first, second):
-        got = policy.compute_actions(obs).extras["action_dist_inputs"]
-        np.testing.assert_allclose(got, logits_of(policy, obs), atol=1e-6)
+        actual = policy.compute_actions(obs).extras["action_dist_inputs"]
+        np.testing.assert_allclose(actual, compute_logits(policy, obs), atol=1e-6)
     assert [tuple(w.shape) for w in first.get_weights().values()] == [(3, 2), (2,)]
     first.learn_on_batch(batch_for(first, 4))
 
@@ -73,15 +67,15 @@ def test_the_default_model_is_the_catalogs():
 
 @pytest.mark.core
 @RUNTIMES
-def test_a_class_says_from_what_distribution_its_actions_are(inference):
+def test_a_class_chooses_the_distribution_of_its_actions(inference):
     policy = make(Sharp, inference=inference)
     obs = rows_of(OBS, 5)
-    expected = 2 * logits_of(policy, obs)
+    expected = 2 * compute_logits(policy, obs)
     acted = policy.compute_actions(obs)
     assert policy.driver.acting.inference == inference
     np.testing.assert_allclose(acted.extras["action_dist_inputs"], expected, atol=1e-5)
-    every = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
-    logp = every[np.arange(5), acted.actions]
+    logp = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
+    logp = logp[np.arange(5), acted.actions]
     np.testing.assert_allclose(acted.extras["action_logp"], logp, atol=1e-5)
     actual = policy.compute_log_likelihoods(acted.actions, obs)
     np.testing.assert_allclose(actual, logp, atol=1e-5)
@@ -89,8 +83,8 @@ def test_a_class_says_from_what_distribution_its_actions_are(inference):
 
 @pytest.mark.core
 @RUNTIMES
-def test_a_class_says_how_noise_becomes_actions(inference):
-    policy, plain = make(Mirrored, inference=inference), make(OwnModel, inference=inference)
+def test_a_class_chooses_how_noise_becomes_actions(inference):
+    policy, plain = make(Mirrored, inference=inference), make(Linear, inference=inference)
     obs = rows_of(OBS, 30)
     for explore in (True, False):
         mirrored = policy.compute_actions(obs, explore=explore).actions
@@ -100,28 +94,24 @@ def test_a_class_says_how_noise_becomes_actions(inference):
         policy.compute_log_likelihoods([0], obs[:1])
 
 
-def test_own_distributions_and_several_losses_are_the_same_in_graph_mode():
-    class InGraph(Sharp):
-        runtime = "session"
-
-    class TwoInGraph(TwoLosses):
-        runtime = "session"
-
-    obs = rows_of(OBS, 4)
-    for name in ("actions", "extras"):
-        traced, graph = (getattr(make(x).compute_actions(obs), name) for x in (Sharp, InGraph))
-        results = [x["action_dist_inputs"] if name == "extras" else x for x in (traced, graph)]
-        np.testing.assert_allclose(*results, atol=1e-6)
+def test_distributions_and_several_losses_of_a_class_agree_with_graph_mode():
+    sharp, two = (
+        type(f"Graph{x.__name__}", (x,), {"runtime": "session"}) for x in (Sharp, TwoLosses)
+    )
+    one, other = (make(x).compute_actions(rows_of(OBS, 4)) for x in (Sharp, sharp))
+    np.testing.assert_allclose(one.actions, other.actions, atol=1e-6)
+    inputs = [x.extras["action_dist_inputs"] for x in (one, other)]
+    np.testing.assert_allclose(*inputs, atol=1e-6)
     several = {"_tf_policy_handles_more_than_one_loss": True, "lr": 0.1}
-    policies = [make(x, **several) for x in (TwoLosses, TwoInGraph)]
+    policies = [make(x, **several) for x in (TwoLosses, two)]
     batch = batch_for(policies[0], 4)
     for policy in policies:
         policy.learn_on_batch(batch)
     assert_close(*(policy.get_weights() for policy in policies), atol=1e-6)
 
 
-def test_an_own_sampler_of_continuous_actions_is_exported_as_it_acts(tmp_path):
-    class Halved(OwnModel):
+def test_a_custom_sampler_of_continuous_actions_is_exported(tmp_path):
+    class Halved(Linear):
         def action_sampler_fn(self, model, *, obs_batch, state_batches, noise, **kwargs):
             dist_inputs, states = model(kwargs["input_dict"])
             actions = 0.5 * tf.tanh(self.dist_class(dist_inputs).sample(noise))
@@ -132,20 +122,17 @@ def test_an_own_sampler_of_continuous_actions_is_exported_as_it_acts(tmp_path):
     assert policy.export_model(tmp_path).path
 
 
-def test_own_sampling_needs_an_own_model():
+def test_custom_sampling_needs_a_custom_model_and_inputs_of_the_right_width():
     class NoModel(PPOTF2Policy):
         action_distribution_fn = Sharp.action_distribution_fn
 
-    with pytest.raises(ConfigError, match="overrides `action_distribution_fn` but not `make_mod"):
-        make(NoModel)
-
-
-def test_inputs_of_a_distribution_of_another_width_are_refused():
-    class Wide(OwnModel):
+    class Wide(Linear):
         def action_distribution_fn(self, model, *, obs_batch, state_batches, **kwargs):
             dist_inputs, states = model({"obs": obs_batch}, state_batches)
             return tf.concat([dist_inputs] * 2, -1), self.dist_class, states
 
+    with pytest.raises(ConfigError, match="overrides `action_distribution_fn` but not `make_mod"):
+        make(NoModel)
     with pytest.raises(ConfigError, match=r"shape \(None, 4\); `self.dist_class` needs \[N, 2\]"):
         make(Wide).compute_actions(rows_of(OBS, 3))
 
@@ -159,15 +146,15 @@ def test_a_class_chooses_its_optimizer():
             super().__init__(*args)
             self.maybe_initialize_optimizer_and_loss()
 
-    own, plain = make(Descending, lr=0.1), make(lr=0.1, optimizer={"type": "sgd"})
-    batch = batch_for(own, 6)
-    for policy in (own, plain):
+    custom, plain = make(Descending, lr=0.1), make(lr=0.1, optimizer={"type": "sgd"})
+    batch = batch_for(custom, 6)
+    for policy in (custom, plain):
         policy.learn_on_batch(batch)
-    assert_close(own.get_weights(), plain.get_weights(), atol=1e-7)
-    assert len(own.get_state()["_optimizer_variables"]) == 2
+    assert_close(custom.get_weights(), plain.get_weights(), atol=1e-7)
+    assert len(custom.get_state()["_optimizer_variables"]) == 2
 
 
-def test_rows_of_an_update_are_a_multiple_of_what_the_class_asks_for():
+def test_the_rows_of_an_update_are_a_multiple_of_the_required_number():
     class InThrees(PPOTF2Policy):
         def get_batch_divisibility_req(self):
             return 3
@@ -196,7 +183,7 @@ def test_untraced_policies_run_their_python_code_at_every_call():
             calls.append("act")
             return {}
 
-    policy = make(Debugged, actions=TWO, eager_tracing=False, inference="auto", jit_compile="auto")
+    policy = make(Debugged, eager_tracing=False, inference="auto", jit_compile="auto")
     batch = batch_for(policy, 7)
     policy._learner.discover_columns()
     assert policy.driver.acting.inference == "tf"
@@ -209,11 +196,34 @@ def test_untraced_policies_run_their_python_code_at_every_call():
     assert calls == ["act", "act"]
 
 
-# -- several losses -------------------------------------------------------------------------------
+@pytest.mark.core
+def test_a_loss_records_numbers_and_rows():
+    class Recording(PGTF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            loss = super().loss(model, dist_class, train_batch)
+            self.record(twice=2 * self.recorded["policy_loss"], returns=train_batch["advantages"])
+            return loss
+
+    policy = make(Recording)
+    batch = random_batch(policy, 4)
+    result = policy.learn_on_batch(batch)
+    stats = result["learner_stats"]
+    assert stats["twice"] == pytest.approx(2 * stats["policy_loss"])
+    assert result["returns"].tolist() == batch["advantages"].tolist()
 
 
-class TwoLosses(OwnModel):
-    """Draws the kernel to 1 by one optimizer, and the bias to 2 by another."""
+def test_a_missing_statistic_of_ported_code_is_an_error(no_extensions):
+    class Reading(PPOTF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            return super().loss(model, dist_class, train_batch) + self._mean_kl_loss
+
+    policy = make(Reading)
+    with pytest.raises(PolicyOwnedError, match=r"read self\._mean_kl_loss"):
+        policy.learn_on_batch(random_batch(policy, 4))
+
+
+class TwoLosses(Linear):
+    """Pulls the kernel to 1 by one optimizer, and the bias to 2 by another."""
 
     def loss(self, model, dist_class, train_batch):
         model(train_batch)
@@ -238,34 +248,27 @@ def test_each_loss_has_its_optimizer():
         weights[0] = weights[0] + 0.1 * (1 - weights[0])
         speed = 0.5 * speed + 0.1 * (2 - weights[1])
         weights[1] = weights[1] + speed
-    for got, expected in zip(policy.get_weights().values(), weights, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5)
+    for array, expected in zip(policy.get_weights().values(), weights, strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-5)
     gradients, _ = policy.compute_gradients(batch)
     expected = [weights[0] - 1, np.zeros(2), np.zeros((3, 2)), weights[1] - 2]
-    for got, right in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-6)
+    for gradient, array in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(gradient, array, rtol=1e-4, atol=1e-6)
     policy.apply_gradients(gradients)
-    twin = make(TwoLosses, seed=3)
-    twin.set_state(policy.get_state())
-    for each in (policy, twin):
-        each.learn_epochs(batch, 1, 2)
-    assert_close(policy.get_weights(), twin.get_weights(), atol=0)
+    other = make(TwoLosses, seed=3)
+    other.set_state(policy.get_state())
+    for copied in (policy, other):
+        copied.learn_epochs(batch, 1, 2)
+    assert_close(policy.get_weights(), other.get_weights(), atol=0)
 
 
 def test_several_losses_have_as_many_optimizers():
-    class TooFew(TwoLosses):
-        def optimizer(self):
-            return [keras.optimizers.SGD()]
-
-    few = make(TooFew)
+    few = make(type("TooFew", (TwoLosses,), {"optimizer": lambda self: [keras.optimizers.SGD()]}))
     with pytest.raises(ConfigError, match="returned a list of 2, but `optimizer` a list of 1"):
         few.learn_on_batch(batch_for(few, 4))
 
 
-# -- settings -------------------------------------------------------------------------------------
-
-
-def test_a_function_that_is_traced_too_often_is_named_with_what_changed():
+def test_a_function_that_is_traced_too_often_is_named_with_the_change():
     policy = make(eager_max_retraces=1)
     policy.compute_actions(rows_of(OBS, 2))
     functions, dtype = policy.program.functions, tf.float32
@@ -276,23 +279,13 @@ def test_a_function_that_is_traced_too_often_is_named_with_what_changed():
         with pytest.raises(ConfigError, match="eager_max_retraces"):
             make(eager_max_retraces=wrong)
     make(eager_max_retraces=None)
-
-
-def test_untraced_code_may_run_as_often_as_it_likes():
-    policy = make(eager_tracing=False, eager_max_retraces=0)
+    untraced = make(eager_tracing=False, eager_max_retraces=0)
     for _ in range(3):
-        policy.compute_actions(rows_of(OBS, 2))
+        untraced.compute_actions(rows_of(OBS, 2))
 
 
-def test_a_gpu_is_used_if_it_is_wanted_and_there(caplog):
-    assert [choose_learner_device(*x) for x in ((0, 2), (1, 1), (0.5, 1))] == [
-        "/cpu:0",
-        "/gpu:0",
-        "/gpu:0",
-    ]
-    with caplog.at_level(logging.WARNING, "tfpolicies"):
-        gpus.warn_without_gpu.cache_clear()
-        assert choose_learner_device(1, 0) == "/cpu:0"
-    assert "num_gpus=1, but there is no GPU" in caplog.text
+def test_a_gpu_is_used_if_it_is_configured_and_exists():
+    devices = [choose_learner_device(*x) for x in ((0, 2), (1, 1), (0.5, 1))]
+    assert devices == ["/cpu:0", "/gpu:0", "/gpu:0"]
     with pytest.raises(ConfigError, match="num_gpus must be 0 or 1"):
         make(num_gpus=2)

@@ -3,16 +3,26 @@
 `python -m tools.policy_page` runs this file and prints the table.
 """
 
+import json
+import socket
+
 import keras
 import numpy as np
 import pytest
+import scipy  # its parts are imported by the test that uses them
 import tensorflow as tf
 from gymnasium import spaces
 
 from helpers import factories
-from tfpolicies import PPOTF1Policy, PPOTF2Policy
-from tfpolicies.connectors import AgentConnectorPipeline, ClipReward, FrameStack
-from tfpolicies.errors import BatchError, CheckpointError, ObservationError, WeightsError
+from helpers.factories import OBS, PLANE, TWO, assert_close, assert_equal, batch_for, make
+from tfpolicies import PGTF2Policy, Policy, PPOTF1Policy, PPOTF2Policy, TFPolicy, errors
+from tfpolicies.connectors import (
+    ActionConnectorPipeline,
+    AgentConnectorPipeline,
+    ClipReward,
+    FrameStack,
+)
+from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 
 pytestmark = [
     pytest.mark.parametrize(
@@ -20,23 +30,19 @@ pytestmark = [
     ),
     pytest.mark.usefixtures("kept_programs"),
 ]
-OBS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+BOX = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([10.0, 2.0], np.float32))
+ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 LSTM = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [3], "max_seq_len": 4}
 
 
-def make(policy_class, **config):
-    return factories.make(policy_class, **config)
-
-
-def same(one, two):
-    return all(np.array_equal(one[key], two[key]) for key in one) and set(one) == set(two)
-
-
+@pytest.mark.core
 def test___init__(policy_class):
-    policy = make(policy_class, lr=0.5)
-    assert policy.observation_space == factories.OBS
-    assert policy.config["lr"] == 0.5
+    policy = make(policy_class, gamma=0.5)
+    assert (policy.observation_space, policy.action_space) == (OBS, TWO)
     assert policy.framework == ("tf" if policy_class is PPOTF1Policy else "tf2")
+    assert (policy.global_timestep, policy.num_grad_updates) == (0, 0)
+    assert (policy.config["gamma"], policy.config["lr"]) == (0.5, 5e-5)  # a default completes it
+    assert (policy.dist_class.num_inputs, policy.callbacks) == (2, None)
     assert tf.executing_eagerly()
     with pytest.raises(ValueError, match="Did you mean 'gamma'"):
         make(policy_class, gama=0.5)
@@ -50,131 +56,174 @@ def test_apply(policy_class):
 
 def test_compute_actions(policy_class):
     policy = make(policy_class)
-    actions, states, extras = policy.compute_actions(OBS, explore=False)
+    actions, states, extras = policy.compute_actions(ROWS, explore=False)
     assert (actions.dtype, actions.shape, states) == (np.int64, (4,), [])
-    assert set(extras) == {"action_logp", "action_prob", "action_dist_inputs", "vf_preds"}
     np.testing.assert_array_equal(actions, extras["action_dist_inputs"].argmax(axis=1))
-    assert policy.global_timestep == 4
-    with pytest.raises(ObservationError, match=r"\[B, 3\]"):
-        policy.compute_actions(OBS[:, :2])
+    with pytest.raises(errors.ObservationError, match=r"\[B, 3\]"):
+        policy.compute_actions(ROWS[:, :2])
 
 
 def test_compute_actions_from_input_dict(policy_class):
-    policy = make(policy_class)
-    one = policy.compute_actions_from_input_dict({"obs": OBS}, explore=False)
-    two = policy.compute_actions(OBS, explore=False)
-    np.testing.assert_array_equal(one.actions, two.actions)
+    policy, copy = make(policy_class), make(policy_class)
+    columns = {"obs": ROWS, "prev_actions": np.zeros(4), "infos": [{}] * 4}
+    result = policy.compute_actions_from_input_dict(columns, explore=True, timestep=99)
+    np.testing.assert_array_equal(result.actions, copy.compute_actions(ROWS, explore=True).actions)
+    assert policy.global_timestep == 4
     with pytest.raises(KeyError, match="obs"):
-        policy.compute_actions_from_input_dict({"rewards": OBS})
+        policy.compute_actions_from_input_dict({"rewards": ROWS})
 
 
 def test_compute_single_action(policy_class):
-    policy = make(policy_class)
-    action, states, extras = policy.compute_single_action(OBS[1], explore=False)
-    assert action == policy.compute_actions(OBS, explore=False).actions[1]
+    policy, copy = (make(policy_class, actions=PLANE) for _ in range(2))
+    action, states, extras = policy.compute_single_action(ROWS[1], explore=True)
+    batch = copy.compute_actions(ROWS[1:2], explore=True)
+    np.testing.assert_array_equal(action, batch.actions[0])
     assert states == []
-    assert extras["vf_preds"].shape == ()
+    assert {name: x.shape for name, x in extras.items()} == {
+        name: x.shape[1:] for name, x in batch.extras.items()
+    }
+    action, _, _ = policy.compute_single_action(input_dict={"obs": ROWS[1]}, explore=False)
+    np.testing.assert_array_equal(action, copy.compute_actions(ROWS[1:2], explore=False)[0][0])
+    assert policy.global_timestep == 2
+    discrete = make(policy_class, obs=spaces.Discrete(3, start=2))
+    action, _, _ = discrete.compute_single_action(3, prev_action=1)
+    assert (action.shape, action.dtype) == ((), np.int64)
+    with pytest.raises(errors.UsageError, match="obs or input_dict"):
+        policy.compute_single_action()
 
 
+@pytest.mark.core
 def test_compute_log_likelihoods(policy_class):
-    policy = make(policy_class)
-    actions, _, extras = policy.compute_actions(OBS)
-    result = policy.compute_log_likelihoods(actions, OBS)
-    np.testing.assert_allclose(result, extras["action_logp"], atol=1e-6)
-    with pytest.raises(BatchError, match="Got 3 actions for 4"):
-        policy.compute_log_likelihoods(actions[:3], OBS)
+    policy = make(policy_class, actions=BOX)
+    actions, _, extras = policy.compute_actions(ROWS, explore=True)
+    logp = policy.compute_log_likelihoods(actions, ROWS)
+    assert (type(logp), logp.dtype, logp.shape) == (np.ndarray, np.float32, (4,))
+    np.testing.assert_allclose(logp, extras["action_logp"], rtol=1e-5, atol=1e-6)
+    mean, log_std = np.split(extras["action_dist_inputs"], 2, axis=-1)
+    expected = scipy.stats.norm(mean, np.exp(log_std)).logpdf(actions).sum(-1)
+    np.testing.assert_allclose(logp, expected, rtol=1e-5, atol=1e-6)
+    assert policy.global_timestep == 4
+    with pytest.raises(errors.BatchError, match="Got 3 actions for 4"):
+        policy.compute_log_likelihoods(actions[:3], ROWS)
 
 
 def test_compute_gradients(policy_class):
-    policy = make(policy_class)
-    before = policy.get_weights()
-    gradients, info = policy.compute_gradients(factories.batch_for(policy, 6))
-    shapes = [w.shape for w in before.values()]
-    assert [g.shape for g in gradients] == shapes
-    assert "policy_loss" in info["learner_stats"]
-    assert same(before, policy.get_weights())
+    policy, whole = (make(policy_class, optimizer={"type": "sgd"}, lr=0.1) for _ in range(2))
+    before, batch = policy.get_weights(), batch_for(policy, 8)
+    gradients, info = policy.compute_gradients(batch)
+    assert [g.shape for g in gradients] == [w.shape for w in before.values()]
+    assert_equal(policy.get_weights(), before)
+    stats = whole.learn_on_batch(batch)["learner_stats"]
+    assert info["learner_stats"] == pytest.approx(stats, abs=1e-6)
+    assert policy.apply_gradients(gradients) is None
     assert policy.num_grad_updates == 0
+    assert_close(policy.get_weights(), whole.get_weights(), atol=1e-6)
 
 
 def test_apply_gradients(policy_class):
     policy = make(policy_class, lr=0.1, optimizer={"type": "sgd"})
     before = policy.get_weights()
     gradients = [np.ones_like(w) for w in before.values()]
+    with pytest.raises(errors.WeightsError, match="Unexpected number of gradients: 1 for 8"):
+        policy.apply_gradients(gradients[:1])
+    with pytest.raises(ValueError, match=r"gradients\[7\] must have shape"):
+        policy.apply_gradients([*gradients[:-1], np.ones(7)])
+    assert_equal(policy.get_weights(), before)
     policy.apply_gradients([*gradients[:-1], None])
-    after = policy.get_weights()
     *changed, last = before
-    for key in changed:
-        np.testing.assert_allclose(after[key], before[key] - 0.1, atol=1e-6)
-    np.testing.assert_array_equal(after[last], before[last])
-    with pytest.raises(ValueError, match="Unexpected number of gradients"):
-        policy.apply_gradients(gradients[:-1])
+    expected = {**{key: before[key] - 0.1 for key in changed}, last: before[last]}
+    assert_close(policy.get_weights(), expected, atol=1e-6)
+    np.testing.assert_array_equal(policy.get_weights()[last], before[last])
 
 
 def test_export_checkpoint(policy_class, tmp_path):
-    policy = make(policy_class)
-    assert policy.export_checkpoint(tmp_path / "here") is None
-    assert (tmp_path / "here" / "policy.json").exists()
-    with pytest.raises(ValueError, match="checkpoint_format"):
+    policy, state = make(policy_class), make(policy_class, seed=4).get_state()
+    assert policy.export_checkpoint(tmp_path / "other", policy_state=state) is None
+    assert (tmp_path / "other" / "policy.json").exists()
+    assert_equal(Policy.from_checkpoint(tmp_path / "other").get_weights(), state["weights"])
+    with pytest.raises(errors.ConfigError, match="filename_prefix"):
+        policy.export_checkpoint(tmp_path, "model")
+    words = "checkpoint_format must be 'json', got 'cloudpickle'"
+    with pytest.raises(errors.ConfigError, match=words):
         policy.export_checkpoint(tmp_path, checkpoint_format="cloudpickle")
 
 
 def test_from_checkpoint(policy_class, tmp_path):
     policy = make(policy_class)
-    policy.learn_on_batch(factories.batch_for(policy, 6))
+    policy.learn_on_batch(batch_for(policy, 6))
     policy.export_checkpoint(tmp_path)
-    again = policy_class.from_checkpoint(tmp_path)
-    assert type(again) is policy_class
-    assert same(policy.get_weights(), again.get_weights())
-    batch = factories.batch_for(policy, 6, seed=1)
-    for each in (policy, again):  # the optimizer's state too
-        each.learn_on_batch(batch)
-    assert same(policy.get_weights(), again.get_weights())
-    with pytest.raises(CheckpointError, match="not found"):
+    restored = policy_class.from_checkpoint(tmp_path)
+    assert type(restored) is policy_class
+    assert_equal(policy.get_weights(), restored.get_weights())
+    batch = batch_for(policy, 6, seed=1)
+    for copy in (policy, restored):  # with the state of the optimizer
+        copy.learn_on_batch(batch)
+    assert_equal(policy.get_weights(), restored.get_weights())
+    with pytest.raises(errors.CheckpointError, match="not found"):
         policy_class.from_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(errors.CheckpointError, match="leave policy_ids out"):
+        Policy.from_checkpoint(tmp_path, policy_ids=["default_policy"])
 
 
 def test_export_model(policy_class, tmp_path):
     policy = make(policy_class)
     result = policy.export_model(tmp_path)
     served = tf.saved_model.load(str(result.path)).signatures["serving_default"](
-        obs=tf.constant(OBS)
+        obs=tf.constant(ROWS)
     )
-    expected = policy.compute_actions(OBS, explore=False)
+    expected = policy.compute_actions(ROWS, explore=False)
     np.testing.assert_array_equal(served["actions"].numpy(), expected.actions)
     assert result.parity.largest_difference <= 1e-5
 
 
 def test_from_state(policy_class):
-    policy = make(policy_class)
-    again = policy_class.from_state(policy.get_state())
-    assert type(again) is policy_class
-    assert same(policy.get_weights(), again.get_weights())
+    policy = make(policy_class, lr=0.25)
+    policy.learn_on_batch(batch_for(policy, 4))
+    state, actions = policy.get_state(), policy.compute_actions(ROWS).actions
+    for caller in (policy_class, Policy, TFPolicy, PGTF2Policy):
+        restored = caller.from_state(state)
+        assert type(restored) is policy_class
+        assert restored.config["lr"] == 0.25
+        assert_equal(state["weights"], restored.get_weights())
+        np.testing.assert_array_equal(restored.compute_actions(ROWS).actions, actions)
     with pytest.raises(ValueError, match="No `policy_spec` key"):
         policy_class.from_state({"weights": {}})
 
 
+@pytest.mark.core
 def test_get_connector_metrics(policy_class):
     policy = make(policy_class)
+    assert (policy.agent_connectors, policy.action_connectors) == (None, None)
     assert policy.get_connector_metrics() == {}
     policy.agent_connectors = AgentConnectorPipeline([ClipReward(sign=True)])
-    metrics = policy.get_connector_metrics()
-    assert metrics == {"agent_connectors": {"ClipReward_ms": 0.0}, "action_connectors": {}}
+    policy.action_connectors = ActionConnectorPipeline([])
+    metrics = {"agent_connectors": {"ClipReward_ms": 0.0}, "action_connectors": {}}
+    assert policy.get_connector_metrics() == metrics
 
 
 def test_reset_connectors(policy_class):
     policy = make(policy_class)
     policy.reset_connectors(0)  # nothing to forget
     policy.agent_connectors = AgentConnectorPipeline([FrameStack(2)])
-    policy.agent_connectors.connect(factories.OBS)
-    policy.reset_connectors(0)
+    policy.agent_connectors.connect(OBS)
+    policy.reset_connectors([0, 3])
     assert len(policy.agent_connectors) == 1
 
 
+@pytest.mark.core
 def test_restore_connectors(policy_class):
     policy, other = make(policy_class), make(policy_class)
+    other.restore_connectors({})
     policy.agent_connectors = AgentConnectorPipeline([FrameStack(3)])
-    other.restore_connectors(policy.get_state())
-    assert other.agent_connectors.to_state() == policy.agent_connectors.to_state()
+    configs = json.loads(json.dumps(policy.get_state()["connector_configs"]))
+    for restore in (other.set_state, other.restore_connectors):
+        other.agent_connectors = None
+        restore({**policy.get_state(), "connector_configs": configs})
+        assert repr(other.agent_connectors) == repr(policy.agent_connectors)
+        assert other.agent_connectors is not policy.agent_connectors
+        assert other.get_state()["connector_configs"] == configs
+    with pytest.raises(errors.ConfigError, match="connector_configs"):
+        other.restore_connectors({"connector_configs": {"agent": ["Unknown", {}]}})
     other.restore_connectors({})
     assert other.agent_connectors is not None
 
@@ -186,7 +235,7 @@ def test_get_exploration_state(policy_class):
 
 
 def test_get_host(policy_class):
-    assert make(policy_class).get_host() != ""
+    assert make(policy_class).get_host() == socket.gethostname()
 
 
 def test_get_initial_state(policy_class):
@@ -208,51 +257,54 @@ def test_num_state_tensors(policy_class):
 
 def test_load_batch_into_buffer(policy_class):
     policy = make(policy_class)
-    assert policy.load_batch_into_buffer(factories.batch_for(policy, 6)) == 6
+    assert policy.load_batch_into_buffer(batch_for(policy, 6)) == 6
 
 
 def test_get_num_samples_loaded_into_buffer(policy_class):
     policy = make(policy_class)
     assert policy.get_num_samples_loaded_into_buffer() == 0
-    policy.load_batch_into_buffer(factories.batch_for(policy, 5), buffer_index=1)
+    policy.load_batch_into_buffer(batch_for(policy, 5), buffer_index=1)
     assert policy.get_num_samples_loaded_into_buffer(1) == 5
+    assert policy.get_num_samples_loaded_into_buffer() == 0
 
 
 def test_learn_on_loaded_batch(policy_class):
-    policy = make(policy_class, sgd_minibatch_size=2)
+    policy, copy = make(policy_class, sgd_minibatch_size=4), make(policy_class)
     with pytest.raises(ValueError, match="must call load_batch_into_buffer"):
         policy.learn_on_loaded_batch()
-    policy.load_batch_into_buffer(factories.batch_for(policy, 6))
-    result = policy.learn_on_loaded_batch(offset=4)
-    assert result["num_agent_steps_trained"] == 2
-    assert policy.num_grad_updates == 1
+    batch = batch_for(policy, 10)
+    policy.load_batch_into_buffer(batch)
+    for start, stop in ((0, 4), (4, 8), (8, 10)):
+        result = policy.learn_on_loaded_batch(start)
+        assert result["num_agent_steps_trained"] == stop - start
+        copy.learn_on_batch({name: column[start:stop] for name, column in batch.items()})
+    assert_equal(policy.get_weights(), copy.get_weights())
+    assert policy.num_grad_updates == 3
+    with pytest.raises(errors.BatchError, match=r"offset must be in \[0, 10\), got 10"):
+        policy.learn_on_loaded_batch(10)
+    policy.load_batch_into_buffer(batch.slice(0, 3), buffer_index=1)
+    assert policy.learn_on_loaded_batch(buffer_index=1)["num_agent_steps_trained"] == 3
 
 
 def test_learn_on_batch(policy_class):
     policy = make(policy_class, lr=0.1)
     before = policy.get_weights()
-    result = policy.learn_on_batch(factories.batch_for(policy, 6))
+    result = policy.learn_on_batch(batch_for(policy, 6))
     assert result["num_agent_steps_trained"] == 6
     assert np.isfinite(result["learner_stats"]["total_loss"])
-    assert not same(before, policy.get_weights())
+    assert any(not np.array_equal(before[key], w) for key, w in policy.get_weights().items())
     assert policy.num_grad_updates == 1
 
 
 def test_learn_on_batch_from_replay_buffer(policy_class):
     policy = make(policy_class)
-
-    class Actor:
-        def __init__(self, batch):
-            self.batch = batch
-
-        def replay(self, policy_id=None):
-            return self.batch
-
-    assert policy.learn_on_batch_from_replay_buffer(Actor(None), "default_policy") == {}
-    result = policy.learn_on_batch_from_replay_buffer(
-        Actor(factories.batch_for(policy, 6)), "default_policy"
-    )
-    assert result["num_agent_steps_trained"] == 6
+    buffer = MultiAgentReplayBuffer(100, seed=0, train_batch_size=4, learning_starts=6)
+    assert policy.learn_on_batch_from_replay_buffer(buffer, "default_policy") == {}
+    buffer.add(batch_for(policy, 8))
+    assert policy.learn_on_batch_from_replay_buffer(buffer, "unknown") == {}
+    result = policy.learn_on_batch_from_replay_buffer(buffer, "default_policy")
+    assert result["num_agent_steps_trained"] == 4
+    assert policy.num_grad_updates == 1
 
 
 def test_loss(policy_class):
@@ -268,26 +320,29 @@ def test_loss(policy_class):
             return {}
 
     policy = make(Squared, lr=1e-4)
-    batch = {"obs": OBS}
+    batch = {"obs": ROWS}
     norms = []
     for _ in range(3):
         policy.learn_on_batch(batch)
-        norms.append(np.square(policy.compute_actions(OBS)[2]["action_dist_inputs"]).mean())
+        norms.append(np.square(policy.compute_actions(ROWS)[2]["action_dist_inputs"]).mean())
     assert norms[2] < norms[1] < norms[0]
     assert all(tf.is_tensor(lr) for lr in seen)
 
 
 def test_make_rl_module(policy_class):
-    assert isinstance(make(policy_class).make_rl_module(), keras.Model)
+    policy = make(policy_class)
+    assert isinstance(policy.make_rl_module(), keras.Model)
+    assert policy.make_rl_module() is policy.model
 
 
 def test_maybe_add_time_dimension(policy_class):
-    batch = {"obs": OBS}
-    assert make(policy_class).maybe_add_time_dimension(batch, np.array([4])) is batch
+    batch = {"obs": ROWS}
+    policy = make(policy_class)
+    assert policy.maybe_add_time_dimension(batch, np.array([4]), framework="tf2") is batch
 
 
 def test_maybe_remove_time_dimension(policy_class):
-    batch = {"obs": OBS}
+    batch = {"obs": ROWS}
     assert make(policy_class).maybe_remove_time_dimension(batch) is batch
 
 
@@ -299,9 +354,13 @@ def test_init_view_requirements(policy_class):
 
 def test_on_global_var_update(policy_class):
     policy = make(policy_class, lr=1.0, lr_schedule=[[0, 1.0], [100, 0.0]])
-    policy.on_global_var_update({"timestep": 50, "num_grad_updates": 7})
-    assert (policy.global_timestep, policy.num_grad_updates) == (50, 7)
+    policy.compute_actions(ROWS)
+    policy.on_global_var_update({"timestep": 50})
+    assert (policy.global_timestep, policy.num_grad_updates) == (50, 0)
     assert policy.get_hyperparameter("lr") == pytest.approx(0.5)
+    policy.on_global_var_update({"timestep": 5, "num_grad_updates": 7})
+    policy.on_global_var_update({"timestep": 6, "num_grad_updates": None})
+    assert (policy.global_timestep, policy.num_grad_updates) == (6, 7)
     with pytest.raises(KeyError, match="timestep"):
         policy.on_global_var_update({})
 
@@ -326,15 +385,17 @@ def test_get_state(policy_class):
     policy = make(policy_class)
     state = policy.get_state()
     assert {"weights", "global_timestep", "num_grad_updates", "policy_spec"} <= set(state)
-    next(iter(state["weights"].values()))[...] = 9.0
-    assert not same(state["weights"], policy.get_weights())
+    state["weights"]["layer_0/kernel"][...] = 9.0
+    assert not (policy.get_weights()["layer_0/kernel"] == 9.0).any()
+    state["policy_spec"]["config"]["model"]["fcnet_hiddens"].append(99)
+    assert policy.config["model"]["fcnet_hiddens"] == [4]
 
 
 def test_set_state(policy_class):
     policy, other = make(policy_class), make(policy_class, seed=1)
-    policy.learn_on_batch(factories.batch_for(policy, 6))
+    policy.learn_on_batch(batch_for(policy, 6))
     other.set_state(policy.get_state())
-    assert same(policy.get_weights(), other.get_weights())
+    assert_equal(policy.get_weights(), other.get_weights())
     assert other.num_grad_updates == 1
     with pytest.raises(KeyError, match="global_timestep"):
         other.set_state({"weights": policy.get_weights()})
@@ -344,51 +405,56 @@ def test_get_weights(policy_class):
     policy = make(policy_class)
     weights = policy.get_weights()
     assert list(weights)[:2] == ["layer_0/kernel", "layer_0/bias"]
-    next(iter(weights.values()))[...] = 9.0
-    assert not same(weights, policy.get_weights())
+    weights["layer_0/kernel"][...] = 9.0
+    assert not (policy.get_weights()["layer_0/kernel"] == 9.0).any()
 
 
+@pytest.mark.core
 def test_set_weights(policy_class):
-    policy, other = make(policy_class), make(policy_class, seed=1)
-    other.set_weights(policy.get_weights())
-    assert same(policy.get_weights(), other.get_weights())
-    other.set_weights([w + 1 for w in policy.get_weights().values()])
-    np.testing.assert_array_equal(
-        other.compute_actions(OBS, explore=False)[2]["vf_preds"].shape, (4,)
-    )
-    with pytest.raises(WeightsError, match="must have shape"):
-        other.set_weights([w[..., None] for w in policy.get_weights().values()])
+    policy, other = make(policy_class, seed=1), make(policy_class, seed=2, __policy_id="other")
+    before, weights = policy.get_weights(), other.get_weights()
+    for form in (
+        weights,
+        dict(reversed(weights.items())),
+        list(weights.values()),
+        [w.tolist() for w in weights.values()],
+        {f"other/{key}": w for key, w in weights.items()},
+    ):
+        policy.set_weights(before)
+        policy.set_weights(form)
+        assert_equal(policy.get_weights(), weights)
+    left, right = (x.compute_actions(ROWS, explore=False).extras for x in (policy, other))
+    np.testing.assert_array_equal(left["vf_preds"], right["vf_preds"])
+    with pytest.raises(errors.WeightsError, match="must have shape"):
+        other.set_weights([w[..., None] for w in weights.values()])
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras saves
 def test_import_model_from_h5(policy_class, tmp_path):
-    def network():
+    def make_network(width=4):
         inputs = keras.Input((3,))
-        hidden = keras.layers.Dense(4, activation="relu", name="body")(inputs)
+        hidden = keras.layers.Dense(width, activation="relu", name="body")(inputs)
         outputs = [keras.layers.Dense(2, name="logits")(hidden)]
         return keras.Model(inputs, [*outputs, keras.layers.Dense(1, name="value")(hidden)])
 
-    trained = network()
-    trained.save_weights(tmp_path / "trained.weights.h5")
-    policy = make(policy_class, model={"custom_model": network()})
-    report = policy.import_model_from_h5(tmp_path / "trained.weights.h5")
+    network, wide = make_network(), make_network(width=5)
+    network.save_weights(tmp_path / "network.weights.h5")
+    policy = make(policy_class, model={"custom_model": make_network()})
+    report = policy.import_model_from_h5(tmp_path / "network.weights.h5")
+    assert len(report) == 6
     assert "logits" in str(report)
-    logits, values = trained(OBS)
-    extras = policy.compute_actions(OBS, explore=False)[2]
+    logits, values = network(ROWS)
+    extras = policy.compute_actions(ROWS, explore=False)[2]
     np.testing.assert_allclose(extras["action_dist_inputs"], logits, atol=1e-5)
     np.testing.assert_allclose(extras["vf_preds"], values[:, 0], atol=1e-5)
     before = policy.get_weights()
-    with pytest.raises(FileNotFoundError, match="absent"):
-        policy.import_model_from_h5(tmp_path / "absent.h5")
+    path = tmp_path / "absent.h5"
+    for name, error in ((path, errors.MissingModelFileError), (str(path), FileNotFoundError)):
+        with pytest.raises(error, match="absent"):
+            policy.import_model_from_h5(name)
     other = keras.Sequential([keras.Input((3,)), keras.layers.Dense(9)])
-    other.save_weights(tmp_path / "other.weights.h5")
-    with pytest.raises(ValueError, match=r"other\.weights\.h5"):
-        policy.import_model_from_h5(tmp_path / "other.weights.h5")
-    assert same(before, policy.get_weights())
-
-
-def test_the_spaces_of_the_page_are_enough_for_this_file(policy_class):
-    policy = make(
-        policy_class, obs=spaces.Dict(a=factories.OBS), actions=spaces.Tuple([factories.TWO])
-    )
-    assert policy.compute_actions({"a": OBS}).actions[0].shape == (4,)
+    for model, words in ((other, r"other\.weights\.h5"), (wide, "body")):
+        model.save_weights(tmp_path / "other.weights.h5")
+        with pytest.raises(errors.ModelImportError, match=words):
+            policy.import_model_from_h5(tmp_path / "other.weights.h5")
+    assert_equal(policy.get_weights(), before)

@@ -1,42 +1,39 @@
 """`policy.predict`: greedy actions for the environment, by one call."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from helpers.factories import PLANE as PAIR
 from helpers.factories import make
-from tfpolicies import Policy, PPOConfig, PPOTF1Policy, PPOTF2Policy, SACTF2Policy
+from helpers.linear_policies import make_linear
+from helpers.short_envs import ShortEnv
+from helpers.workers import make_config
+from tfpolicies import Policy, PPOTF1Policy, PPOTF2Policy, SACTF2Policy
 from tfpolicies.errors import ObservationError, UsageError
 from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.policy.policy import ActionBatch
 
-PAIR = spaces.Box(-1.0, 1.0, (2,))
+TEN = spaces.Box(0.0, 10.0, (1,))
 NESTED = spaces.Dict(place=PAIR, mode=spaces.Discrete(3))
 LSTM = {"fcnet_hiddens": [3], "use_lstm": True, "lstm_cell_size": 4}
-GREAT = {"fcnet_hiddens": [], "free_log_std": True}
 
 
-def ranged(policy_class=PPOTF2Policy):
-    """A policy of Box(0, 10) whose normalised mean is x0: 0.5 is 7.5 for the environment."""
-    policy = make(policy_class, PAIR, spaces.Box(0.0, 10.0, (1,)), model=GREAT)
-    weights = {key: np.zeros_like(x) for key, x in policy.get_weights().items()}
-    kernel = next(key for key, x in weights.items() if x.shape == (2, 1))
-    weights[kernel][0, 0] = 1.0
-    policy.set_weights(weights)
-    return policy
+def make_identity(policy_class=PPOTF2Policy):
+    """Makes a policy of Box(0, 10) whose normalised mean is x0: 0.5 is 7.5 for the environment."""
+    return make_linear(1.0, policy_class, obs=PAIR, actions=TEN)
 
 
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
 def test_actions_are_in_the_units_of_the_environment(policy_class):
-    policy = ranged(policy_class)
+    policy = make_identity(policy_class)
     np.testing.assert_allclose(policy.predict(np.float32([0.5, 0.0])), [7.5], atol=1e-5)
     np.testing.assert_allclose(policy.predict([[0.5, 0], [-1, 0]]), [[7.5], [0.0]], atol=1e-5)
     assert policy.predict(np.zeros((0, 2), np.float32)).shape == (0, 1)
 
 
-def test_actions_are_greedy_unless_exploration_is_asked_for():
-    policy, obs = ranged(), np.float32([[0.5, 0.0]] * 20)
+def test_actions_are_greedy_by_default():
+    policy, obs = make_identity(), np.float32([[0.5, 0.0]] * 20)
     assert np.ptp(policy.predict(obs)) == 0.0
     assert np.ptp(policy.predict(obs, explore=True)) > 0.0
     assert np.ptp(policy.predict(obs, explore=None)) > 0.0  # as the config says
@@ -45,7 +42,7 @@ def test_actions_are_greedy_unless_exploration_is_asked_for():
     assert np.ptp([greedy.act(obs[0], explore=True) for _ in range(20)]) > 0.0
 
 
-def test_nested_observations_are_told_from_batches():
+def test_nested_observations_are_distinguished_from_batches():
     policy = make(PPOTF2Policy, NESTED, spaces.Discrete(4))
     one = {"place": np.float32([0.1, 0.2]), "mode": 2}
     two = {"place": np.float32([[0.1, 0.2], [0.5, 0.5]]), "mode": np.array([2, 0])}
@@ -62,8 +59,8 @@ def test_a_discrete_observation_is_one_and_a_list_of_them_a_batch():
 
 
 @pytest.mark.parametrize("memory", [LSTM, {"use_attention": True, "fcnet_hiddens": [3]}])
-def test_a_memory_goes_from_call_to_call(memory):
-    policy = make(PPOTF2Policy, PAIR, spaces.Box(0.0, 10.0, (1,)), model=memory)
+def test_a_recurrent_state_passes_from_call_to_call(memory):
+    policy = make(PPOTF2Policy, PAIR, TEN, model=memory)
     session, pair = policy.session(explore=False), policy.session(2, explore=False)
     state = states = None
     for step in np.random.default_rng(0).uniform(-1, 1, (4, 2, 2)).astype(np.float32):
@@ -87,14 +84,11 @@ def test_initial_states_are_a_state():
 @pytest.mark.parametrize("state", [[np.zeros(3)], {"state_0": np.zeros((1, 4))}, 3, "now"])
 def test_a_state_of_something_else_is_refused(state):
     policy = make(PPOTF2Policy, PAIR, spaces.Discrete(2), model=LSTM)
-    with pytest.raises(
-        UsageError, match=r"state must be the state that the last call of predict returned"
-    ):
-        policy.predict([0.0, 0.0], state)
-    with pytest.raises(
-        UsageError, match=r"state must be the state that the last call of predict returned"
-    ):
-        policy.predict([[0.0, 0.0]] * 2, policy.predict([0.0, 0.0])[1])
+    words = "state must be the state that the last call of predict returned"
+    state_of_one = policy.predict([0.0, 0.0])[1]
+    for obs, wrong in (([0.0, 0.0], state), ([[0.0, 0.0]] * 2, state_of_one)):
+        with pytest.raises(UsageError, match=words):
+            policy.predict(obs, wrong)
 
 
 def test_predictions_are_those_of_the_export(tmp_path):
@@ -104,13 +98,13 @@ def test_predictions_are_those_of_the_export(tmp_path):
     np.testing.assert_allclose(policy.predict(obs), OnnxPolicy(tmp_path).act(obs), atol=1e-5)
 
 
-def test_a_policy_written_by_hand_predicts():
+def test_a_custom_policy_predicts():
     class Halves(Policy):
         def compute_actions(self, obs_batch, state_batches=None, explore=None, **kwargs):
             assert explore is False
             return ActionBatch(np.asarray(obs_batch)[:, :1] / 2, [], {})
 
-    policy = Halves(PAIR, spaces.Box(0.0, 10.0, (1,)), {})
+    policy = Halves(PAIR, TEN, {})
     np.testing.assert_allclose(policy.predict([0.5, 0.0]), [6.25])
     np.testing.assert_allclose(policy.predict([[0.5, 0.0], [0.0, 0.0]]), [[6.25], [5.0]])
 
@@ -118,32 +112,22 @@ def test_a_policy_written_by_hand_predicts():
 @pytest.mark.parametrize("obs", [[np.nan, 0.0], [0.0, 0.0, 0.0], [[[0.0, 0.0]]], "left"])
 def test_observations_that_do_not_fit_are_refused(obs):
     with pytest.raises(ObservationError):
-        ranged().predict(obs)
+        make_identity().predict(obs)
 
 
-def test_what_predict_gives_is_the_callers_own():
-    policy = ranged()
+def test_the_caller_may_change_a_prediction():
+    policy = make_identity()
     first = policy.predict([0.5, 0.0])
     first += 1.0
     np.testing.assert_allclose(policy.predict([0.5, 0.0]), [7.5], atol=1e-5)
     np.testing.assert_allclose(first, [8.5], atol=1e-5)
 
 
-class Far(gym.Env):
-    observation_space = PAIR
-    action_space = spaces.Box(0.0, 10.0, (1,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.float32([0.5, 0.0]), {}
-
-    def step(self, action):
-        return np.float32([0.5, 0.0]), 1.0, True, False, {}
-
-
 def test_predict_is_what_the_algorithm_computes_greedily():
-    config = PPOConfig().environment(lambda c: Far()).framework("tf2", jit_compile=False)
-    algorithm = config.training(model={"fcnet_hiddens": [4]}).build()
+    class Env(ShortEnv):
+        observation_space, action_space = PAIR, TEN
+
+    algorithm = make_config(Env).build()
     obs = np.float32([0.5, 0.0])
     expected = algorithm.compute_single_action(obs, explore=False)
     np.testing.assert_allclose(algorithm.get_policy().predict(obs), expected, atol=1e-6)

@@ -6,19 +6,23 @@ precision. They walk through episodes one step at a time, with nothing but a lis
 before, whereas the package works on padded sequences.
 """
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tfpolicies import A2CConfig, A2CTF2Policy, RolloutWorker
+from helpers.factories import varied
+from helpers.marks import telling
+from helpers.probability import sigmoid, softmax
+from helpers.short_envs import ShortEnv
+from helpers.workers import make_worker
+from tfpolicies import A2CConfig, A2CTF2Policy
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
 LENGTHS = (5, 1, 7, 3, 10, 2)  # of episodes, in turn; fragments have 6 steps, sequences at most 4
 
 
-class Waves(gym.Env):
+class Waves(ShortEnv):
     """Episodes of set lengths whose observations and rewards vary."""
 
     observation_space = spaces.Box(-2, 2, (2,), np.float32)
@@ -27,20 +31,17 @@ class Waves(gym.Env):
     def __init__(self, config=None):
         self.episode = -1 + 3 * config.vector_index if config is not None else -1
 
-    def _observe(self):
-        return np.sin([self.now + self.episode, 2.0 * self.now]).astype(np.float32)
+    def observe(self):
+        return np.sin([self.t + self.episode, 2.0 * self.t]).astype(np.float32)
+
+    def pay(self, action):
+        return float(action) - 0.3 * self.t
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episode, self.now = self.episode + 1, 0
-        return self._observe(), {}
-
-    def step(self, action):
-        self.now += 1
-        is_over = self.now == LENGTHS[self.episode % len(LENGTHS)]
-        terminates = is_over and self.episode % 2 == 0
-        reward = float(action) - 0.3 * self.now
-        return self._observe(), reward, terminates, is_over and not terminates, {}
+        self.episode += 1
+        self.length = LENGTHS[self.episode % len(LENGTHS)]
+        self.terminates = self.episode % 2 == 0
+        return super().reset(seed=seed)
 
 
 ATTENTION = {
@@ -63,36 +64,16 @@ MODELS = {
     },
     "lstm": LSTM,
     "lstm, action": {**LSTM, "lstm_use_prev_action": True},
-    "lstm, action and reward": {
-        **LSTM,
-        "lstm_use_prev_action": True,
-        "lstm_use_prev_reward": True,
-    },
+    "lstm, action and reward": {**LSTM, "lstm_use_prev_action": True, "lstm_use_prev_reward": True},
 }
 
-QUICK = ("attention, previous", "lstm, action and reward")
-MODEL = pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(
-            settings, id=name, marks=pytest.mark.core if name in QUICK else pytest.mark.soak
-        )
-        for name, settings in MODELS.items()
-    ],
-)
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+CORE = ("attention, previous", "lstm, action and reward")
+SOAK = MODELS.keys() - {*CORE}
+MODEL = pytest.mark.parametrize("name", telling(MODELS, *CORE, soak=SOAK))
 
 
 def relu(x):
     return np.maximum(x, 0)
-
-
-def softmax(x):
-    e = np.exp(x - x.max())
-    return e / e.sum()
 
 
 class StepByStep:
@@ -128,41 +109,38 @@ class StepByStep:
     def unit(self, x, earlier, name):
         """One transformer unit for the step `x`, after the inputs `earlier`, the newest last."""
         heads, width = self.settings["attention_num_heads"], self.settings["attention_head_dim"]
-        steps = [self.norm(each, f"{name}/norm_1") for each in (*earlier, x)]
+        steps = [self.norm(step, f"{name}/norm_1") for step in (*earlier, x)]
         query = self.dense(steps[-1], f"{name}/query")
-        keys = [self.dense(each, f"{name}/key") for each in steps]
-        values = [self.dense(each, f"{name}/value") for each in steps]
+        keys = [self.dense(step, f"{name}/key") for step in steps]
+        values = [self.dense(step, f"{name}/value") for step in steps]
         parts = []
         for head in range(heads):
-            own = slice(head * width, (head + 1) * width)
+            part = slice(head * width, (head + 1) * width)
             distances = np.arange(len(steps))[::-1]
             bias = self.w[f"{name}/distance_bias"][head][distances]
-            scores = np.array([key[own] @ query[own] for key in keys]) / np.sqrt(width) + bias
-            parts.append(softmax(scores) @ np.array([value[own] for value in values]))
+            scores = np.array([key[part] @ query[part] for key in keys]) / np.sqrt(width) + bias
+            parts.append(softmax(scores) @ np.array([value[part] for value in values]))
         attended = self.dense(np.concatenate(parts), f"{name}/project")
         y = self.gate(x, relu(attended), f"{name}/gate_1")
         hidden = relu(self.dense(self.norm(y, f"{name}/norm_2"), f"{name}/expand"))
         return self.gate(y, relu(self.dense(hidden, f"{name}/contract")), f"{name}/gate_2")
 
     def previous(self, actions, rewards):
-        """What is read of the past of a step: before an episode begins, action 0 and reward 0."""
-        s, extras = self.settings, []
-        count = int(s["lstm_use_prev_action"] or s["attention_use_n_prev_actions"])
-        if count:
-            past = [np.eye(3)[a] for a in [0] * count + list(actions)]
-            extras += past[len(past) - count :]
-        count = int(s["lstm_use_prev_reward"] or s["attention_use_n_prev_rewards"])
-        if count:
-            past = [0.0] * count + list(rewards)
-            extras.append(np.array(past[len(past) - count :]))
-        return np.concatenate(extras) if extras else np.zeros(0)
+        """Returns the views of the past of a step; before an episode, action 0 and reward 0."""
+        views = []
+        for name, past in (("action", [np.eye(3)[a] for a in actions]), ("reward", rewards)):
+            count = self.settings[f"attention_use_n_prev_{name}s"]
+            count = int(self.settings[f"lstm_use_prev_{name}"] or count)
+            past = [np.eye(3)[0] if name == "action" else 0.0] * count + past
+            views += [np.atleast_1d(x) for x in past[len(past) - count :]]
+        return np.concatenate([np.zeros(0), *views])
 
     def start(self):
         if self.settings["use_attention"]:
             return [[] for _ in range(self.settings["attention_num_transformer_units"])]
         return [np.zeros(4), np.zeros(4)]
 
-    def memory_of(self, states):
+    def read_memory(self, states):
         """Returns the memory that a batch recorded, as `start` gives it."""
         if not self.settings["use_attention"]:
             return [np.float64(x) for x in states]
@@ -192,26 +170,19 @@ class StepByStep:
         return self.dense(x, "fc_out"), self.dense(x, "value_out")[0], after
 
 
-def make_worker(model):
-    config = A2CConfig().environment(Waves).debugging(seed=2)
+def make_wave_worker(model):
     model = {"fcnet_hiddens": [4], "max_seq_len": 4, "vf_share_layers": True, **model}
-    config.training(model=model, gamma=0.9, lambda_=0.8, entropy_coeff=0.1, grad_clip=None)
-    config.framework(jit_compile=False, inference="tf")
-    config.rollouts(num_envs_per_worker=2, rollout_fragment_length=6)
-    worker = RolloutWorker(config=config, default_policy_class=A2CTF2Policy)
-    change_weights(worker.get_policy(), 3)
+    settings = {"model": model, "gamma": 0.9, "lambda_": 0.8, "entropy_coeff": 0.1}
+    settings |= {"grad_clip": None, "seed": 2, "config_class": A2CConfig}
+    sizes = {"num_envs_per_worker": 2, "rollout_fragment_length": 6}
+    worker = make_worker(Waves, A2CTF2Policy, **settings, **sizes)
+    varied(worker.get_policy(), 3)
     return worker
 
 
-def change_weights(policy, seed):
-    rng = np.random.default_rng(seed)
-    weights = policy.get_weights()
-    policy.set_weights({k: w + 0.4 * rng.normal(size=w.shape) for k, w in weights.items()})
-
-
 @MODEL
-def test_acting_is_that_of_the_papers_step_by_step_through_episodes_and_fragments(model):
-    worker = make_worker(model)
+def test_acting_is_that_of_the_papers_step_by_step_through_episodes_and_fragments(name):
+    worker = make_wave_worker(MODELS[name])
     network, episodes, lengths = StepByStep(worker.get_policy()), {}, set()
     for _ in range(4):
         batch = worker.sample()
@@ -233,12 +204,12 @@ def test_acting_is_that_of_the_papers_step_by_step_through_episodes_and_fragment
 
 
 @MODEL
-def test_the_loss_of_chopped_sequences_is_that_of_the_papers_step_by_step(model):
-    worker = make_worker(model)
+def test_the_loss_of_chopped_sequences_is_that_of_the_papers_step_by_step(name):
+    worker = make_wave_worker(MODELS[name])
     policy = worker.get_policy()
     worker.sample()
-    batch = worker.sample()  # episodes go on in it
-    change_weights(policy, 5)  # the memory at the beginning of sequences stays that of acting
+    batch = worker.sample()  # continues episodes
+    varied(policy, 5)  # the memory at the beginning of sequences stays that of acting
     network = StepByStep(policy)
     lengths = batch["seq_lens"]
     assert len(set(lengths)) > 1  # so that some are padded
@@ -250,10 +221,10 @@ def test_the_loss_of_chopped_sequences_is_that_of_the_papers_step_by_step(model)
     for row in range(batch.count):
         if row in begins:
             sequence += 1
-            memory = network.memory_of([x[sequence] for x in states])
+            memory = network.read_memory([x[sequence] for x in states])
         key = int(batch["eps_id"][row])
         if key not in past:
-            past[key] = known_past(batch, row)
+            past[key] = get_past(batch, row)
         actions, rewards = past[key]
         logits, value, memory = network.step(batch["obs"][row], actions, rewards, memory)
         logp = np.log(softmax(logits))
@@ -270,15 +241,11 @@ def test_the_loss_of_chopped_sequences_is_that_of_the_papers_step_by_step(model)
     assert stats["vf_loss"] == pytest.approx(0.5 * np.square(errors).mean(), rel=1e-3)
 
 
-def known_past(batch, row):
-    """Returns the actions and rewards before a row, as far as the batch recorded them."""
-    if batch["t"][row] == 0:
-        return [], []
-    actions = rewards = ()
-    for name in ("prev_actions", "prev_n_actions"):
-        if name in batch:
-            actions = np.atleast_1d(batch[name][row])[-int(batch["t"][row]) :]
-    for name in ("prev_rewards", "prev_n_rewards"):
-        if name in batch:
-            rewards = np.atleast_1d(batch[name][row])[-int(batch["t"][row]) :]
-    return [int(a) for a in actions], [float(r) for r in rewards]
+def get_past(batch, row):
+    """Returns the actions and rewards before a row that the batch recorded."""
+    past = {"actions": (), "rewards": ()}
+    for name in past if batch["t"][row] else ():
+        for view in (f"prev_{name}", f"prev_n_{name}"):
+            if view in batch:
+                past[name] = np.atleast_1d(batch[view][row])[-int(batch["t"][row]) :]
+    return [int(a) for a in past["actions"]], [float(r) for r in past["rewards"]]

@@ -1,46 +1,42 @@
-"""Policies in one map have nothing to do with each other, nor with TensorFlow's global state."""
+"""Policies in one map beside the same ones apart and in a dict; TensorFlow's global state."""
 
 import gc
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from helpers.factories import OBS, assert_equal, batch_for, make, rows_of
+from helpers.processes import run_python
 from soak.memory import resident_megabytes
 from soak.policy_map_isolation import run
+from soak.policy_map_model import run_machine, run_threads
 from tfpolicies import DQNTF1Policy, PGTF1Policy, PolicyMap, PPOTF1Policy
 
 ROWS = rows_of(OBS, 6)
 
 
 def test_policies_of_all_kinds_in_one_map_are_as_if_apart():
+    threads = tf.config.threading
     statistics = run(accesses=240, threads=2)
+    assert threads.get_intra_op_parallelism_threads() == 0  # as TensorFlow starts
+    assert threads.get_inter_op_parallelism_threads() == 0
     assert statistics.evictions > 30
     assert statistics.hits > 30
 
 
 @pytest.mark.soak
 def test_graph_policies_come_and_go_two_hundred_times_and_the_memory_stays():
-    """In a process of its own, whose memory nobody else changes."""
-    code = f"import {__name__} as tests; tests.two_hundred_evictions()"
-    tests = Path(__file__).parents[1]
-    paths = [str(tests), str(tests.parent), *sys.path]  # with the tools
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-c", code]
-    subprocess.run(command, env=environment, check=True, timeout=300)
+    """In a process of its own, whose memory no other test changes."""
+    run_python(f"import {__name__} as tests; tests.check_two_hundred_evictions()")
 
 
-def two_hundred_evictions():
-    """Each restored policy equals itself to the bit, in what it owns and in what it does."""
+def check_two_hundred_evictions():
+    """Asserts that each restored policy has the same weights and outputs, to the bit."""
     m = PolicyMap(capacity=1)
     for i, policy_class in enumerate((PPOTF1Policy, PGTF1Policy, DQNTF1Policy)):
-        m[f"p{i}"] = make(policy_class, seed=i, model={"fcnet_hiddens": [64, 64]})
-        m[f"q{i}"] = make(policy_class, seed=10 + i, model={"fcnet_hiddens": [64, 64]})
-        for policy_id in (f"p{i}", f"q{i}"):
+        for policy_id, seed in ((f"p{i}", i), (f"q{i}", 10 + i)):
+            m[policy_id] = make(policy_class, seed=seed, model={"fcnet_hiddens": [64, 64]})
             m[policy_id].learn_on_batch(batch_for(m[policy_id], 8))
     expected = {
         policy_id: (policy.get_weights(), policy.compute_actions(ROWS, explore=False).extras)
@@ -60,3 +56,15 @@ def two_hundred_evictions():
     assert m.statistics.writes - before.writes <= len(m)  # nothing was changed
     assert sizes[-1] - sizes[0] < 4.0, sizes
     assert np.isfinite(sizes).all()
+
+
+@pytest.mark.soak
+def test_a_map_equals_a_plain_dict_of_policies():
+    done = run_machine(examples=4, steps=40)
+    assert done.total() > 100
+    assert {"add", "act", "learn", "copy", "freeze", "pin", "evict"} <= set(done)
+
+
+@pytest.mark.soak
+def test_threads_lose_no_update_and_do_not_wait_for_each_other_for_ever():
+    assert run_threads(8, 40, seconds=120).total() > 100

@@ -1,15 +1,18 @@
-"""Acting with many policies in one call gives what acting with one after the other gives."""
+"""Acting with many policies in one call: the same actions as one policy after the other."""
 
+import functools
 import gc
 import itertools
-import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from gymnasium import spaces
 
 from helpers import factories
 from helpers.marks import telling
+from helpers.processes import run_threads
+from helpers.serving import MATRIX
 from tfpolicies import Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
@@ -21,26 +24,14 @@ pytestmark = pytest.mark.usefixtures("kept_programs")
 
 BOTH = pytest.mark.parametrize("inference", ["tf", "onnx"])
 SEEN = factories.OBS
-IMAGE = spaces.Box(0, 255, (6, 6, 2), np.uint8)
-NESTED = spaces.Dict(
-    a=spaces.Discrete(3, start=1), b=spaces.Tuple([factories.PLANE, factories.TWO])
-)
-LSTM = {
-    "use_lstm": True,
-    "lstm_cell_size": 5,
-    "fcnet_hiddens": [4],
-    "lstm_use_prev_action": True,
-    "lstm_use_prev_reward": True,
-}
+PAIR = spaces.Tuple([factories.PLANE, factories.TWO])
+NESTED = spaces.Dict(a=spaces.Discrete(3, start=1), b=PAIR)
 KINDS = {
-    "a small network": {},
-    "a normal distribution": {"actions": spaces.Box(-2, 5, (2,), np.float32)},
-    "a memory, and the previous action and reward": {"model": LSTM},
-    "convolutions": {
-        "obs": IMAGE,
-        "model": {"conv_filters": [[3, [3, 3], 2]], "post_fcnet_hiddens": [4]},
-    },
-    "a mask": {
+    "mlp": {},
+    "memory": MATRIX["memory"],
+    "image": MATRIX["image"],
+    "normal distribution": {"actions": spaces.Box(-2, 5, (2,), np.float32)},
+    "masked": {
         "obs": spaces.Dict(observations=SEEN, action_mask=spaces.MultiBinary(5)),
         "actions": spaces.MultiDiscrete([2, 3]),
     },
@@ -54,13 +45,13 @@ KINDS = {
 }
 
 
-def made(count, **config):
-    """Policies of one kind with other seeds, by id."""
+def make_policies(count, **config):
+    """Makes policies with one Program and other seeds, by id."""
     return {f"p{i}": factories.make(seed=i, **config) for i in range(count)}
 
 
-def given(policies, rows, seed=0):
-    """Arguments by policy id: observations, and what else these policies read."""
+def make_arguments(policies, rows, seed=0):
+    """Returns observations, and what else the policies read, by policy id."""
     results = ({}, {}, {}, {})
     for i, (name, policy) in enumerate(policies.items()):
         n = rows[i] if isinstance(rows, list) else rows
@@ -72,29 +63,20 @@ def given(policies, rows, seed=0):
         if policy.is_recurrent():
             shapes = [state.shape for state in policy.get_initial_state()]
             results[1][name] = [rng.normal(size=(n, *shape)) for shape in shapes]
-        read = {view.name for view in policy.driver.acting.views}
-        if "prev_actions" in read:
+        views = {view.name for view in policy.driver.acting.views}
+        if "prev_actions" in views:
             results[2][name] = factories.rows_of(policy.action_space, n, seed)
-        if "prev_rewards" in read:
+        if "prev_rewards" in views:
             results[3][name] = rng.normal(size=n)
     return results
 
 
 def one_by_one(policies, arguments, **options):
-    obs, memories, actions, rewards = arguments
+    obs, *others = arguments
     return {
-        name: policies[name].compute_actions(
-            obs[name], memories.get(name), actions.get(name), rewards.get(name), **options
-        )
+        name: policies[name].compute_actions(obs[name], *(x.get(name) for x in others), **options)
         for name in obs
     }
-
-
-def leaves_of(value):
-    if isinstance(value, dict | tuple | list):
-        parts = value.values() if isinstance(value, dict) else value
-        return [leaf for part in parts for leaf in leaves_of(part)]
-    return [value]
 
 
 def assert_same(actual, expected):
@@ -102,17 +84,16 @@ def assert_same(actual, expected):
     for name, batch in expected.items():
         assert isinstance(actual[name], ActionBatch)
         assert list(actual[name].extras) == list(batch.extras)
-        for ours, theirs in zip(leaves_of(actual[name]), leaves_of(batch), strict=True):
-            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+        for left, right in zip(tf.nest.flatten(actual[name]), tf.nest.flatten(batch), strict=True):
+            assert (left.shape, left.dtype) == (right.shape, right.dtype)
+            np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6)
 
 
 def assert_same_counters(policies, twins):
     for name, policy in policies.items():
         twin = twins[name]
-        assert (
-            policy.driver.generator.bit_generator.state == twin.driver.generator.bit_generator.state
-        )
+        generators = [each.driver.generator.bit_generator.state for each in (policy, twin)]
+        assert generators[0] == generators[1]
         assert policy.global_timestep == twin.global_timestep
         assert policy.get_exploration_state() == twin.get_exploration_state()
 
@@ -122,24 +103,18 @@ def is_stacked(policy):
     return policy.program.inference.get_stacked_runtime(policy.driver.acting.inference) is not None
 
 
-# -- the same numbers -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "inference"),
     telling(
         itertools.product(KINDS, ["tf", "onnx"]),
-        ("a small network", "onnx"),
-        ("a memory, and the previous action and reward", "tf"),
-        ("convolutions", "tf"),
-        ("a mask", "tf"),
-        ("nested spaces and a filter", "onnx"),
+        *(("mlp", "onnx"), ("nested spaces and a filter", "onnx")),
+        *(("memory", "tf"), ("image", "tf"), ("masked", "tf")),
     ),
 )
 def test_many_policies_act_as_one_by_one(kind, inference):
-    policies, twins = (made(3, inference=inference, **KINDS[kind]) for _ in range(2))
+    policies, twins = (make_policies(3, inference=inference, **KINDS[kind]) for _ in range(2))
     for seed, options in enumerate([{}, {"explore": False}, {"timestep": 20}, {"explore": True}]):
-        arguments = given(policies, 4, seed)
+        arguments = make_arguments(policies, 4, seed)
         result = compute_actions(policies, *arguments, **options)
         assert_same(result, one_by_one(twins, arguments, **options))
     assert_same_counters(policies, twins)
@@ -148,9 +123,9 @@ def test_many_policies_act_as_one_by_one(kind, inference):
 
 @BOTH
 def test_batches_of_other_lengths_are_filled_up_and_cut(inference):
-    policies, twins = (made(6, inference=inference) for _ in range(2))
+    policies, twins = (make_policies(6, inference=inference) for _ in range(2))
     for rows in ([3, 1, 2, 3, 2, 3], [1, 100, 1, 0, 90, 2], [0, 0, 0, 0, 0, 0]):
-        arguments = given(policies, rows)
+        arguments = make_arguments(policies, rows)
         result = compute_actions(policies, *arguments)
         assert [len(batch.actions) for batch in result.values()] == rows
         assert_same(result, one_by_one(twins, arguments))
@@ -158,7 +133,7 @@ def test_batches_of_other_lengths_are_filled_up_and_cut(inference):
 
 
 def test_lists_of_rows_and_other_dtypes_are_converted():
-    policies, twins = made(2), made(2)
+    policies, twins = make_policies(2), make_policies(2)
     arguments = ({"p0": [[0, 1, 2]], "p1": np.ones((2, 3))}, {}, {}, {})
     result = compute_actions(policies, arguments[0])
     assert_same(result, one_by_one(twins, arguments))
@@ -174,20 +149,21 @@ def test_policies_of_any_kind_may_act_together_in_any_order():
         def compute_actions(self, *args, **kwargs):
             return super().compute_actions(*args, **kwargs)._replace(state_outs=["mine"])
 
-    def mixed():
+    def make_mixed():
+        make, wide = factories.make, {"fcnet_hiddens": [8]}
         return {
-            "wide": factories.make(model={"fcnet_hiddens": [8]}),
-            "a": factories.make(seed=1),
+            "wide": make(model=wide),
+            "a": make(seed=1),
             "always": Always(SEEN, factories.TWO, {}),
-            "graph": factories.make(inference="session"),
-            "graph too": factories.make(inference="session", seed=3),
-            "b": factories.make(seed=2),
-            "greedy": factories.make(seed=4, explore=False),
-            "mine": factories.make(Mine),
-            "wide too": factories.make(model={"fcnet_hiddens": [8]}, seed=5),
+            "graph": make(inference="session"),
+            "other graph": make(inference="session", seed=3),
+            "b": make(seed=2),
+            "greedy": make(seed=4, explore=False),
+            "mine": make(Mine),
+            "other wide": make(model=wide, seed=5),
         }
 
-    policies, twins = mixed(), mixed()
+    policies, twins = make_mixed(), make_mixed()
     obs = {name: factories.rows_of(SEEN, 3, i) for i, name in enumerate(policies)}
     result = compute_actions(policies, obs)
     assert list(result) == list(policies)
@@ -201,7 +177,7 @@ def test_policies_of_any_kind_may_act_together_in_any_order():
 
 
 def test_only_policies_with_observations_act():
-    policies = made(3)
+    policies = make_policies(3)
     assert list(compute_actions(policies, {"p2": factories.rows_of(SEEN, 2)})) == ["p2"]
     assert compute_actions(policies, {}) == {}
     assert [policy.global_timestep for policy in policies.values()] == [0, 0, 2]
@@ -215,25 +191,22 @@ def test_one_policy_under_two_ids_draws_twice():
     assert policy.global_timestep == 6
 
 
-def test_what_was_returned_stays_as_it_is():
-    policies = made(2, inference="onnx")
+def test_returned_arrays_stay_as_they_are():
+    policies = make_policies(2, inference="onnx")
     obs = {name: factories.rows_of(SEEN, 3) for name in policies}
     first = compute_actions(policies, obs)
-    kept = {name: batch.extras["vf_preds"].copy() for name, batch in first.items()}
+    before = {name: batch.extras["vf_preds"].copy() for name, batch in first.items()}
     first["p0"].extras["vf_preds"] += 1.0
     compute_actions(policies, {name: x + 1 for name, x in obs.items()})
-    np.testing.assert_array_equal(first["p0"].extras["vf_preds"], kept["p0"] + 1.0)
-    np.testing.assert_array_equal(first["p1"].extras["vf_preds"], kept["p1"])
-
-
-# -- stacks of weights ----------------------------------------------------------------------------
+    np.testing.assert_array_equal(first["p0"].extras["vf_preds"], before["p0"] + 1.0)
+    np.testing.assert_array_equal(first["p1"].extras["vf_preds"], before["p1"])
 
 
 @pytest.mark.core
 @BOTH
 def test_new_weights_act_at_once(inference):
-    policies, twins = (made(3, inference=inference) for _ in range(2))
-    arguments = given(policies, 4)
+    policies, twins = (make_policies(3, inference=inference) for _ in range(2))
+    arguments = make_arguments(policies, 4)
     compute_actions(policies, *arguments)
     one_by_one(twins, arguments)
     for group in (policies, twins):
@@ -246,13 +219,13 @@ def test_new_weights_act_at_once(inference):
 
 
 def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
-    policies = made(3)
+    policies = make_policies(3)
     states = [policy._state for policy in policies.values()]
     stack = stacked.WeightStack(policies["p0"].program.layout.get_slots("model", "filter"), 3)
     stack.refresh(states)
     stack.refresh(states)
     assert stack.num_copies == 3
-    stack.arrays[0][...] = 5.0  # to see what is copied
+    stack.arrays[0][...] = 5.0  # to recognize copied rows
     policies["p1"].set_weights({k: 0 * x for k, x in policies["p1"].get_weights().items()})
     stack.refresh(states)
     assert [row.max() for row in stack.arrays[0]] == [5.0, 0.0, 5.0]
@@ -266,9 +239,9 @@ def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
 
 def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
     policies = PolicyMap(capacity=2, path=tmp_path)
-    policies.update(made(5))
-    twins = made(5)
-    arguments = given(twins, 3)
+    policies.update(make_policies(5))
+    twins = make_policies(5)
+    arguments = make_arguments(twins, 3)
     brought_back = []
     for _ in range(3):
         assert_same(policies.compute_actions(*arguments), one_by_one(twins, arguments))
@@ -280,9 +253,9 @@ def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
 
 
 def test_the_memory_of_stacks_is_bounded(monkeypatch):
-    policies = made(6)
+    policies = make_policies(6)
     actor = policies["p0"].program.inference.get_stacked_runtime("tf")
-    obs = given(policies, 2)[0]
+    obs = make_arguments(policies, 2)[0]
     for i in range(6):
         for j in range(i):
             compute_actions(policies, {f"p{i}": obs[f"p{i}"], f"p{j}": obs[f"p{j}"]})
@@ -291,16 +264,14 @@ def test_the_memory_of_stacks_is_bounded(monkeypatch):
     compute_actions(policies, {name: obs[name] for name in ("p0", "p1", "p2")})
     assert [stack.rows for stack in actor._stacks.values()] == [2, 3]
     monkeypatch.setattr(actor, "max_states", 2)  # larger groups are split
-    twins = made(6)
-    assert_same(
-        compute_actions(policies, obs, explore=False),
-        one_by_one(twins, (obs, {}, {}, {}), explore=False),
-    )
+    twins = make_policies(6)
+    result = compute_actions(policies, obs, explore=False)
+    assert_same(result, one_by_one(twins, (obs, {}, {}, {}), explore=False))
     assert max(stack.rows for stack in actor._stacks.values()) <= 3
 
 
 def test_a_hundred_policies_of_a_kind_are_traced_once():
-    policies = made(100, model={"fcnet_hiddens": [3]})
+    policies = make_policies(100, model={"fcnet_hiddens": [3]})
     for rows in (1, 2, 5):
         for count in (2, 50, 100):
             names = list(policies)[:count]
@@ -311,36 +282,24 @@ def test_a_hundred_policies_of_a_kind_are_traced_once():
 
 @BOTH
 def test_several_threads_may_act_with_the_same_policies(inference):
-    policies = made(6, inference=inference)
-    obs = given(policies, 3)[0]
+    policies = make_policies(6, inference=inference)
+    obs = make_arguments(policies, 3)[0]
     expected = one_by_one(policies, (obs, {}, {}, {}), explore=False)
     groups = list(itertools.combinations(policies, 3))  # more than there are stacks
-    wrong = []
 
     def act(seed):
         for i in np.random.default_rng(seed).permutation(len(groups)):
             chosen = {name: obs[name] for name in groups[i]}
-            try:
-                actual = compute_actions(policies, chosen, explore=False)
-                assert_same(actual, {name: expected[name] for name in chosen})
-            except AssertionError as error:
-                wrong.append(error)
+            actual = compute_actions(policies, chosen, explore=False)
+            assert_same(actual, {name: expected[name] for name in chosen})
 
-    threads = [threading.Thread(target=act, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    run_threads(*(functools.partial(act, seed) for seed in range(4)))
     assert [policy.global_timestep for policy in policies.values()] == [3 + 3 * 4 * 10] * 6
 
 
-# -- where stacks cannot be -----------------------------------------------------------------------
-
-
 def test_untraced_policies_act_one_by_one():
-    policies = made(2, eager_tracing=False)
-    result = compute_actions(policies, given(policies, 2)[0])
+    policies = make_policies(2, eager_tracing=False)
+    result = compute_actions(policies, make_arguments(policies, 2)[0])
     assert len(result) == 2
     assert not is_stacked(policies["p0"])
 
@@ -348,13 +307,13 @@ def test_untraced_policies_act_one_by_one():
 def test_a_stack_that_gives_other_numbers_is_not_used(monkeypatch, caplog):
     right = stacked.StackedFunctionRuntime._call
 
-    def wrong(self, *given):
-        out = right(self, *given)
+    def wrong(self, *inputs):
+        out = right(self, *inputs)
         return out._replace(logp=out.logp + 0.5)
 
     monkeypatch.setattr(stacked.StackedFunctionRuntime, "_call", wrong)
-    policies, twins = (made(2, model={"fcnet_hiddens": [7]}) for _ in range(2))
-    arguments = given(policies, 2)
+    policies, twins = (make_policies(2, model={"fcnet_hiddens": [7]}) for _ in range(2))
+    arguments = make_arguments(policies, 2)
     with caplog.at_level("INFO", "tfpolicies"):
         result = compute_actions(policies, *arguments)
     assert_same(result, one_by_one(twins, arguments))
@@ -374,53 +333,43 @@ def test_an_input_read_by_all_rows_is_no_longer_copied():
     inputs += [info(name, numbers.INT64, [None]) for name in ("rows", "one")]
     graph = onnx.helper.make_graph(nodes, "g", inputs, [info("y", numbers.FLOAT, [None, 2])])
     model = onnx.helper.make_model(graph).SerializeToString()
-    kept = onnx.load_from_string(remove_gathers(model)).graph.node
-    assert [(node.op_type, list(node.input)) for node in kept] == [
-        ("Identity", ["x"]),
-        ("Gather", ["all", "one"]),
-    ]
+    nodes = onnx.load_from_string(remove_gathers(model)).graph.node
+    kinds = [(node.op_type, list(node.input)) for node in nodes]
+    assert kinds == [("Identity", ["x"]), ("Gather", ["all", "one"])]
 
 
-# -- errors ---------------------------------------------------------------------------------------
+MISSING = r"obs_batches has 'p9', but .*'p0', 'p1', 'p2'"
+MISSHAPEN = r"Policy 'p2': obs_batch must be an array \[B, 3\]"
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("changed", "error", "message"),
+    ("change", "error", "message"),
     [
-        ({"obs_batches": [1]}, UsageError, "obs_batches must be a dict by policy id, got list"),
-        ({"state_batches": 3}, UsageError, "state_batches must be a dict by policy id, got int"),
-        ({"state_batches": {"p7": []}}, UsageError, "state_batches has the policy 'p7', which"),
-        ({"state_batches": {"p1": [0]}}, UsageError, "Policy 'p1': state_batches has 1 arrays"),
-        ({"obs_batches": {"p0": 0, "q": 0}}, ObservationError, "Policy 'p0': obs_batch must be"),
+        (lambda x: [[1]], UsageError, "obs_batches must be a dict by policy id, got list"),
+        (lambda x: [x, 3], UsageError, "state_batches must be a dict by policy id, got int"),
+        (lambda x: [x, {"p7": []}], UsageError, "state_batches has the policy 'p7', which"),
+        (lambda x: [x, {"p1": [0]}], UsageError, "Policy 'p1': state_batches has 1 arrays"),
+        (lambda x: [{"p0": 0, "q": 0}], ObservationError, "Policy 'p0': obs_batch must be"),
+        (lambda x: [{**x, "p9": x["p0"]}], UnknownPolicyError, MISSING),
+        (lambda x: [{**x, "p2": np.zeros((2, 4))}], ObservationError, MISSHAPEN),
     ],
 )
-def test_wrong_arguments_are_named_before_anything_moves(changed, error, message):
-    policies, twins = made(3), made(3)
-    obs = given(policies, 2)[0]
+def test_wrong_arguments_are_named_before_anything_changes(change, error, message):
+    policies, twins = make_policies(3), make_policies(3)
+    obs = make_arguments(policies, 2)[0]
     with pytest.raises(error, match=message):
-        compute_actions(policies, **{"obs_batches": obs, **changed})
-    assert_same_counters(policies, twins)
-
-
-@pytest.mark.core
-def test_a_policy_that_is_not_there_and_observations_that_do_not_fit_are_named():
-    policies, twins = made(3), made(3)
-    obs = given(policies, 2)[0]
-    with pytest.raises(UnknownPolicyError, match=r"obs_batches has 'p9', but .*'p0', 'p1', 'p2'"):
-        compute_actions(policies, {**obs, "p9": obs["p0"]})
-    with pytest.raises(ObservationError, match=r"Policy 'p2': obs_batch must be an array \[B, 3\]"):
-        compute_actions(policies, {**obs, "p2": np.zeros((2, 4))})
+        compute_actions(policies, *change(obs))
     assert_same_counters(policies, twins)
 
 
 def test_a_runtime_that_cannot_act_is_named(monkeypatch):
-    policies = made(2, inference="onnx", model={"fcnet_hiddens": [6]})
+    policies = make_policies(2, inference="onnx", model={"fcnet_hiddens": [6]})
 
     def refuse(inference):
         raise ConfigError("the model cannot run in ONNX Runtime")
 
     monkeypatch.setattr(policies["p0"].program.inference, "get_runtime", refuse)
     with pytest.raises(ConfigError, match="Policy 'p0': the model cannot run"):
-        compute_actions(policies, given(policies, 2)[0])
+        compute_actions(policies, make_arguments(policies, 2)[0])
     assert policies["p0"].global_timestep == 0

@@ -1,18 +1,19 @@
-"""A stash that is full, gone or damaged: the policy is named, and nothing in memory is lost."""
+"""Stashes that are full, gone or damaged: the policy is named, and nothing in memory is lost."""
 
 import contextlib
 import json
 import resource
 import shutil
 
-import numpy as np
 import pytest
 
 from helpers.factories import OBS, TWO, batch_for, make, rows_of
+from helpers.policy_maps import fill, get_number, make_filled, make_map
 from tfpolicies import PolicyMap, PPOTF2Policy
 from tfpolicies.errors import StashError
 
 ROWS = rows_of(OBS, 3)
+PATHS = pytest.mark.parametrize("has_path", [False, True])
 QUICK = {"inference": "tf", "jit_compile": False, "model": {"fcnet_hiddens": [4]}}
 
 
@@ -27,46 +28,27 @@ def full_disk(allowed=200):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def fill(policy, number):
-    policy.set_weights([np.full_like(x, number) for x in policy.get_weights().values()])
-
-
-def number_of(policy):
-    (result,) = {float(x) for array in policy.get_weights().values() for x in array.flat}
-    return result
-
-
 @pytest.fixture(scope="module", autouse=True)
 def program():
-    """Keeps what the policies of this file share from being made again for each test."""
-    kept = make()
-    kept.learn_on_batch(batch_for(kept, 4))
+    """Keeps the Program of this file from being made again for each test."""
+    policy = make()
+    policy.learn_on_batch(batch_for(policy, 4))
     yield
-    del kept
+    del policy
 
 
-def map_of(*ids, **arguments):
-    """Makes a map of policies whose weights are 1, 2, 3..."""
-    m = PolicyMap(**arguments)
-    for i, policy_id in enumerate(ids):
-        m[policy_id] = make()
-        fill(m.get_handle(policy_id), i + 1)
-    return m
-
-
-def file_of(m, policy_id):
+def get_file(m, policy_id):
     page = m._cache[m.get_handle(policy_id)._state]
     return page.stash.get_path(page.name)
 
 
-# -- no space -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_full_disk_costs_nothing_and_the_map_recovers(kept, tmp_path):
-    m = map_of("a", "b", capacity=1, path=tmp_path if kept else None)  # b in memory, unwritten
+@PATHS
+def test_a_full_disk_costs_nothing_and_the_map_recovers(has_path, tmp_path):
+    m = make_map(
+        "a", "b", capacity=1, path=tmp_path if has_path else None
+    )  # b in memory, unwritten
     new = make()
-    ways = {
+    calls = {
         "get": lambda: m["a"],
         "use": lambda: m.get_handle("a").compute_actions(ROWS),
         "set": lambda: m.__setitem__("c", new),
@@ -76,90 +58,83 @@ def test_a_full_disk_costs_nothing_and_the_map_recovers(kept, tmp_path):
         "evict": lambda: m.evict("b"),
         "freeze": lambda: m.freeze("b"),
     }
-    for name, way in ways.items():
+    for name, call in calls.items():
         with full_disk(), pytest.raises(StashError, match=r"'b' cannot be written.*space"):
-            way()
-        assert set(m) == {"a", "b"}, name
-        assert m.in_memory() == ["b"], name
-        assert number_of(m["b"]) == 2
+            call()
+        assert (set(m), m.in_memory()) == ({"a", "b"}, ["b"]), name
+        assert get_number(m["b"]) == 2
         assert not m["b"].driver.is_frozen
         assert "c" not in m.specs
     with full_disk():
         m["b"].learn_on_batch(batch_for(m["b"], 4))
         fill(m["b"], 5)
         assert m.get("b") is m.get_handle("b")
-    stash = tmp_path if kept else m._cache.stash.folder
+    stash = tmp_path if has_path else m._cache.stash.folder
     assert list(stash.rglob("*.tfp-tmp")) == []
-    assert number_of(m["a"]) == 1
-    assert number_of(m["b"]) == 5
+    assert [get_number(m[x]) for x in "ab"] == [1, 5]
     m["c"] = new
     assert m.freeze("b").driver.is_frozen
 
 
 def test_the_old_entry_outlives_a_write_that_failed():
-    m = map_of("a", "b", capacity=1)
-    assert number_of(m["a"]) == 1
+    m = make_map("a", "b", capacity=1)
+    assert get_number(m["a"]) == 1
     fill(m["a"], 3)
     with full_disk(), pytest.raises(StashError, match="'a'"):
         _ = m["b"]
-    content = file_of(m, "a").read_bytes()
-    assert np.frombuffer(content, np.uint8).size > 200
-    assert number_of(m["a"]) == 3
-    assert number_of(m["b"]) == 2
-    assert file_of(m, "a").read_bytes() != content
+    content = get_file(m, "a").read_bytes()
+    assert len(content) > 200
+    assert get_number(m["a"]) == 3
+    assert get_number(m["b"]) == 2
+    assert get_file(m, "a").read_bytes() != content
 
 
-def test_a_flush_writes_what_it_can(tmp_path):
-    m = map_of("a", "b", path=tmp_path)
+def test_a_flush_writes_all_policies_but_those_that_fail(tmp_path):
+    m = make_map("a", "b", path=tmp_path)
     m.flush()
     fill(m["a"], 7)
     with full_disk(), pytest.raises(StashError, match="'a' cannot be written"):
         m.flush()
     with full_disk(), pytest.raises(StashError, match="'a' cannot be written"):
         m.close()
-    assert number_of(m["a"]) == 7  # a close that failed closed nothing
+    assert get_number(m["a"]) == 7  # a close that failed closed nothing
     m.close()
     with PolicyMap(path=tmp_path) as m:
-        assert (number_of(m["a"]), number_of(m["b"])) == (7, 2)
+        assert (get_number(m["a"]), get_number(m["b"])) == (7, 2)
 
 
-# -- no folder ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_deleted_folder_costs_only_what_was_nowhere_else(kept, tmp_path):
-    m = map_of("a", "b", "c", "d", capacity=2, path=tmp_path if kept else None)
+@PATHS
+def test_a_deleted_folder_costs_only_policies_that_were_stored_nowhere_else(has_path, tmp_path):
+    m = make_map("a", "b", "c", "d", capacity=2, path=tmp_path if has_path else None)
     a = m.get_handle("a")
-    assert number_of(m["b"]) == 2  # in memory, and in the folder as it is
+    assert get_number(m["b"]) == 2  # in memory, and in the folder as it is
     assert m.in_memory() == ["d", "b"]
     m.freeze("b")
     m["b"].compute_actions(ROWS)
-    folder = m._cache.stash.folder
-    shutil.rmtree(tmp_path if kept else folder)
+    shutil.rmtree(tmp_path if has_path else m._cache.stash.folder)
     for _ in range(2):
         with pytest.raises(StashError, match="'a' was stashed and cannot be read back"):
             _ = m["a"]
         with pytest.raises(StashError, match="'a'"):
             a.compute_actions(ROWS)
-    assert number_of(m["d"]) == 4
+    assert get_number(m["d"]) == 4
     m["e"], m["f"] = make(), make()
     assert m.in_memory() == ["e", "f"]
-    assert number_of(m["d"]) == 4
-    assert number_of(m["b"]) == 2
+    assert get_number(m["d"]) == 4
+    assert get_number(m["b"]) == 2
     assert m["b"].driver.is_frozen
     del m["a"]
     with pytest.raises(StashError, match="'a'"):
         a.get_weights()  # it is not made up
-    m["c"] = make()
-    fill(m["c"], 9)
+    m["c"] = make_filled(9)
     _ = m["d"], m["e"]
-    assert number_of(m["c"]) == 9
+    assert get_number(m["c"]) == 9
     m.clear()
     assert len(m) == 0
 
 
 def test_a_reopened_map_without_its_images_names_the_policy(tmp_path):
-    map_of("a", "b", path=tmp_path).close()
+    make_map("a", "b", path=tmp_path).close()
     with PolicyMap(path=tmp_path) as m:
         for path in (tmp_path / "worker_0").glob("a*"):
             path.unlink()
@@ -167,13 +142,11 @@ def test_a_reopened_map_without_its_images_names_the_policy(tmp_path):
             _ = m["a"]
         with pytest.raises(StashError, match="'a'"):
             m.get("a")
-        assert number_of(m["b"]) == 2
+        assert get_number(m["b"]) == 2
         del m["a"]
     with PolicyMap(path=tmp_path) as m:
         assert list(m) == ["b"]
 
-
-# -- damage ---------------------------------------------------------------------------------------
 
 DAMAGES = {
     "empty": lambda x: b"",
@@ -189,30 +162,29 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_entry_is_named_and_others_are_unharmed(damage, frozen):
-    m = map_of("a", "b", "c", capacity=2)
+    m = make_map("a", "b", "c", capacity=2)
     if frozen:
         m.freeze("a")
     m.evict("a")
-    path = file_of(m, "a")
+    path = get_file(m, "a")
     sound = path.read_bytes()
-    path.write_bytes(DAMAGES[damage](sound))
+    path.write_bytes(damage(sound))
     a = m.get_handle("a")
     for _ in range(2):
         with pytest.raises(StashError, match="'a' was stashed and cannot be read back"):
             _ = m["a"]
         with pytest.raises(StashError, match="'a'"):
             a.get_weights()
-    assert [number_of(m[x]) for x in "bc"] == [2, 3]
+    assert [get_number(m[x]) for x in "bc"] == [2, 3]
     assert len(m.in_memory()) == 2
     path.write_bytes(sound)
-    assert number_of(m["a"]) == 1  # nothing was thrown away
+    assert get_number(m["a"]) == 1  # nothing was thrown away
     m.evict("a")
-    path.write_bytes(DAMAGES[damage](sound))
-    m["a"] = make()
-    fill(m["a"], 6)
-    assert number_of(m["a"]) == 6
+    path.write_bytes(damage(sound))
+    m["a"] = make_filled(6)
+    assert get_number(m["a"]) == 6
 
 
 RECORDS = {
@@ -231,25 +203,24 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("damage", RECORDS)
+@pytest.mark.parametrize("damage", RECORDS.values(), ids=RECORDS)
 def test_a_damaged_record_is_named_and_others_are_unharmed(damage, tmp_path):
-    map_of("a", "b", path=tmp_path).close()
+    make_map("a", "b", path=tmp_path).close()
     (record,) = (tmp_path / "worker_0").glob("a*.json")
     text = record.read_text()
     with PolicyMap(path=tmp_path) as m:
         assert set(m) == {"a", "b"}
-        record.write_text(RECORDS[damage](text))
+        record.write_text(damage(text))
         with pytest.raises(StashError, match="'a'"):
             _ = m["a"]
-        assert number_of(m["b"]) == 2
+        assert get_number(m["b"]) == 2
         m.flush()
         assert "a" in m
         record.write_text(text)
-        assert number_of(m["a"]) == 1
-    record.write_text(RECORDS[damage](text))
+        assert get_number(m["a"]) == 1
+    record.write_text(damage(text))
     with PolicyMap(path=tmp_path) as m:
-        assert number_of(m["b"]) == 2
-        m["a"] = make()
-        fill(m["a"], 4)
+        assert get_number(m["b"]) == 2
+        m["a"] = make_filled(4)
     with PolicyMap(path=tmp_path) as m:
-        assert number_of(m["a"]) == 4
+        assert get_number(m["a"]) == 4

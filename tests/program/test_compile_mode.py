@@ -1,12 +1,9 @@
-"""How updates are compiled, in what pieces they run, and what an interruption leaves behind."""
+"""Compilation of updates, chunks in which they run, and interruptions."""
 
 import itertools
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -14,14 +11,14 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
+from helpers.checkpoints import edit_checkpoint
 from helpers.factories import OBS, assert_close, assert_equal, batch_for, make
 from helpers.marks import telling
+from helpers.processes import run_python
 from tfpolicies import PPOConfig, PPOTF1Policy, PPOTF2Policy
-from tfpolicies.policy.policy_checkpoints import POLICY_MANIFEST
 from tfpolicies.program.chunking import ChunkSizer
 from tfpolicies.program.compile_mode import CompileMode, GraphStats, choose_compile_mode
 from tfpolicies.program.runtimes import function, runtime
-from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.testing import random_batch
 
 IMAGES = spaces.Box(0, 255, (12, 12, 1), np.uint8)
@@ -44,47 +41,36 @@ def with_layer(make_layer):
 
 
 KINDS = {
-    "dense": ({}, CompileMode.LOOP),
-    "lstm": ({**MEMORY, "use_lstm": True}, CompileMode.LOOP),
-    "large lstm": ({**MEMORY, "use_lstm": True, "lstm_cell_size": 256}, CompileMode.STEP),
-    "gru": ({**MEMORY, "use_gru": True}, CompileMode.LOOP),
-    "gated transformer": ({**MEMORY, **ATTENTION, "use_attention": True}, CompileMode.LOOP),
-    "attention": (
-        with_layer(lambda x: keras.layers.MultiHeadAttention(1, 2)(x, x)),
-        CompileMode.LOOP,
-    ),
-    "keras lstm": (with_layer(lambda x: keras.layers.LSTM(3)(x)), CompileMode.LOOP),
-    "convolution": (with_layer(lambda x: keras.layers.Conv1D(2, 3)(x)), CompileMode.PLAIN),
-    "depthwise": (with_layer(lambda x: keras.layers.DepthwiseConv1D(3)(x)), CompileMode.PLAIN),
-    "both": (
-        with_layer(lambda x: keras.layers.LSTM(3)(keras.layers.Conv1D(2, 3)(x))),
-        CompileMode.PLAIN,
-    ),
+    "dense": {},
+    "lstm": {**MEMORY, "use_lstm": True},
+    "large lstm": {**MEMORY, "use_lstm": True, "lstm_cell_size": 256},
+    "gru": {**MEMORY, "use_gru": True},
+    "gated transformer": {**MEMORY, **ATTENTION, "use_attention": True},
+    "attention": with_layer(lambda x: keras.layers.MultiHeadAttention(1, 2)(x, x)),
+    "keras lstm": with_layer(lambda x: keras.layers.LSTM(3)(x)),
+    "convolution": with_layer(lambda x: keras.layers.Conv1D(2, 3)(x)),
+    "depthwise": with_layer(lambda x: keras.layers.DepthwiseConv1D(3)(x)),
+    "both": with_layer(lambda x: keras.layers.LSTM(3)(keras.layers.Conv1D(2, 3)(x))),
 }
+MODES = {"large lstm": CompileMode.STEP}
+MODES |= dict.fromkeys(("convolution", "depthwise", "both"), CompileMode.PLAIN)
+SLOW = ["lstm", "gru", "gated transformer", "attention", "keras lstm", "depthwise"]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    telling(
-        KINDS,
-        *("dense", "large lstm", "both"),
-        soak=["lstm", "gru", "gated transformer", "attention", "keras lstm", "depthwise"],
-    ),
-)
+@pytest.mark.parametrize("kind", telling(KINDS, *("dense", "large lstm", "both"), soak=SLOW))
 def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
-    model, expected = KINDS[kind]
+    model, expected = KINDS[kind], MODES.get(kind, CompileMode.LOOP)
     policy = make(model=model, jit_compile="auto")
     policy.driver.learning.resolve_auto_settings()
     assert policy.program.updates.compile_mode is expected
     assert policy.config["jit_compile"] is (expected is not CompileMode.PLAIN)
-    wanted = make(model=model, jit_compile=True)
-    wanted.driver.learning.resolve_auto_settings()
-    assert wanted.program.updates.compile_mode is (
-        CompileMode.STEP if expected is CompileMode.PLAIN else expected
-    )
+    compiled = make(model=model, jit_compile=True)
+    compiled.driver.learning.resolve_auto_settings()
+    step = CompileMode.STEP if expected is CompileMode.PLAIN else expected
+    assert compiled.program.updates.compile_mode is step
 
 
-def test_a_batch_that_xla_cannot_compile_the_update_of_is_learned_from_without_it(caplog):
+def test_an_update_that_xla_cannot_compile_runs_without_it(caplog):
     class Reading(PPOTF2Policy):
         def loss(self, model, dist_class, train_batch):
             self._lengths = tf.strings.length(tf.strings.as_string(train_batch["actions"]))
@@ -107,26 +93,16 @@ def test_a_batch_that_xla_cannot_compile_the_update_of_is_learned_from_without_i
 @pytest.mark.parametrize("model", [CONVOLUTIONS, {**MEMORY, "use_gru": True}])
 def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class, model):
     obs = IMAGES if model is CONVOLUTIONS else OBS
-    plain, compiled = (
-        make(policy_class, obs=obs, jit_compile=jit, model=model, lr=0.01) for jit in (False, True)
-    )
+    config = {"obs": obs, "model": model, "lr": 0.01}
+    plain, compiled = (make(policy_class, jit_compile=jit, **config) for jit in (False, True))
     batch, results = random_batch(plain, 12), []
-    for policy, form in ((plain, CompileMode.PLAIN), (compiled, CompileMode.STEP)):
+    for policy, mode in ((plain, CompileMode.PLAIN), (compiled, CompileMode.STEP)):
         policy._learner.discover_columns()
-        policy.program.updates.compile_mode = form
+        policy.program.updates.compile_mode = mode
         results.append(policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"])
         assert max(policy.program.functions.traces.values()) == 1
     assert results[0] == pytest.approx(results[1], rel=1e-4, abs=1e-5)
     assert_close(plain.get_weights(), compiled.get_weights(), atol=1e-5)
-
-
-# -- pieces -----------------------------------------------------------------------------------
-
-
-def in_pieces(monkeypatch, policy, minibatches):
-    monkeypatch.setattr(
-        policy.program.updates._chunk_sizer, "get_chunk_size", lambda size: minibatches
-    )
 
 
 @pytest.mark.parametrize(
@@ -136,13 +112,14 @@ def in_pieces(monkeypatch, policy, minibatches):
         soak=[(PPOTF1Policy, True)],
     ),
 )
-def test_an_update_in_one_two_or_seven_pieces_gives_equal_bits(monkeypatch, policy_class, jit):
+def test_an_update_in_one_two_or_seven_chunks_gives_equal_bits(monkeypatch, policy_class, jit):
     policies = [make(policy_class, jit_compile=jit, lr=0.01) for _ in range(3)]
     program = policies[0].program
     assert all(policy.program is program for policy in policies)
     batch, results = batch_for(policies[0], 26), []
-    for policy, pieces in zip(policies, (1, 2, 7), strict=True):
-        in_pieces(monkeypatch, policy, 14 // pieces)
+    sizer = program.updates._chunk_sizer
+    for policy, minibatches in zip(policies, (14, 7, 2), strict=True):
+        monkeypatch.setattr(sizer, "get_chunk_size", lambda size, count=minibatches: count)
         results.append(policy.learn_epochs(batch, 2, 4)["learner_stats"])
     assert results[0] == results[1] == results[2]
     states = [policy.get_state() for policy in policies]
@@ -154,46 +131,50 @@ def test_an_update_in_one_two_or_seven_pieces_gives_equal_bits(monkeypatch, poli
 
 
 def test_calls_have_as_many_minibatches_as_fit_into_half_a_second():
-    pace = ChunkSizer()
-    assert pace.get_chunk_size(64) == 1
-    pace.record(64, 1, 0.15)
-    assert (pace.get_chunk_size(64), pace.get_chunk_size(32)) == (3, 1)
-    pace.record(64, 3, 6.0)
-    assert pace.get_chunk_size(64) == 1
-    pace.record(64, 1, 0.0001)
-    assert pace.get_chunk_size(64) > 1000
+    sizer = ChunkSizer()
+    assert sizer.get_chunk_size(64) == 1
+    sizer.record(64, 1, 0.15)
+    assert (sizer.get_chunk_size(64), sizer.get_chunk_size(32)) == (3, 1)
+    sizer.record(64, 3, 6.0)
+    assert sizer.get_chunk_size(64) == 1
+    sizer.record(64, 1, 0.0001)
+    assert sizer.get_chunk_size(64) > 1000
 
 
-# -- interruptions ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
-def test_an_update_interrupted_between_pieces_leaves_the_policy_as_it_was(
-    monkeypatch, policy_class
-):
-    policy, twin = make(policy_class, lr=0.01), make(policy_class, lr=0.01)
-    batch, before = batch_for(policy, 16), policy.get_state()
-    came = []
-
-    def minibatches(size):
-        came.append(size)
-        if len(came) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return 1
-
-    monkeypatch.setattr(policy.program.updates._chunk_sizer, "get_chunk_size", minibatches)
-    with pytest.raises(KeyboardInterrupt):
-        policy.learn_epochs(batch, 2, 4)
+def assert_unchanged(policy, before):
+    """Asserts that a policy is as new, with the state `before`."""
     after = policy.get_state()
-    assert_equal(before["weights"], after["weights"])
-    assert_equal(before["_optimizer_variables"], after["_optimizer_variables"])
+    for part in ("weights", "_optimizer_variables"):
+        assert_equal(before[part], after[part])
     assert (after["rng"], after["num_grad_updates"]) == (before["rng"], 0)
+
+
+def assert_learn_alike(policy, twin, batch):
     for each in (policy, twin):
         each.learn_epochs(batch, 2, 4)
     assert_equal(policy.get_weights(), twin.get_weights())
+    assert policy.num_grad_updates == twin.num_grad_updates > 0
 
 
-def test_minibatches_that_a_callback_sees_are_taken_back_when_they_are_interrupted(monkeypatch):
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+def test_an_update_interrupted_between_chunks_changes_nothing(monkeypatch, policy_class):
+    policy, twin = make(policy_class, lr=0.01), make(policy_class, lr=0.01)
+    batch, before, sizes = batch_for(policy, 16), policy.get_state(), []
+
+    def get_chunk_size(size):
+        sizes.append(size)
+        if len(sizes) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return 1
+
+    monkeypatch.setattr(policy.program.updates._chunk_sizer, "get_chunk_size", get_chunk_size)
+    with pytest.raises(KeyboardInterrupt):
+        policy.learn_epochs(batch, 2, 4)
+    assert_unchanged(policy, before)
+    assert_learn_alike(policy, twin, batch)
+
+
+def test_minibatches_of_a_method_are_reverted_when_they_are_interrupted():
     class Interrupts(PPOTF2Policy):
         def learn_on_batch(self, postprocessed_batch):
             if self.num_grad_updates == 2:
@@ -204,14 +185,12 @@ def test_minibatches_that_a_callback_sees_are_taken_back_when_they_are_interrupt
     before = policy.get_state()
     with pytest.raises(KeyboardInterrupt):
         policy.learn_epochs(batch_for(policy, 16), 2, 4)
-    after = policy.get_state()
-    assert_equal(before["weights"], after["weights"])
-    assert (after["rng"], after["num_grad_updates"]) == (before["rng"], 0)
+    assert_unchanged(policy, before)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("model", [{"fcnet_hiddens": [5]}, {**MEMORY, "use_gru": True}])
-def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkeypatch, model):
+def test_a_policy_learns_after_its_first_compiled_call_was_interrupted(monkeypatch, model):
     policy, twin = (make(jit_compile=True, lr=0.01, model=model) for _ in range(2))
     batch = random_batch(policy, 16)
     policy._state.rng.bit_generator.state = twin._state.rng.bit_generator.state
@@ -230,28 +209,25 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
         policy.learn_epochs(batch, 2, 4)
     assert_equal(before["weights"], policy.get_weights())
     release.set()  # only now does the call that was interrupted run
-    for each in (policy, twin):
-        each.learn_epochs(batch, 2, 4)
-    assert_equal(policy.get_weights(), twin.get_weights())
-    assert policy.num_grad_updates == twin.num_grad_updates > 0
+    assert_learn_alike(policy, twin, batch)
 
 
-def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(monkeypatch):
+def test_the_first_compiled_call_runs_in_a_daemon_thread(monkeypatch):
     policy = make(jit_compile=True, lr=0.01, model={"fcnet_hiddens": [6]})
     threads, call = [], function.TracedFunction.warm_up
 
-    def watched(self, *inputs):
+    def warm_up(self, *inputs):
         threads.append(threading.current_thread())
         return call(self, *inputs)
 
-    monkeypatch.setattr(function.TracedFunction, "warm_up", watched)
+    monkeypatch.setattr(function.TracedFunction, "warm_up", warm_up)
     policy.driver.learning.warm_up(16, 2, 4)
     assert [thread.daemon for thread in threads] == [True]
     policy.learn_epochs(batch_for(policy, 16), 2, 4)
     assert len(threads) == 1
 
 
-def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now():
+def test_a_graph_takes_tensors_by_name_and_reads_the_present_variables():
     weight, number = tf.Variable(2.0), tf.TensorSpec([], tf.float32)
     graph = function.TracedFunction(
         lambda x, y: {"sum": weight * x["b"] + x["a"], "last": y},
@@ -264,38 +240,49 @@ def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now()
     assert graph(*inputs) == {"sum": 31.0, "last": 5.0}
 
 
-# -- forms that fail or take long -------------------------------------------------------------
-
-GIVE_WAY = [
+FALLBACKS = [
     "learning is compiled step by step, since XLA cannot compile its loop: ",
     "learning runs without XLA, which cannot compile it: ",
 ]
 
 
-def fails(self, *inputs):
-    raise tf.errors.InternalError(None, None, "Autotuner could not find any supported configs")
+def make_pair(jit="auto", policy_class=PPOTF2Policy, units=7):
+    """Makes a policy that is compiled, and one that is not."""
+    model = {"fcnet_hiddens": [units]}
+    return (make(policy_class, jit_compile=x, lr=0.01, model=model) for x in (jit, False))
 
 
-@pytest.mark.parametrize("jit", ["auto", True])
-def test_a_form_that_cannot_be_compiled_gives_way_to_the_next(monkeypatch, caplog, jit):
-    own = {"lr": 0.01, "model": {"fcnet_hiddens": [8]}}
-    policy, plain = make(jit_compile=jit, **own), make(**own)
-    batch = batch_for(plain, 8)
-    monkeypatch.setattr(function.TracedFunction, "warm_up", fails)
-    for _ in range(2):
-        assert policy.learn_epochs(batch, 2, 4)["num_agent_steps_trained"] == 8
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"{line}Autotuner could not find any supported configs" for line in GIVE_WAY]
-    assert policy.program.updates.compile_mode is CompileMode.PLAIN
+def assert_learned_twice(policy, plain, batch):
+    """Asserts that a policy has learned from a batch twice, in 2 epochs of minibatches of 4."""
     for _ in range(2):
         plain.learn_epochs(batch, 2, 4)
     assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
     assert policy.num_grad_updates == plain.num_grad_updates
 
 
-def test_a_form_that_takes_long_gives_way_and_its_late_end_changes_nothing(monkeypatch, caplog):
-    own = {"lr": 0.01, "model": {"fcnet_hiddens": [7]}}
-    policy, plain = make(jit_compile="auto", **own), make(**own)
+def get_lines(caplog):
+    return [record.getMessage() for record in caplog.records]
+
+
+def fail(self, *inputs):
+    raise tf.errors.InternalError(None, None, "Autotuner could not find any supported configs")
+
+
+@pytest.mark.parametrize("jit", ["auto", True])
+def test_a_mode_that_cannot_be_compiled_falls_back_to_the_next(monkeypatch, caplog, jit):
+    policy, plain = make_pair(jit, units=8)
+    batch = batch_for(plain, 8)
+    monkeypatch.setattr(function.TracedFunction, "warm_up", fail)
+    for _ in range(2):
+        assert policy.learn_epochs(batch, 2, 4)["num_agent_steps_trained"] == 8
+    cause = "Autotuner could not find any supported configs"
+    assert get_lines(caplog) == [line + cause for line in FALLBACKS]
+    assert policy.program.updates.compile_mode is CompileMode.PLAIN
+    assert_learned_twice(policy, plain, batch)
+
+
+def test_a_mode_that_takes_long_falls_back_and_its_late_end_changes_nothing(monkeypatch, caplog):
+    policy, plain = make_pair()
     batch, release, ends = batch_for(plain, 8), threading.Event(), []
     call = function.TracedFunction.warm_up
 
@@ -307,43 +294,36 @@ def test_a_form_that_takes_long_gives_way_and_its_late_end_changes_nothing(monke
     monkeypatch.setattr(function.TracedFunction, "warm_up", slow)
     monkeypatch.setattr(runtime, "COMPILE_SECONDS", 0.1)
     policy.learn_epochs(batch, 2, 4)
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"{line}it took longer than 0.1 s" for line in GIVE_WAY]
+    assert get_lines(caplog) == [f"{line}it took longer than 0.1 s" for line in FALLBACKS]
     release.set()
-    while len(ends) < 2:  # both forms end, on variables of their own
+    while len(ends) < 2:  # both modes end, on other variables
         time.sleep(0.05)
     policy.learn_epochs(batch, 2, 4)
-    for _ in range(2):
-        plain.learn_epochs(batch, 2, 4)
-    assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
+    assert_learned_twice(policy, plain, batch)
 
 
-def test_a_session_whose_form_takes_long_gives_way_too(monkeypatch, caplog):
-    own = {"lr": 0.01, "model": {"fcnet_hiddens": [7]}}
-    policy, plain = (make(PPOTF1Policy, jit_compile=jit, **own) for jit in (True, False))
-    batch, began = batch_for(plain, 8), []
+def test_a_session_whose_mode_takes_long_also_falls_back(monkeypatch, caplog):
+    policy, plain = make_pair(True, PPOTF1Policy)
+    batch, calls = batch_for(plain, 8), []
 
     def run(self, key, call, meanwhile):
         if key is None:
             return False
-        began.append(call)
+        calls.append(call)
         raise runtime.NotCompiledError("it took longer than 60 s")
 
     monkeypatch.setattr(runtime.WarmUpCalls, "run", run)
     policy.learn_epochs(batch, 2, 4)
-    for call in began:
+    for call in calls:
         call()  # late
-    for _ in range(2):
-        plain.learn_epochs(batch, 2, 4)
     policy.learn_epochs(batch, 2, 4)
+    assert_learned_twice(policy, plain, batch)
     assert len(caplog.records) == 2
-    assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
 
 
 def test_a_process_ends_while_xla_compiles():
     code = """
-import sys, time
-sys.path.insert(0, "tests")
+import time
 from helpers.factories import batch_for, make
 from tfpolicies.program.runtimes import function, runtime
 
@@ -353,65 +333,53 @@ policy = make(jit_compile="auto")
 policy.learn_epochs(batch_for(policy, 8), 2, 4)
 print("learned", policy.num_grad_updates)
 """
-    command, folder = [sys.executable, "-c", code], Path(__file__).parents[2]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, check=False, timeout=300
-    )
-    assert (done.returncode, done.stdout) == (0, "learned 4\n")
+    assert run_python(code).stdout == "learned 4\n"
 
 
-def work(**more):
-    nothing = {"has_convolutions": False, "is_recurrent": False, "has_control_flow": False}
-    return GraphStats(**{**nothing, "num_operations": 100, "num_weights": 10_000_000, **more})
+def make_stats(**changes):
+    flags = dict.fromkeys(("has_convolutions", "is_recurrent", "has_control_flow"), False)
+    return GraphStats(**{**flags, "num_operations": 100, "num_weights": 10_000_000, **changes})
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("step", "form"),
+    ("stats", "mode"),
     [
-        (work(), CompileMode.LOOP),
-        (work(is_recurrent=True), CompileMode.LOOP),
-        (work(has_convolutions=True), CompileMode.PLAIN),
-        (work(has_convolutions=True, is_recurrent=True), CompileMode.PLAIN),
-        (work(num_operations=20_000), CompileMode.PLAIN),
+        (make_stats(), CompileMode.LOOP),
+        (make_stats(is_recurrent=True), CompileMode.LOOP),
+        (make_stats(has_convolutions=True), CompileMode.PLAIN),
+        (make_stats(has_convolutions=True, is_recurrent=True), CompileMode.PLAIN),
+        (make_stats(num_operations=20_000), CompileMode.PLAIN),
     ],
 )
-def test_on_a_gpu_only_convolutions_and_unrolled_recurrences_are_plain(step, form):
-    assert choose_compile_mode(step, allow_plain=True, on_cpu=False) is form
-    expected = CompileMode.STEP if form is CompileMode.PLAIN else form
-    assert choose_compile_mode(step, allow_plain=False, on_cpu=False) is expected
-
-
-# -- checkpoints ------------------------------------------------------------------------------
+def test_on_a_gpu_only_convolutions_and_unrolled_recurrences_are_plain(stats, mode):
+    assert choose_compile_mode(stats, allow_plain=True, on_cpu=False) is mode
+    expected = CompileMode.STEP if mode is CompileMode.PLAIN else mode
+    assert choose_compile_mode(stats, allow_plain=False, on_cpu=False) is expected
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew(
-    tmp_path, caplog, is_old
-):
+def test_an_auto_of_a_checkpoint_is_resolved_again(tmp_path, caplog, is_old):
     caplog.set_level("WARNING", "tfpolicies")
     policy = make(obs=IMAGES, model=CONVOLUTIONS, jit_compile="auto")
     policy.config["jit_compile"] = True  # as the rule said once
     policy.export_checkpoint(tmp_path)
     if is_old:
-        checkpoint = read_checkpoint(tmp_path, POLICY_MANIFEST, kind="Policy")
-        added = ("automatic", "arrays", "checksum", "format_version", "policies")
-        old = {k: x for k, x in checkpoint.manifest.items() if k not in added}
-        old.pop("tfpolicies_version")
-        write_checkpoint(tmp_path, POLICY_MANIFEST, old, checkpoint.arrays)
+        with edit_checkpoint(tmp_path) as manifest:
+            del manifest["automatic"]
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
     restored.driver.learning.resolve_auto_settings()
     restored.driver.learning.resolve_auto_settings()
     assert restored.config["jit_compile"] is False
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("jit_compile='auto' now resolves to False")
-    kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
-    kept.driver.learning.resolve_auto_settings()
-    assert kept.config["jit_compile"] is True
-    assert kept.program.updates.compile_mode is CompileMode.STEP
+    compiled = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
+    compiled.driver.learning.resolve_auto_settings()
+    assert compiled.config["jit_compile"] is True
+    assert compiled.program.updates.compile_mode is CompileMode.STEP
 
 
-def test_what_a_user_chose_stays_in_checkpoints(tmp_path, caplog):
+def test_settings_of_users_stay_in_checkpoints(tmp_path, caplog):
     make(obs=IMAGES, model=CONVOLUTIONS, jit_compile=True).export_checkpoint(tmp_path)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
     restored.driver.learning.resolve_auto_settings()
@@ -421,7 +389,7 @@ def test_what_a_user_chose_stays_in_checkpoints(tmp_path, caplog):
 
 def test_each_policy_of_an_algorithm_resolves_auto_for_itself():
     config = PPOConfig().framework(jit_compile="auto", inference="tf")
-    config.record_resolved(jit_compile=True)  # what it became for another policy
+    config.record_resolved(jit_compile=True)  # resolved for another policy
     assert config.jit_compile is True
     policy = PPOTF2Policy(IMAGES, spaces.Discrete(2), config.training(model=CONVOLUTIONS))
     policy.driver.learning.resolve_auto_settings()

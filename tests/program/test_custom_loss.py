@@ -1,4 +1,4 @@
-"""What models add to the loss: `custom_loss` and `metrics` of `TFModelV2` and of Keras models."""
+"""Losses and metrics of models: `custom_loss` and `metrics` of `TFModelV2` and Keras models."""
 
 import itertools
 
@@ -26,6 +26,13 @@ SPACES = {
 }
 
 
+def register(model):
+    """Registers a model by the name of its class."""
+    ModelCatalog.register_custom_model(model.__name__, model)
+    return model
+
+
+@register
 class Linear(TFModelV2):
     """One layer without a bias, no value."""
 
@@ -38,6 +45,7 @@ class Linear(TFModelV2):
         return self.logits, state
 
 
+@register
 class SmallLogits(Linear):
     """Wants small outputs: half the mean of their squares is added."""
 
@@ -50,8 +58,9 @@ class SmallLogits(Linear):
         return {"total_loss": self.before, "own": self.own, "fixed": 3}
 
 
+@register
 class MaskIgnored(SmallLogits):
-    """The same as RLlib's users write it."""
+    """The same as users of RLlib write it."""
 
     def custom_loss(self, policy_loss, loss_inputs):
         self.before = policy_loss
@@ -59,22 +68,15 @@ class MaskIgnored(SmallLogits):
         return policy_loss + self.own
 
 
-for kind in (Linear, SmallLogits, MaskIgnored):
-    ModelCatalog.register_custom_model(kind.__name__, kind)
-
-
 def with_model(kind, policy_class=PPOTF2Policy, obs=OBS, **config):
-    if isinstance(kind, type):
-        kind = kind.__name__
-    config.setdefault("seed", 0)
-    return make(policy_class, obs, model={"custom_model": kind}, **config)
+    return make(policy_class, obs, model={"custom_model": kind.__name__}, **config)
 
 
-def alike(*policies):
-    """Gives policies the weights of the first one."""
-    for policy in policies[1:]:
-        policy.set_weights(list(policies[0].get_weights().values()))
-    return policies
+def make_pair(*kinds, policy_class=PPOTF2Policy):
+    """Makes policies with models of some classes, and the weights of the first."""
+    first, second = (with_model(kind, policy_class) for kind in kinds)
+    second.set_weights(list(first.get_weights().values()))
+    return first, second
 
 
 @pytest.mark.parametrize(
@@ -85,10 +87,10 @@ def alike(*policies):
     ),
 )
 def test_the_gradient_is_that_of_both_losses(policy_class, kind):
-    plain, own = alike(with_model(Linear, policy_class), with_model(kind, policy_class))
+    plain, custom = make_pair(Linear, kind, policy_class=policy_class)
     batch = batch_for(plain, 6)
     (without, *_), _ = plain.compute_gradients(batch)
-    (result, *_), info = own.compute_gradients(batch)
+    (result, *_), info = custom.compute_gradients(batch)
     weights, x = next(iter(plain.get_weights().values())), batch["obs"]
     np.testing.assert_allclose(result - without, x.T @ (x @ weights) / 6, atol=1e-5)
     term = 0.5 * np.square(x @ weights).sum(-1).mean()
@@ -96,16 +98,16 @@ def test_the_gradient_is_that_of_both_losses(policy_class, kind):
 
 
 @pytest.mark.core
-def test_metrics_are_statistics_of_learning_beside_those_of_the_policy_class():
-    plain, own = alike(with_model(Linear), with_model(SmallLogits))
+def test_metrics_are_statistics_of_learning_next_to_those_of_the_policy_class():
+    plain, custom = make_pair(Linear, SmallLogits)
     batch = batch_for(plain, 6)
     expected = plain.compute_gradients(batch)[1]["learner_stats"]
     for stats in (
-        own.compute_gradients(batch)[1]["learner_stats"],
-        own.learn_on_batch(batch)["learner_stats"],
+        custom.compute_gradients(batch)[1]["learner_stats"],
+        custom.learn_on_batch(batch)["learner_stats"],
     ):
-        assert stats["model/total_loss"] == pytest.approx(expected["total_loss"], abs=1e-6)
-        assert stats["total_loss"] == pytest.approx(expected["total_loss"], abs=1e-6)
+        for name in ("model/total_loss", "total_loss"):
+            assert stats[name] == pytest.approx(expected["total_loss"], abs=1e-6)
         assert stats["model/fixed"] == 3.0
         assert {"model/total_loss", "model/own", "model/fixed"} == set(stats) - set(expected)
 
@@ -114,17 +116,16 @@ def test_metrics_are_statistics_of_learning_beside_those_of_the_policy_class():
 def test_rows_that_fill_up_a_minibatch_do_not_count(jit):
     weighed = with_model(SmallLogits, PGTF2Policy, jit_compile=jit)
     exact = with_model(MaskIgnored, PGTF2Policy)
-    alike(weighed, exact)
-    batch = batch_for(weighed, 5)
-    left, right = (
-        policy.learn_epochs(batch, 2, 4, shuffle=False)["learner_stats"]
-        for policy in (weighed, exact)
-    )
-    assert left["model/own"] == pytest.approx(right["model/own"], rel=1e-5)
-    actual, expected = (
-        dict(enumerate(policy.get_weights().values())) for policy in (weighed, exact)
-    )
-    assert_close(actual, expected, 1e-5)
+    exact.set_weights(list(weighed.get_weights().values()))
+    batch, terms = batch_for(weighed, 5), []
+    for policy in (weighed, exact):
+        stats = policy.learn_epochs(batch, 2, 4, shuffle=False)["learner_stats"]
+        terms.append(stats["model/own"])
+    assert terms[0] == pytest.approx(terms[1], rel=1e-5)
+    for left, right in zip(
+        weighed.get_weights().values(), exact.get_weights().values(), strict=True
+    ):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-5)
 
 
 def test_a_loss_that_does_not_weigh_rows_is_not_compiled():
@@ -137,7 +138,7 @@ def test_a_loss_that_does_not_weigh_rows_is_not_compiled():
 
 
 @pytest.mark.core
-def test_policies_of_a_kind_share_one_trace_with_their_own_numbers():
+def test_policies_with_one_program_share_a_trace_and_have_other_numbers():
     one, other = with_model(SmallLogits, lr=0.1), with_model(SmallLogits, lr=0.0)
     assert one.program is other.program
     traces = dict(one.program.functions.traces)
@@ -149,49 +150,46 @@ def test_policies_of_a_kind_share_one_trace_with_their_own_numbers():
     assert any(np.any(x != before[key]) for key, x in one.get_weights().items())
 
 
-class Told(Linear):
-    """Keeps what it was told of observations."""
+@register
+class Recording(Linear):
+    """Keeps the observations that it gets."""
 
     def custom_loss(self, policy_loss, loss_inputs):
-        kind = type(self)
         if tf.executing_eagerly():
-            kind.seen = {name: loss_inputs[name] for name in ("obs", "new_obs")}
+            type(self).in_loss = {name: loss_inputs[name] for name in ("obs", "new_obs")}
         assert "actions" in loss_inputs
         assert loss_inputs.get("nothing") is None
-        return policy_loss + 0.0 * masked_mean(
-            tf.ones_like(loss_inputs["loss_mask"]), loss_inputs["loss_mask"]
-        )
+        return policy_loss + 0.0 * tf.reduce_sum(loss_inputs["loss_mask"])
 
     def forward(self, input_dict, state, seq_lens):
         if tf.executing_eagerly():
-            type(self).given = input_dict["obs"]
+            type(self).in_forward = input_dict["obs"]
         return super().forward(input_dict, state, seq_lens)
-
-
-ModelCatalog.register_custom_model("Told", Told)
 
 
 @pytest.mark.parametrize("name", SPACES)
 def test_observations_are_as_forward_sees_them(name):
-    policy = with_model(Told, PGTF2Policy, SPACES[name], eager_tracing=False)
+    policy = with_model(Recording, PGTF2Policy, SPACES[name], eager_tracing=False)
     policy.learn_on_batch(batch_for(policy, 4))
-    tf.nest.map_structure(np.testing.assert_array_equal, Told.seen["obs"], Told.given)
-    tf.nest.assert_same_structure(Told.seen["new_obs"], Told.given)
+    obs, new_obs = Recording.in_loss["obs"], Recording.in_loss["new_obs"]
+    tf.nest.map_structure(np.testing.assert_array_equal, obs, Recording.in_forward)
+    tf.nest.assert_same_structure(new_obs, Recording.in_forward)
 
 
 def test_observations_are_normalised_for_a_model_with_a_filter():
     settings = {"eager_tracing": False, "observation_filter": "MeanStdFilter"}
-    policy = with_model(Told, PGTF2Policy, **settings)
+    policy = with_model(Recording, PGTF2Policy, **settings)
     policy.filter.observe([5.0 + 2.0 * rows_of(OBS, 50)])
     policy.driver.learning.flush_filters()
     batch = batch_for(policy, 4)
     policy.learn_on_batch(batch)
-    assert np.abs(Told.seen["obs"] - batch["obs"]).min() > 0.1
-    np.testing.assert_array_equal(Told.seen["obs"], Told.given)
+    assert np.abs(Recording.in_loss["obs"] - batch["obs"]).min() > 0.1
+    np.testing.assert_array_equal(Recording.in_loss["obs"], Recording.in_forward)
 
 
+@register
 class Predicting(Linear):
-    """Has a head of its own that only its loss calls: it predicts the next observation."""
+    """Has a head that only its loss calls: it predicts the next observation."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -208,11 +206,8 @@ class Predicting(Linear):
         return {"error": [self.error]}
 
 
-ModelCatalog.register_custom_model("Predicting", Predicting)
-
-
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
-def test_a_head_for_a_task_beside_learns(inference):
+def test_a_head_for_an_auxiliary_task_learns(inference):
     policy = with_model(Predicting, PGTF2Policy, inference=inference, lr=0.05)
     batch = batch_for(policy, 32)
     errors = [policy.learn_on_batch(batch)["learner_stats"]["model/error"] for _ in range(60)]
@@ -232,9 +227,8 @@ class KerasModel(keras.Model):
         return self.out(x)
 
     def custom_loss(self, policy_loss, loss_inputs):
-        self.own = masked_mean(
-            tf.reduce_sum(tf.square(self(loss_inputs["obs"])), -1), loss_inputs["loss_mask"]
-        )
+        squares = tf.reduce_sum(tf.square(self(loss_inputs["obs"])), -1)
+        self.own = masked_mean(squares, loss_inputs["loss_mask"])
         return [loss + self.own for loss in policy_loss]
 
     def custom_metrics(self):
@@ -243,11 +237,8 @@ class KerasModel(keras.Model):
 
 @pytest.mark.core
 @pytest.mark.parametrize("policy_class", [PGTF2Policy, PPOTF2Policy])  # PPO adds a value network
-def test_a_keras_model_may_have_the_hooks_too(policy_class):
-    policy = make(
-        policy_class,
-        model={"custom_model": lambda space, num_outputs: KerasModel()},
-    )
+def test_a_keras_model_may_have_the_hooks(policy_class):
+    policy = make(policy_class, model={"custom_model": lambda space, num_outputs: KerasModel()})
     batch = batch_for(policy, 6)
     kernel, bias = (policy.get_weights()[k] for k in list(policy.get_weights())[:2])
     stats = policy.compute_gradients(batch)[1]["learner_stats"]
@@ -255,7 +246,7 @@ def test_a_keras_model_may_have_the_hooks_too(policy_class):
     assert stats["model/own"] == pytest.approx(np.square(outputs).sum(-1).mean(), rel=1e-4)
 
 
-def test_a_loss_that_waits_does_with_a_model_that_changes_no_loss():
+def test_a_loss_that_is_a_function_needs_a_model_without_custom_loss():
     settings = {"model": {"custom_model": "Linear"}, "update_order": "critics_first"}
     batch = SampleBatch(
         obs=rows_of(OBS, 6),
@@ -274,10 +265,8 @@ def test_a_loss_that_waits_does_with_a_model_that_changes_no_loss():
         make(SACTF2Policy, **settings).learn_on_batch(batch)
 
 
-def broken(name, custom_loss, base=Linear, **members):
-    made = type(name, (base,), {"custom_loss": custom_loss, **members})
-    ModelCatalog.register_custom_model(name, made)
-    return name
+def make_model(name, custom_loss, base=Linear, **members):
+    return register(type(name, (base,), {"custom_loss": custom_loss, **members}))
 
 
 def late_layer(self, policy_loss, loss_inputs):
@@ -285,34 +274,27 @@ def late_layer(self, policy_loss, loss_inputs):
     return policy_loss + tf.reduce_mean(self.late(loss_inputs["obs"]))
 
 
+ROWS = r"as many scalars.*the shapes \['\(\d+,\)'\]"
+TWO = r"as policy_loss has: 1\. It returned the shapes \['\(\)', '\(\)'\]"
+METRIC = r"The metric 'rows' of Rows must be one number.*\(3,\)"
+
+
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "custom_loss", "words"),
     [
-        (
-            "PerRow",
-            lambda s, loss, d: loss[0] + d["rewards"],
-            r"as many scalars.*the shapes \['\(\d+,\)'\]",
-        ),
-        (
-            "Twice",
-            lambda s, loss, d: loss + loss,
-            r"as policy_loss has: 1\. It returned the shapes \['\(\)', '\(\)'\]",
-        ),
+        ("PerRow", lambda s, loss, d: loss[0] + d["rewards"], ROWS),
+        ("Twice", lambda s, loss, d: loss + loss, TWO),
         ("Late", late_layer, "custom_loss of the model creates a variable"),
         ("Unknown", lambda s, loss, d: loss[0] + d["reward"], "no column 'reward'.*'rewards'"),
+        ("Rows", lambda s, loss, d: loss, METRIC),
     ],
 )
-def test_what_cannot_be_a_loss_is_refused_when_it_is_first_run(name, custom_loss, words):
-    policy = with_model(broken(name, custom_loss), PGTF2Policy)
+def test_wrong_losses_and_metrics_are_refused(name, custom_loss, words):
+    metrics = {"rows": tf.ones([3])} if name == "Rows" else {}
+    model = make_model(name, custom_loss, metrics=lambda self: metrics)
+    policy = with_model(model, PGTF2Policy)
     with pytest.raises((ModelError, KeyError), match=words):
-        policy.learn_on_batch(batch_for(policy, 4))
-
-
-def test_metrics_are_single_numbers():
-    name = broken("Rows", lambda s, x, d: x, metrics=lambda self: {"rows": tf.ones([3])})
-    policy = with_model(name, PGTF2Policy)
-    with pytest.raises(ModelError, match=r"The metric 'rows' of Rows must be one number.*\(3,\)"):
         policy.learn_on_batch(batch_for(policy, 4))
 
 
@@ -338,13 +320,15 @@ def flat_squares(self, policy_loss, loss_inputs):
     return [loss + self.own for loss in policy_loss]
 
 
-def test_a_model_with_a_memory_has_to_weigh_its_rows():
+def test_a_recurrent_model_has_to_weigh_its_rows():
+    def make_recurrent(model):
+        return make(PGTF2Policy, model={"custom_model": model.__name__, "max_seq_len": 4})
+
     members = {"metrics": lambda self: {"own": self.own}}
-    name = broken("SmallCells", flat_squares, Cells, **members)
-    policy = make(PGTF2Policy, model={"custom_model": name, "max_seq_len": 4})
+    policy = make_recurrent(make_model("SmallCells", flat_squares, Cells, **members))
     stats = policy.learn_on_batch(random_batch(policy, 6))["learner_stats"]
     assert stats["model/own"] > 0.0
-    name = broken("Unweighed", lambda s, x, d: x + tf.reduce_mean(s.logits), Cells)
-    policy = make(PGTF2Policy, model={"custom_model": name, "max_seq_len": 4})
+    unweighed = make_model("Unweighed", lambda s, x, d: x + tf.reduce_mean(s.logits), Cells)
+    policy = make_recurrent(unweighed)
     with pytest.raises(ConfigError, match=r"custom_loss of the model does not read .*loss_mask"):
         policy.learn_on_batch(random_batch(policy, 6))

@@ -1,13 +1,11 @@
-"""Learning on another device than TensorFlow's first, and what a process takes of a GPU."""
+"""Learning on another device than TensorFlow's first, and limits of GPU memory."""
 
 import contextlib
 import functools
 import gc
 import json
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,96 +14,11 @@ from gymnasium import spaces
 
 from helpers.factories import make
 from helpers.marks import telling
+from helpers.processes import run_python
 from tfpolicies import PPOTF2Policy
 from tfpolicies.program import devices, functions
 from tfpolicies.program.devices import choose_learner_device
 from tfpolicies.system import gpus
-
-_CHILD = """
-import contextlib, json, logging, sys
-import numpy as np
-import tensorflow as tf
-from gymnasium import spaces
-from tensorflow.python.eager import context
-
-two = [tf.config.LogicalDeviceConfiguration()] * 2
-tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
-sys.path.insert(0, "tests")
-from helpers import factories
-from tfpolicies import DQNTF2Policy, PPOTF1Policy, PPOTF2Policy, SACTF2Policy
-from tfpolicies.program import functions
-from tfpolicies.program.compile_mode import CompileMode
-from tfpolicies.testing import random_batch
-
-functions.choose_learner_device = lambda num_gpus: "/cpu:1" if num_gpus else "/cpu:0"
-lines = []
-handler = logging.Handler()
-handler.emit = lambda record: lines.append(record.getMessage())
-logging.getLogger("tfpolicies").addHandler(handler)
-
-IMAGES = {"obs": spaces.Box(0, 255, (12, 12, 1), np.uint8)}
-CONVOLUTIONS = {**IMAGES, "model": {"conv_filters": [[2, 4, 4], [2, 3, 1]]}}
-MEMORY = {"fcnet_hiddens": [3], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4}
-KINDS = {
-    "loop": (PPOTF2Policy, {"jit_compile": "auto", "observation_filter": "MeanStdFilter"}),
-    "step": (PPOTF2Policy, {"jit_compile": True, **CONVOLUTIONS}),
-    "plain": (PPOTF2Policy, {"jit_compile": False, **CONVOLUTIONS}),
-    "memory": (PPOTF2Policy, {"jit_compile": False, "model": MEMORY}),
-    "targets": (DQNTF2Policy, {"jit_compile": False}),
-    "networks": (SACTF2Policy, {"jit_compile": False, "actions": factories.PLANE}),
-    "graph": (
-        PPOTF1Policy,
-        {"jit_compile": True, "tf_session_args": {"device_count": {"CPU": 2}}},
-    ),
-}
-
-
-def device_of(name):
-    return name[-5:]
-
-
-def operations_in(graphs):
-    return sorted({
-        f"{device_of(node.device)} {node.op}"
-        for graph in graphs for node in graph.node
-        if node.op not in ("_Arg", "_DeviceArg", "_Send", "_EagerConst", "_Retval")
-    })
-
-
-def run(kind, num_gpus, default):
-    policy_class, config = KINDS[kind]
-    context.context().enable_run_metadata()
-    with tf.device(default) if default else contextlib.nullcontext():
-        policy = factories.make(policy_class, num_gpus=num_gpus, lr=0.01, **config)
-        batch = random_batch(policy, 12)
-        policy._learner.discover_columns()
-        if kind == "step":
-            policy.program.updates.compile_mode = CompileMode.STEP
-        acted = policy.compute_actions(batch["obs"], explore=False) if kind != "memory" else None
-        acting = context.context().export_run_metadata().partition_graphs
-        stats = policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"]
-        graphs = context.context().export_run_metadata().partition_graphs
-    inside = policy.program.runtime.functions
-    return {
-        "form": policy.program.updates.compile_mode.name,
-        "variables": sorted({device_of(x.handle.device) for x in inside.resident}),
-        "operations": operations_in(graphs),
-        "convolutions": [x for x in operations_in(acting) if "FusedConv2D" in x],
-        "loss": stats.get("total_loss", stats.get("mean_td_error", 0.0)),
-        "weights": sum(float(np.abs(x).sum()) for x in policy.get_weights().values()),
-        "actions": np.ravel(acted.actions).tolist() if acted else [],
-    }
-
-
-found = {
-    kind: {
-        "second": run(kind, 1, None),
-        "first": run(kind, 0, "/cpu:1"),  # as if what is not pinned were on a GPU
-    }
-    for kind in sys.argv[1:]
-}
-print(json.dumps({"kinds": found, "lines": lines}))
-"""
 
 QUICK = {"loop": "LOOP", "plain": "PLAIN", "memory": "PLAIN"}
 SLOW = {"step": "STEP", "targets": "PLAIN", "networks": "PLAIN", "graph": "LOOP"}
@@ -115,23 +28,21 @@ KINDS = telling({**QUICK, **SLOW}, *QUICK, soak=SLOW)
 @functools.cache
 def learn(*kinds):
     """Returns what policies did in a process with two devices."""
-    command, folder = [sys.executable, "-c", _CHILD, *kinds], Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = run_python("-m", "helpers.two_devices", *kinds, seconds=1800).stdout
+    return json.loads(printed.splitlines()[-1])
 
 
 def learn_as(kind):
-    """Returns what a policy did that learned on the second device, on the first, and the lines."""
+    """Returns results of learning on the second device and on the first, and the logged lines."""
     result = learn(*(QUICK if kind in QUICK else SLOW))
-    return *(result["kinds"][kind][where] for where in ("second", "first")), result["lines"]
+    return *result["kinds"][kind], result["lines"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_an_update_is_on_the_device_that_learns(kind):
     *results, lines = learn_as(kind)
     for result, device in zip(results, ("CPU:1", "CPU:0"), strict=True):
-        assert (result["form"], result["variables"]) == ({**QUICK, **SLOW}[kind], [device])
+        assert (result["mode"], result["variables"]) == ({**QUICK, **SLOW}[kind], [device])
         if kind != "graph":  # a session does not say where its operations run
             operations = result["operations"]
             assert {line.split()[0] for line in operations} == {device}, operations
@@ -140,7 +51,7 @@ def test_all_of_an_update_is_on_the_device_that_learns(kind):
 
 def test_a_network_with_convolutions_acts_where_it_learns():
     for result, device in zip(learn_as("plain"), ("CPU:1", "CPU:0"), strict=False):
-        (operation,) = result["convolutions"]  # oneDNN has one of its own on some processors
+        (operation,) = result["convolutions"]  # oneDNN has another one on some processors
         assert re.fullmatch(rf"{device} _(MklNative)?FusedConv2D", operation)
 
 
@@ -151,7 +62,7 @@ def test_a_device_changes_no_number(kind):
         assert second[name] == pytest.approx(first[name], rel=1e-6), name
 
 
-# -- what TensorFlow takes of a GPU ------------------------------------------------------------
+NO_GPU = "num_gpus=1, but there is no GPU: learning runs on the CPU"
 
 
 class Machine:
@@ -189,35 +100,36 @@ def fresh(monkeypatch):
         each.cache_clear()
 
 
+def pretend_gpu(monkeypatch):
+    monkeypatch.setattr(functions, "choose_learner_device", lambda num_gpus: "/gpu:0")
+    monkeypatch.setattr(devices, "get_device_context", lambda: contextlib.nullcontext)
+
+
 @pytest.mark.core
-def test_in_a_users_process_one_line_says_how_and_nothing_is_set(fresh, caplog):
+def test_in_a_users_process_one_line_says_how_to_limit_the_gpu(fresh, caplog):
     machine = Machine(fresh)
     for _ in range(2):
         gpus.limit_gpus(uses_gpu=False)
-    assert "num_gpus=0" in caplog.text
-    assert "tf.config.set_visible_devices([], 'GPU')" in caplog.text
-    assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in caplog.text
+    ways = ("num_gpus=0", "tf.config.set_visible_devices([], 'GPU')")
+    assert all(x in caplog.text for x in (*ways, "TF_FORCE_GPU_ALLOW_GROWTH=true"))
     gpus.limit_gpus(uses_gpu=True)
     assert (len(caplog.records), machine.done) == (2, [])
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("how", ["variable", "growth", "hidden"])
-def test_where_a_user_limits_the_gpu_nothing_is_said(fresh, caplog, how):
+@pytest.mark.parametrize("limit", [{"grows": True}, {"visible": []}, {}])
+def test_where_a_user_limits_the_gpu_nothing_is_logged(fresh, caplog, limit):
     machine = Machine(fresh)
-    if how == "variable":
+    vars(machine).update(limit)
+    if not limit:
         fresh.setenv(gpus.GROWTH_VARIABLE, "true")
-    elif how == "growth":
-        machine.grows = True
-    else:
-        machine.visible = []
-    for expected in (False, True):
-        gpus.limit_gpus(uses_gpu=expected)
+    for uses_gpu in (False, True):
+        gpus.limit_gpus(uses_gpu=uses_gpu)
     assert (caplog.records, machine.done) == ([], [])
 
 
 @pytest.mark.core
-def test_in_a_process_of_the_package_the_gpu_is_hidden_unless_it_is_wanted(fresh, caplog):
+def test_in_a_process_of_the_package_the_gpu_is_hidden_unless_it_is_used(fresh, caplog):
     machine = Machine(fresh)
     gpus.claim_process()
     gpus.limit_gpus(uses_gpu=True)
@@ -252,26 +164,21 @@ def test_a_worker_that_only_samples_misses_no_gpu(fresh, caplog):
     gpus.claim_process()
     gpus.warn_without_gpu.cache_clear()
     assert [choose_learner_device(1, 0) for _ in range(2)] == ["/cpu:0"] * 2
-    assert [x.getMessage() for x in caplog.records] == [
-        "num_gpus=1, but there is no GPU: learning runs on the CPU"
-    ]
+    assert [x.getMessage() for x in caplog.records] == [NO_GPU]
 
 
 @pytest.mark.core
-def test_a_checkpoint_finds_its_device_again_and_one_line_says_so(fresh, caplog, tmp_path):
+def test_one_line_says_that_a_checkpoint_learns_on_another_device(fresh, caplog, tmp_path):
     gpus.warn_without_gpu.cache_clear()
     policy = make(num_gpus=1, model={"fcnet_hiddens": [9]})
     assert policy.devices == ["/cpu:0"]
     policy.export_checkpoint(tmp_path)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "num_gpus=1, but there is no GPU: learning runs on the CPU"
+    assert line == NO_GPU
     del policy
     gc.collect()  # its Program, too
     caplog.clear()
-    fresh.setattr(
-        functions, "choose_learner_device", lambda num_gpus: "/gpu:0"
-    )  # as if there were one
-    fresh.setattr(devices, "get_device_context", lambda: contextlib.nullcontext)
+    pretend_gpu(fresh)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
     assert restored.devices == ["/gpu:0"]
     (line,) = [record.getMessage() for record in caplog.records]
@@ -279,9 +186,8 @@ def test_a_checkpoint_finds_its_device_again_and_one_line_says_so(fresh, caplog,
 
 
 @pytest.mark.core
-def test_acting_is_on_the_gpu_for_images_alone(fresh):
-    fresh.setattr(functions, "choose_learner_device", lambda num_gpus: "/gpu:0")
-    fresh.setattr(devices, "get_device_context", lambda: contextlib.nullcontext)
+def test_acting_is_on_the_gpu_only_for_images(fresh):
+    pretend_gpu(fresh)
     images = spaces.Box(0, 255, (12, 12, 1), np.uint8)
     filters = {"conv_filters": [[2, 4, 4], [2, 3, 1]]}
     seeing = make(obs=images, num_gpus=1, model=filters, inference="auto")
@@ -306,10 +212,10 @@ def test_rows_gathered_for_a_gpu_are_those_of_the_column(kind, shape):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-def test_weights_that_stay_on_a_gpu_are_asked_there_whether_they_are_finite(monkeypatch, value):
+def test_weights_that_stay_on_a_gpu_are_checked_there_for_finite_numbers(monkeypatch, value):
     policy = make(PPOTF2Policy)
     updates = policy.program.updates
     monkeypatch.setattr(updates._functions, "device", "/gpu:0")
-    left = {"kernel": tf.constant([1.0, value]), "step": tf.constant([3], tf.int64)}
-    assert updates._is_finite(left) == np.isfinite(value)
-    assert updates._is_finite({**left, "kernel": tf.constant([1.0, 2.0])})
+    result = {"kernel": tf.constant([1.0, value]), "step": tf.constant([3], tf.int64)}
+    assert updates._is_finite(result) == np.isfinite(value)
+    assert updates._is_finite({**result, "kernel": tf.constant([1.0, 2.0])})

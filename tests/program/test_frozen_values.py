@@ -1,4 +1,4 @@
-"""What a trace would freeze without a word: draws in Python, numbers on `self`, losses in NumPy."""
+"""Warnings of values that a trace freezes: draws in Python, numbers on `self`, losses in NumPy."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 SCALE = 1.0
 
 
-def lines_of(caplog):
+def get_lines(caplog):
     return [x.getMessage() for x in caplog.records if x.name == LOGGER]
 
 
@@ -34,22 +34,17 @@ def test_draws_in_a_loss_are_warned_of(caplog):
         def loss(self, model, dist_class, train_batch):
             return super().loss(model, dist_class, train_batch) * RNG.uniform()
 
-    for policy_class in (Global, Named):
-        learn(policy_class)
-    lines = lines_of(caplog)
-    assert [line.partition(",")[0] for line in lines] == [
-        "Global.loss draws from np.random",
-        "Named.loss draws from RNG",
-    ]
-
-
-def test_draws_in_graph_mode_are_warned_of(caplog):
     class InGraph(PGTF1Policy):
         def loss(self, model, dist_class, train_batch):
             return super().loss(model, dist_class, train_batch) * np.random.uniform()
 
-    learn(InGraph)
-    assert "InGraph.loss draws from np.random" in lines_of(caplog)[0]
+    for policy_class in (Global, Named, InGraph):
+        learn(policy_class)
+    assert [line.partition(",")[0] for line in get_lines(caplog)] == [
+        "Global.loss draws from np.random",
+        "Named.loss draws from RNG",
+        "InGraph.loss draws from np.random",
+    ]
 
 
 def test_draws_of_a_model_are_warned_of_where_it_acts(caplog):
@@ -65,7 +60,7 @@ def test_draws_of_a_model_are_warned_of_where_it_acts(caplog):
 
     policy = Acting(OBS, TWO, {"inference": "tf", "model": {"custom_model": network}})
     policy.compute_actions(np.zeros((2, 3), np.float32))
-    assert "acting of Acting draws from np.random" in lines_of(caplog)[0]
+    assert "acting of Acting draws from np.random" in get_lines(caplog)[0]
 
 
 def test_draws_of_each_update_are_not_warned_of(caplog):
@@ -75,7 +70,7 @@ def test_draws_of_each_update_are_not_warned_of(caplog):
 
     learn(Fresh, eager_tracing=False)
     learn(PGTF2Policy)
-    assert lines_of(caplog) == []
+    assert get_lines(caplog) == []
 
 
 def test_numbers_that_a_loss_keeps_on_the_policy_are_warned_of(caplog):
@@ -90,8 +85,7 @@ def test_numbers_that_a_loss_keeps_on_the_policy_are_warned_of(caplog):
             return {"mean": self.mean}
 
     learn(Counts)
-    lines = lines_of(caplog)
-    assert [line.partition(",")[0] for line in lines] == [
+    assert [line.partition(",")[0] for line in get_lines(caplog)] == [
         "Counts.loss sets self.updates to the number 1",
         "Counts.loss sets self.scale to the number np.float32(1.0)",
     ]
@@ -104,8 +98,8 @@ def test_a_loss_without_a_gradient_is_refused_though_layers_add_losses(eager_tra
             return tf.stop_gradient(super().loss(model, dist_class, train_batch))
 
     def network(observation_space, num_outputs):
-        kept = keras.layers.Dense(num_outputs, kernel_regularizer=keras.regularizers.L2(0.5))
-        return keras.Sequential([keras.Input((3,)), kept])
+        layer = keras.layers.Dense(num_outputs, kernel_regularizer=keras.regularizers.L2(0.5))
+        return keras.Sequential([keras.Input((3,)), layer])
 
     for policy_class in (PGTF2Policy, Cut):
         config = {"jit_compile": False, "eager_tracing": eager_tracing, "inference": "tf"}

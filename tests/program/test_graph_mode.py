@@ -1,19 +1,19 @@
-"""Graph mode: the session runtime gives what traced functions give, and leaves all else alone."""
+"""Graph mode: the same numbers as traced functions; sessions; isolation; checkpoints and runs."""
 
+import functools
 import gc
 import itertools
-import threading
 import weakref
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from gymnasium import spaces
-from keras.src.backend.common import global_state
 
 from helpers.factories import OBS, PLANE, TWO, assert_close, assert_equal, batch_for, make, rows_of
 from helpers.marks import telling
+from helpers.processes import run_threads
+from helpers.serving import MATRIX
 from soak.memory import resident_megabytes
 from tfpolicies import (
     AlgorithmConfig,
@@ -31,31 +31,17 @@ from tfpolicies.testing.random_batches import random_batch
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
-LSTM = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4], "max_seq_len": 4}
+SESSION_WORDS = r"tf_session_args=.* fields of .*ConfigProto"
 KINDS = {
     "flat": {},
     "box actions": {"actions": PLANE, "observation_filter": "MeanStdFilter"},
-    "conv": {
-        "obs": spaces.Box(0, 255, (10, 10, 3), np.uint8),
-        "model": {"conv_filters": [[4, [4, 4], 2], [8, [5, 5], 1]], "fcnet_hiddens": [4]},
-    },
-    "lstm": {"model": {**LSTM, "lstm_use_prev_action": True}},
+    "conv": MATRIX["image"],
+    "lstm": {"model": {**MATRIX["memory"]["model"], "max_seq_len": 4}},
 }
 OBSERVED = rows_of(OBS, 6)
 
 
-def graph(**config):
-    return make(PPOTF1Policy, **config)
-
-
-def keras_state():
-    return {
-        name: len(value) if hasattr(value, "__len__") else value
-        for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items()
-    }
-
-
-# -- the same numbers -----------------------------------------------------------------------------
+graph = functools.partial(make, PPOTF1Policy)
 
 
 @pytest.mark.parametrize(
@@ -68,29 +54,29 @@ def keras_state():
 )
 def test_graph_mode_acts_and_learns_like_traced_functions(kind, jit):
     settings = {"lr": 0.01, "grad_clip": 0.5, "jit_compile": jit, **KINDS[kind]}
-    ours, theirs = make(PPOTF1Policy, **settings), make(PPOTF2Policy, **settings)
-    assert_equal(ours.get_weights(), theirs.get_weights())
+    policy, traced = both = make(PPOTF1Policy, **settings), make(PPOTF2Policy, **settings)
+    assert_equal(policy.get_weights(), traced.get_weights())
     for turn in range(2):
-        batch = random_batch(theirs, 20, seed=turn)
-        ours.set_state({**ours.get_state(), "rng": theirs.get_state()["rng"]})
-        acted = [each.session(3).act(rows_of(each.observation_space, 3)) for each in (ours, theirs)]
-        np.testing.assert_allclose(*acted, atol=1e-5)
-        results = [each.learn_epochs(batch, 2, 8)["learner_stats"] for each in (ours, theirs)]
+        batch = random_batch(traced, 20, seed=turn)
+        policy.set_state({**policy.get_state(), "rng": traced.get_state()["rng"]})
+        actions = [each.session(3).act(rows_of(each.observation_space, 3)) for each in both]
+        np.testing.assert_allclose(*actions, atol=1e-5)
+        results = [each.learn_epochs(batch, 2, 8)["learner_stats"] for each in both]
         assert results[0] == pytest.approx(results[1], abs=1e-4)
-        for each in (ours, theirs):
+        for each in both:
             each.learn_on_batch(batch)
-        assert_close(ours.get_weights(), theirs.get_weights(), atol=1e-5)
-    gradients = [each.compute_gradients(batch)[0] for each in (ours, theirs)]
+        assert_close(policy.get_weights(), traced.get_weights(), atol=1e-5)
+    gradients = [each.compute_gradients(batch)[0] for each in both]
     for left, right in zip(*gradients, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-5)
-    for each in (ours, theirs):
+    for each in both:
         each.apply_gradients(gradients[1])
-    left, right = (each.get_state() for each in (ours, theirs))
+    left, right = (each.get_state() for each in both)
     assert_close(left["weights"], right["weights"], atol=1e-5)
     assert_close(left["_optimizer_variables"], right["_optimizer_variables"], atol=1e-4)
 
 
-def test_a_policy_of_ones_own_runs_in_graph_mode():
+def test_a_custom_class_runs_in_graph_mode():
     class Fetching(PGTF1Policy):
         def extra_action_out_fn(self):
             return {"doubled": 2.0 * self.dist_inputs}
@@ -132,11 +118,8 @@ def test_a_model_that_cannot_be_copied_is_refused():
 
     with pytest.raises(ModelError, match="as a factory"):
         make(PGTF1Policy, model={"custom_model": Opaque(2)})
-    made = make(PGTF1Policy, model={"custom_model": lambda space, units: Opaque(units)}, lr=0.1)
-    assert made.learn_on_batch(batch_for(made, 8))["num_grad_updates_lifetime"] == 1
-
-
-# -- the framework and the session ----------------------------------------------------------------
+    policy = make(PGTF1Policy, model={"custom_model": lambda space, units: Opaque(units)}, lr=0.1)
+    assert policy.learn_on_batch(batch_for(policy, 8))["num_grad_updates_lifetime"] == 1
 
 
 @pytest.mark.core
@@ -147,32 +130,31 @@ def test_the_class_decides_the_runtime_and_framework_the_class():
     assert (eager.framework, eager.get_session()) == ("tf2", None)
     automatic = graph(inference="auto", jit_compile="auto")
     assert (automatic.driver.acting.inference, automatic.config["jit_compile"]) == ("tf", False)
-    for config, classes in (
-        (PPOConfig(), (PPOTF1Policy, PPOTF2Policy)),
-        (PGConfig(), (PGTF1Policy, PGTF2Policy)),
+    for config, in_graph, traced in (
+        (PPOConfig(), PPOTF1Policy, PPOTF2Policy),
+        (PGConfig(), PGTF1Policy, PGTF2Policy),
     ):
-        algorithm = config.algo_class
-        assert algorithm.get_default_policy_class(config.copy().framework("tf")) is classes[0]
-        assert algorithm.get_default_policy_class(config) is classes[1]
-        # A complete config names a framework in any case, so the class is what counts.
-        assert classes[0](OBS, TWO, config.to_dict()).framework == "tf"
-        assert classes[1](OBS, TWO, config.copy().framework("tf")).framework == "tf2"
+        get_class = config.algo_class.get_default_policy_class
+        assert get_class(config.copy().framework("tf")) is in_graph
+        assert get_class(config) is traced
+        # A complete config always names a framework, so the class is what counts.
+        assert in_graph(OBS, TWO, config.to_dict()).framework == "tf"
+        assert traced(OBS, TWO, config.copy().framework("tf")).framework == "tf2"
 
 
 @pytest.mark.core
 def test_contradictions_are_refused():
-    with pytest.raises(ConfigError, match="framework='tf2' contradicts PPOTF1Policy"):
-        graph(framework="tf2")
-    with pytest.raises(ConfigError, match="framework='tf' contradicts PPOTF2Policy"):
-        make(framework="tf")
-    with pytest.raises(ConfigError, match="eager_tracing=False contradicts PPOTF1Policy"):
-        graph(eager_tracing=False)
-    for wrong in ("torch", "tfe"):
-        with pytest.raises(ConfigError, match="framework must be one of"):
-            AlgorithmConfig().framework(wrong)
-    for wrong in ({"threads": 3}, {"device_count": 3}):
-        with pytest.raises(ConfigError, match=r"tf_session_args=.* fields of .*ConfigProto"):
-            graph(tf_session_args=wrong)
+    for refused, words in (
+        (lambda: graph(framework="tf2"), "framework='tf2' contradicts PPOTF1Policy"),
+        (lambda: make(framework="tf"), "framework='tf' contradicts PPOTF2Policy"),
+        (lambda: graph(eager_tracing=False), "eager_tracing=False contradicts PPOTF1Policy"),
+        (lambda: AlgorithmConfig().framework("torch"), "framework must be one of"),
+        (lambda: AlgorithmConfig().framework("tfe"), "framework must be one of"),
+        (lambda: graph(tf_session_args={"threads": 3}), SESSION_WORDS),
+        (lambda: graph(tf_session_args={"device_count": 3}), SESSION_WORDS),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            refused()
 
 
 @pytest.mark.core
@@ -189,18 +171,18 @@ def test_the_session_is_configured_by_tf_session_args():
 
 @pytest.mark.core
 def test_the_session_creator_is_called_once_with_the_graph_as_default():
-    seen = []
+    graphs = []
 
     def create():
-        seen.append(tf.compat.v1.get_default_graph())
+        graphs.append(tf.compat.v1.get_default_graph())
         return tf.compat.v1.Session()
 
     policy, other = graph(__session_creator=create), graph()
-    assert not seen  # sessions are opened when they are first used
+    assert not graphs  # sessions are opened when they are first used
     policy.compute_actions(OBSERVED)
     policy.learn_on_batch(batch_for(policy, 8))
     session = policy.get_session()
-    assert seen == [session.graph]
+    assert graphs == [session.graph]
     assert other.get_session().graph is session.graph
     assert other.get_session() is not session
     policy.close()
@@ -208,7 +190,7 @@ def test_the_session_creator_is_called_once_with_the_graph_as_default():
     with pytest.raises(RuntimeError, match="closed"):
         session.run([])
     policy.compute_actions(OBSERVED)
-    assert len(seen) == 2
+    assert len(graphs) == 2
     with pytest.raises(ConfigError, match="session_creator must return"):
         graph(__session_creator=object).get_session()
 
@@ -238,116 +220,31 @@ def test_a_program_is_traced_once_for_all_its_sessions():
     assert len(policies[0].get_session().graph.get_operations()) == operations
 
 
-# -- isolation ------------------------------------------------------------------------------------
-
-
 def learn(policy, turn):
     policy.learn_epochs(batch_for(policy, 12, seed=turn), 2, 4)
 
 
-@pytest.mark.usefixtures("quick_collections")
-def test_graph_and_eager_policies_in_any_order_leave_each_other_alone():
-    classes = [PPOTF1Policy, PPOTF2Policy, PPOTF1Policy, PGTF1Policy, PGTF2Policy]
-    settings = [{"seed": i, "lr": 0.01 * (i + 1)} for i in range(len(classes))]
+def test_policies_learn_and_act_in_threads():
+    def make_policies():
+        return [graph(seed=i, lr=0.01) for i in range(3)]
 
-    def turn(policy, i):
-        actions = policy.compute_actions(OBSERVED).actions.tolist()
-        learn(policy, i)
-        return actions
-
-    alone, kept = [], [make(each) for each in set(classes)]  # so that Programs are traced once
-    for policy_class, config in zip(classes, settings, strict=True):
-        policy = make(policy_class, **config)
-        alone.append(([turn(policy, i) for i in range(3)], policy.get_weights()))
-        del policy
-    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
-        made = {i: make(classes[i], **settings[i]) for i in order}
-        taken = {i: [] for i in order}
-        for step in range(3):
-            for i in order if step % 2 else reversed(order):
-                taken[i].append(turn(made[i], step))
-            made[0].close()  # in the middle of everything
-        for i in order:
-            assert taken[i] == alone[i][0]
-            assert_close(made[i].get_weights(), alone[i][1], atol=1e-6)
-            del made[i]
-            gc.collect()
-    del kept
-
-
-@pytest.mark.core
-def test_global_state_is_left_alone():
-    policy = graph()  # whatever a process has after its first policy
-    learn(policy, 0)
-    before = keras_state(), tf.compat.v1.get_default_graph()
-    threads = [
-        tf.config.threading.get_intra_op_parallelism_threads(),
-        tf.config.threading.get_inter_op_parallelism_threads(),
-    ]
-    assert threads == [0, 0]  # as TensorFlow starts
-    for i in range(3):
-        other = graph(seed=i, model={"fcnet_hiddens": [4]})
-        learn(other, i)
-        other.close()
-        assert tf.executing_eagerly()
-        assert tf.compat.v1.get_default_session() is None
-    assert keras_state() == before[0]
-    assert tf.compat.v1.get_default_graph() is before[1]
-
-
-def test_policies_learn_and_act_in_threads_of_their_own():
-    alone = [graph(seed=i, lr=0.01) for i in range(3)]
-    for policy in alone:
+    def work(policy):
         for turn in range(4):
             learn(policy, turn)
             policy.compute_actions(OBSERVED)
-    together = [graph(seed=i, lr=0.01) for i in range(3)]
-    failed = []
 
-    def work(policy):
-        try:
-            for turn in range(4):
-                learn(policy, turn)
-                policy.compute_actions(OBSERVED)
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=(policy,)) for policy in together]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    alone, together = make_policies(), make_policies()
+    for policy in alone:
+        work(policy)
+    run_threads(*(functools.partial(work, policy) for policy in together))
     for left, right in zip(alone, together, strict=True):
         assert_close(left.get_weights(), right.get_weights(), atol=1e-6)
-
-
-def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
-    class Checked(PGTF1Policy):
-        def loss(self, model, dist_class, train_batch):
-            good = tf.reduce_all(train_batch["advantages"] < 100.0)
-            with tf.control_dependencies([tf.debugging.Assert(good, ["too large"])]):
-                return super().loss(model, dist_class, train_batch)
-
-    policy, twin = make(Checked, lr=0.1), make(Checked, lr=0.1)
-    batch = batch_for(policy, 8)
-    bad = batch.copy()
-    bad["advantages"] = np.array([1, 2, 3, 4, 5, 6, 7, 1000], np.float32)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        policy.learn_epochs(bad, 1, 2, shuffle=False)
-    for each in (policy, twin):
-        each.learn_on_batch(batch)
-    assert_equal(policy.get_weights(), twin.get_weights())
-
-
-# -- memory ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("quick_collections", "new_programs")
 @pytest.mark.soak
 def test_policies_in_turn_give_their_memory_back():
-    eager, expected = make(seed=3), None
-    sizes = []
+    eager, expected, sizes = make(seed=3), None, []
     for i in range(12):
         policy = graph(seed=i, lr=0.01)
         learn(policy, 0)
@@ -358,32 +255,21 @@ def test_policies_in_turn_give_their_memory_back():
         del policy
         gc.collect()
         assert gone() is None
-        acted = eager.compute_actions(OBSERVED, explore=False).extras["action_dist_inputs"]
-        expected = acted if expected is None else expected
-        np.testing.assert_array_equal(acted, expected)
+        outputs = eager.compute_actions(OBSERVED, explore=False).extras["action_dist_inputs"]
+        expected = outputs if expected is None else expected
+        np.testing.assert_array_equal(outputs, expected)
         sizes.append(resident_megabytes())
     assert sizes[-1] - sizes[5] < 10.0
 
 
-# -- checkpoints, exports and runs ----------------------------------------------------------------
-
-
 @pytest.mark.core
-def test_a_checkpoint_continues_in_graph_mode(tmp_path):
-    policy = graph(lr=0.01)
+def test_a_checkpoint_keeps_the_mode_and_a_state_moves_to_traced_functions(tmp_path):
+    policy, traced = graph(lr=0.01), make(lr=0.01)
     learn(policy, 0)
     policy.export_checkpoint(tmp_path)
-    restored = TFPolicy.from_checkpoint(tmp_path)
-    assert type(restored) is PPOTF1Policy
-    for each in (policy, restored):
-        learn(each, 1)
-    assert_equal(policy.get_weights(), restored.get_weights())
-    np.testing.assert_array_equal(
-        *(each.compute_actions(OBSERVED).actions for each in (policy, restored))
-    )
-    moved = make(lr=0.01)
-    moved.set_state(policy.get_state())
-    assert_equal(moved.get_weights(), policy.get_weights())
+    assert type(TFPolicy.from_checkpoint(tmp_path)) is PPOTF1Policy
+    traced.set_state(policy.get_state())
+    assert_equal(traced.get_weights(), policy.get_weights())
 
 
 @pytest.mark.parametrize(
@@ -397,12 +283,12 @@ def test_exports_agree_with_the_session(tmp_path, kind, onnx):
     assert result.parity.largest_difference < 1e-4
 
 
-def test_acting_may_be_given_to_onnx_runtime():
+def test_a_policy_in_graph_mode_may_act_in_onnx_runtime():
     by_session, by_onnx = graph(), graph(inference="onnx")
     assert (by_onnx.driver.acting.inference, by_onnx.framework) == ("onnx", "tf")
-    np.testing.assert_array_equal(
-        *(each.compute_actions(rows_of(OBS, 100)).actions for each in (by_session, by_onnx))
-    )
+    rows = rows_of(OBS, 100)
+    actions = [each.compute_actions(rows).actions for each in (by_session, by_onnx)]
+    np.testing.assert_array_equal(*actions)
 
 
 @pytest.mark.core
@@ -419,10 +305,8 @@ def test_an_algorithm_trains_in_graph_mode(tmp_path):
     )
     twin = config.copy().framework("tf2")
     algorithms = [each.build() for each in (config, twin)]
-    left, right = (each.train()["info"]["learner"] for each in algorithms)
-    assert left["default_policy"]["learner_stats"] == pytest.approx(
-        right["default_policy"]["learner_stats"], abs=1e-4
-    )
+    results = [each.train()["info"]["learner"]["default_policy"] for each in algorithms]
+    assert results[0]["learner_stats"] == pytest.approx(results[1]["learner_stats"], abs=1e-4)
     policy = algorithms[0].get_policy()
     assert type(policy) is PPOTF1Policy
     assert policy.get_session()._config.intra_op_parallelism_threads == 1

@@ -1,4 +1,4 @@
-"""What stands in ONNX models, and models without outputs that nobody wants."""
+"""Nodes of ONNX models, and models without some of their outputs."""
 
 import numpy as np
 import onnx
@@ -11,11 +11,11 @@ from tfpolicies.base.onnx_graph import iter_nodes, remove_outputs
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
-def session_of(content):
+def make_session(content):
     return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
 
-def feed_of(policy, session):
+def make_feed(policy, session):
     """Returns inputs for two rows: single steps of two sequences if the model remembers."""
     feed = inputs_of(policy, 2)
     if policy.is_recurrent():
@@ -27,7 +27,7 @@ def feed_of(policy, session):
     return feed
 
 
-def weights_in(content):
+def count_weights(content):
     tensors = onnx.load_from_string(content).graph.initializer
     return sum(onnx.numpy_helper.to_array(tensor).size for tensor in tensors)
 
@@ -36,39 +36,29 @@ def weights_in(content):
 def test_the_other_outputs_stay_as_they_are(tmp_path, kind):
     policy = policy_of(kind)
     content = policy.export_model(tmp_path, onnx=True).path.read_bytes()
-    whole, cut = session_of(content), session_of(remove_outputs(content, ["vf_preds"]))
+    whole, cut = make_session(content), make_session(remove_outputs(content, ["vf_preds"]))
     names = [port.name for port in whole.get_outputs()]
-
-    left = [port.name for port in cut.get_outputs()]
-    actual = dict(zip(left, cut.run(None, feed_of(policy, cut)), strict=True))
-
-    assert left == [name for name in names if name != "vf_preds"]
-    for name, expected in zip(names, whole.run(None, feed_of(policy, whole)), strict=True):
+    others = [port.name for port in cut.get_outputs()]
+    actual = dict(zip(others, cut.run(None, make_feed(policy, cut)), strict=True))
+    assert others == [name for name in names if name != "vf_preds"]
+    for name, expected in zip(names, whole.run(None, make_feed(policy, whole)), strict=True):
         if name != "vf_preds":
             np.testing.assert_array_equal(actual[name], expected, err_msg=name)
 
 
 @pytest.mark.core
-def test_what_only_they_need_is_gone(tmp_path):
+def test_weights_of_removed_outputs_are_removed_and_unknown_outputs_ignored(tmp_path):
     content = policy_of("mlp").export_model(tmp_path, onnx=True).path.read_bytes()
-
     cut = remove_outputs(content, ["vf_preds"])
-
     actor, critic = 3 * 4 + 4 + 4 * 2 + 2, 3 * 4 + 4 + 4 * 1 + 1
-    assert weights_in(content) - weights_in(cut) == critic
-    assert weights_in(cut) >= actor
-
-
-@pytest.mark.core
-def test_outputs_that_a_model_does_not_have_are_ignored(tmp_path):
-    content = policy_of("mlp").export_model(tmp_path, onnx=True).path.read_bytes()
+    assert count_weights(content) - count_weights(cut) == critic
+    assert count_weights(cut) >= actor
     whole = remove_outputs(content, ["nothing"])
-
     assert onnx.load_from_string(whole) == onnx.load_from_string(content)
 
 
 @pytest.mark.core
-def test_nodes_of_inner_graphs_come_behind_those_they_belong_to():
+def test_nodes_of_inner_graphs_follow_those_they_belong_to():
     def graph(*nodes):
         return onnx.helper.make_graph(nodes, "inner", [], [])
 
@@ -76,5 +66,4 @@ def test_nodes_of_inner_graphs_come_behind_those_they_belong_to():
     inner = onnx.helper.make_node("Loop", [], [], body=graph(innermost))
     one = onnx.helper.make_node("If", [], [], then_branch=graph(inner), else_branch=graph())
     two = onnx.helper.make_node("Add", ["y", "z"], ["sum"])
-
     assert [node.op_type for node in iter_nodes([one, two])] == ["If", "Loop", "Relu", "Add"]

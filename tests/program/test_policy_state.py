@@ -1,4 +1,4 @@
-"""What one policy owns: where its variables are, and how they come back."""
+"""State of one policy: its variables, and those of an update that are not copied yet."""
 
 import numpy as np
 import pytest
@@ -16,36 +16,28 @@ SLOTS = [
 SMALL, LEARNER = "small of model/float32", "small of learner/float32"
 
 
-def left_state():
-    """Returns a state with filters, what an update left to it, and that by variable."""
+def make_pending_state():
+    """Returns a state with filters and a pending update, and the variables of the update."""
     state = PolicyState(StateLayout(SLOTS), [0.1], np.random.default_rng(0))
     state.write({"mean": np.array([8.0, 9.0])})
     kernel = np.arange(4096, dtype=np.float32)
     small, moment = np.float32([1, 2, 3, 4]), np.float32([5, 6])
     with state.lock:
         state.set_pending_update({"kernel": kernel, SMALL: small, LEARNER: moment})
-    by_key = {
-        "kernel": kernel.reshape(64, 64),
-        "bias": small[:3],
-        "scale": small[3],
-        "moment": moment,
-    }
-    return state, by_key
+    by_key = {"bias": small[:3], "scale": small[3], "moment": moment}
+    return state, {"kernel": kernel.reshape(64, 64), **by_key}
 
 
 @pytest.mark.core
-def test_an_update_leaves_large_variables_singly_and_small_ones_joined():
-    pieces = StateLayout(SLOTS).buffers
-    assert {name: [slot.key for slot in piece] for name, piece in pieces.items()} == {
-        "kernel": ["kernel"],
-        SMALL: ["bias", "scale"],
-        LEARNER: ["moment"],
-    }
+def test_updates_have_large_variables_singly_and_small_ones_joined():
+    buffers = StateLayout(SLOTS).buffers
+    keys = {name: [slot.key for slot in slots] for name, slots in buffers.items()}
+    assert keys == {"kernel": ["kernel"], SMALL: ["bias", "scale"], LEARNER: ["moment"]}
 
 
 @pytest.mark.core
-def test_acting_views_what_an_update_left_and_copies_nothing():
-    state, by_key = left_state()
+def test_acting_views_a_pending_update_and_copies_nothing():
+    state, by_key = make_pending_state()
     with state.lock:
         result = state.acting_arrays
         assert result is state.acting_arrays
@@ -59,8 +51,8 @@ def test_acting_views_what_an_update_left_and_copies_nothing():
 
 
 @pytest.mark.core
-def test_what_an_update_left_is_copied_when_somebody_asks():
-    state, by_key = left_state()
+def test_a_pending_update_is_copied_when_the_arrays_are_read():
+    state, by_key = make_pending_state()
     version = state.version
     expected = {**by_key, "mean": [8.0, 9.0]}
     assert_equal(state.arrays, {slot.key: expected[slot.key] for slot in SLOTS})

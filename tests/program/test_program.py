@@ -1,7 +1,9 @@
-"""Programs: traced once, shared by kind, freed with their policies; each state for itself."""
+"""Programs: traced once, shared by policies with equal specs, freed with them; separate states."""
 
+import functools
 import gc
 import weakref
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -11,13 +13,9 @@ from gymnasium import spaces
 
 from helpers.factories import assert_close, assert_equal, batch_for, make
 from helpers.marks import telling
-from tfpolicies import PGConfig, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, TFPolicy
-from tfpolicies.errors import (
-    BatchError,
-    ConfigError,
-    MissingColumnError,
-    PolicyOwnedError,
-)
+from tfpolicies import PGConfig, PGTF1Policy, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, TFPolicy
+from tfpolicies.algorithms.pg import PGTrainingSettings
+from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, PolicyOwnedError
 from tfpolicies.models.losses import clip_gradients, masked_mean
 from tfpolicies.models.spaces import Leaf
 from tfpolicies.program.compile_mode import CompileMode, analyze_graph
@@ -42,14 +40,12 @@ class PlainMean(PGTF2Policy):
 # -- one trace ------------------------------------------------------------------------------------
 
 
-def test_a_hundred_policies_of_a_kind_are_traced_once():
+def test_a_hundred_policies_with_one_program_are_traced_once():
     first = make(lr=0.01, inference="onnx")
     batch = batch_for(first, 8)
-    policies = [
-        make(seed=i, lr=1e-4 * (i + 1), gamma=0.9, clip_param=0.1 + i / 1000, inference="onnx")
-        for i in range(100)
-    ]
-    for i, policy in enumerate(policies):
+    for i in range(100):
+        numbers = {"lr": 1e-4 * (i + 1), "gamma": 0.9, "clip_param": 0.1 + i / 1000}
+        policy = make(seed=i, inference="onnx", **numbers)
         assert policy.program is first.program
         obs = batch["obs"][: 1 + i % 5]
         assert len(policy.compute_actions(obs).actions) == len(obs)
@@ -64,74 +60,51 @@ def test_a_hundred_policies_of_a_kind_are_traced_once():
     assert {"act", "act (onnx)", "log_likelihoods", "learn_epochs", "gradients"} <= set(traces)
 
 
-def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
-    class Own(ActingRuntime):
-        def __init__(self, runtime):
-            self.runtime, self.rows, self.wrong = runtime, [], 0.0
+def test_a_registered_runtime_acts_after_it_was_compared(monkeypatch):
+    class Added(ActingRuntime):
+        def __init__(self, runtime, error):
+            self.runtime, self.rows, self.error = runtime, [], error
 
         def run(self, states, inputs, noise, params):
             self.rows.append(len(noise))
             result = self.runtime.run(states, inputs, noise, params)
-            return result._replace(values=result.values + self.wrong)
+            return result._replace(values=result.values + self.error)
 
-    class Wrong(Own):
-        def __init__(self, runtime):
-            super().__init__(runtime)
-            self.wrong = 1.0
-
-    def way(name, kind):
-        return RuntimeSpec(name, lambda it: False, lambda it: kind(it.runtime), lambda it: None)
-
-    monkeypatch.setitem(RUNTIMES, "own", way("Own Runtime", Own))
-    monkeypatch.setitem(RUNTIMES, "wrong", way("Wrong Runtime", Wrong))
+    for name, error in (("right", 0.0), ("wrong", 1.0)):
+        make_runtime = functools.partial(lambda error, it: Added(it.runtime, error), error)
+        spec = RuntimeSpec(name, lambda it: False, make_runtime, lambda it: None)
+        monkeypatch.setitem(RUNTIMES, name, spec)
     inference = make(model={"fcnet_hiddens": [2]}).program.inference
-    assert inference.get_runtime("own").rows == [1, 7]
-    assert inference.get_stacked_runtime("own") is None
-    with pytest.raises(ConfigError, match=r"Wrong Runtime gives different values .*difference 1\)"):
+    assert inference.get_runtime("right").rows == [1, 7]
+    assert inference.get_stacked_runtime("right") is None
+    with pytest.raises(ConfigError, match=r"wrong gives different values .*difference 1\)"):
         inference.get_runtime("wrong")
 
 
-class Sure:
-    """A factory of models that are certain of each of their actions: densities overflow float32."""
-
-    def __call__(self, observation_space, num_outputs):
-        certain = keras.initializers.Constant(-5.0)
-        return keras.Sequential(
-            [
-                keras.Input(observation_space.shape),
-                keras.layers.Dense(num_outputs, bias_initializer=certain),
-            ]
-        )
-
-
 def test_densities_beyond_float32_keep_no_runtime_from_acting():
+    def make_model(observation_space, num_outputs):
+        certain = keras.initializers.Constant(-5.0)
+        layer = keras.layers.Dense(num_outputs, bias_initializer=certain)
+        return keras.Sequential([keras.Input(observation_space.shape), layer])
+
     many = spaces.Box(-1.0, 1.0, (30,), np.float32)
-    policy = make(actions=many, model={"custom_model": Sure()}, inference="auto")
+    policy = make(actions=many, model={"custom_model": make_model}, inference="auto")
     acted = policy.compute_actions(np.zeros((3, 3), np.float32), explore=True)
     assert np.isinf(acted.extras["action_prob"]).all()
     assert np.isfinite(acted.extras["action_logp"]).all()
     assert policy.driver.acting.inference == "onnx"
-    assert policy.program.inference.get_stacked_runtime("onnx") is not None
-    assert policy.program.inference.get_stacked_runtime("tf") is not None
+    for name in ("onnx", "tf"):
+        assert policy.program.inference.get_stacked_runtime(name) is not None
 
 
-def test_outputs_differ_by_their_rounding_and_by_infinities_of_one_alone():
+def test_outputs_differ_by_more_than_rounding_or_by_infinities_of_only_one():
     policy = make(model={"fcnet_hiddens": [2]})
     layout = policy.program.inference.layout
-    inputs = [np.zeros((2, 3), np.float32)]
-    acted = policy.program.runtime.run(
-        policy._state,
-        inputs,
-        np.zeros((2, policy.program.spec.explorer.noise_size), np.float32),
-        np.zeros(0, np.float32),
-    )
-    for logp, prob in (
-        [90.0, np.inf],
-        [88.7228, np.inf],
-        [88.0, np.exp(88.0)],
-        [-200.0, 0.0],
-        [0.0, 1.0],
-    ):
+    sizes = ((2, 3), (2, policy.program.spec.explorer.noise_size), 0)
+    inputs, noise, params = (np.zeros(size, np.float32) for size in sizes)
+    acted = policy.program.runtime.run(policy._state, [inputs], noise, params)
+    likely = ([90.0, np.inf], [88.7228, np.inf], [88.0, np.exp(88.0)], [-200.0, 0.0], [0.0, 1.0])
+    for logp, prob in likely:
         one = acted._replace(logp=np.full(2, logp, np.float32), prob=np.full(2, prob, np.float32))
         assert layout.find_difference(one, one, 1e-4) is None
     wrong = acted._replace(prob=acted.prob + np.float32(0.5))
@@ -145,8 +118,7 @@ def test_outputs_differ_by_their_rounding_and_by_infinities_of_one_alone():
 
 
 def test_a_program_is_freed_when_its_policies_go():
-    policy = make(model={"fcnet_hiddens": [3]}, inference="onnx")
-    twin = make(model={"fcnet_hiddens": [3]}, inference="onnx")
+    policy, twin = (make(model={"fcnet_hiddens": [3]}, inference="onnx") for _ in range(2))
     policy.learn_on_batch(batch_for(policy, 8))
     program = weakref.ref(policy.program)
     del policy
@@ -171,7 +143,7 @@ def test_graphs_of_updates_are_freed(kind, stays):
 
     first = learn(2)
     graphs = [weakref.ref(x) for x in gc.get_objects() if isinstance(x, tf.Graph)]
-    for i in range(stays):  # so many wait for another policy of their kind
+    for i in range(stays):  # as many wait for another policy with their spec
         gc.collect()
         assert first() is not None
         learn(3 + i)
@@ -180,10 +152,11 @@ def test_graphs_of_updates_are_freed(kind, stays):
     assert {graph() for graph in graphs} <= {None, tf.compat.v1.get_default_graph()}
 
 
-# -- each state for itself ------------------------------------------------------------------------
+# -- separate states ------------------------------------------------------------------------
 
 
-def test_policies_that_take_turns_learn_as_if_each_were_alone():
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+def test_policies_that_take_turns_learn_as_if_each_were_alone(policy_class):
     settings = [
         {"lr": 0.01, "gamma": 0.9, "grad_clip": 0.1, "seed": 1},
         {"lr": 0.003, "gamma": 0.5, "grad_clip": None, "clip_param": 0.1, "seed": 2},
@@ -192,27 +165,28 @@ def test_policies_that_take_turns_learn_as_if_each_were_alone():
     def turn(policy, i):
         actions = policy.compute_actions(np.ones((3, 3), np.float32)).actions
         policy.learn_epochs(batch_for(policy, 20, seed=i), 2, 8)
+        policy.close()  # in graph mode the session
         return actions.tolist()
 
-    alone, weights = [], []
+    alone, states = [], []
     for config in settings:
-        policy = make(**config)
+        policy = make(policy_class, **config)
         alone.append([turn(policy, i) for i in range(3)])
-        weights.append(policy.get_state())
-    policies = [make(**config) for config in settings]
+        states.append(policy.get_state())
+    policies = [make(policy_class, **config) for config in settings]
     assert policies[0].program is policies[1].program
-    taken = [[turn(policy, i) for policy in policies] for i in range(3)]
-    assert [[row[k] for row in taken] for k in range(2)] == alone
-    for policy, expected in zip(policies, weights, strict=True):
+    turns = [[turn(policy, i) for policy in policies] for i in range(3)]
+    assert [[row[k] for row in turns] for k in range(2)] == alone
+    for policy, expected in zip(policies, states, strict=True):
         assert_equal(policy.get_weights(), expected["weights"])
         assert_equal(policy.get_state()["_optimizer_variables"], expected["_optimizer_variables"])
 
 
-def test_what_a_policy_hands_out_is_a_copy():
+def test_a_policy_returns_copies():
     policy = make()
     batch = batch_for(policy, 8)
     policy.learn_on_batch(batch)
-    kept = policy.get_state()
+    state = policy.get_state()
     for arrays in (policy.get_weights(), policy.get_state()["_optimizer_variables"]):
         for array in arrays.values():
             array[...] = 9
@@ -220,18 +194,19 @@ def test_what_a_policy_hands_out_is_a_copy():
     for array in (acted.actions, *acted.extras.values()):
         array[...] = 7
     again = policy.get_state()
-    assert_equal(again["weights"], kept["weights"])
-    assert_equal(again["_optimizer_variables"], kept["_optimizer_variables"])
+    assert_equal(again["weights"], state["weights"])
+    assert_equal(again["_optimizer_variables"], state["_optimizer_variables"])
     assert not (policy.compute_actions(batch["obs"], explore=False).actions == 7).any()
-    copies = {key: array.copy() for key, array in kept["weights"].items()}
+    copies = {key: array.copy() for key, array in state["weights"].items()}
     policy.set_weights(copies)
     for array in copies.values():
         array[...] = 5
-    assert_equal(policy.get_weights(), kept["weights"])
+    assert_equal(policy.get_weights(), state["weights"])
 
 
-def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
-    class Checked(PlainMean):
+@pytest.mark.parametrize("base", [PlainMean, PGTF2Policy, PGTF1Policy])
+def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was(base):
+    class Checked(base):
         def loss(self, model, dist_class, train_batch):
             good = tf.reduce_all(train_batch["advantages"] < 100.0)
             with tf.control_dependencies([tf.debugging.Assert(good, ["too large"])]):
@@ -241,11 +216,8 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
     batch = batch_for(policy, 8)
     bad = batch.copy()
     bad["advantages"] = np.array([1, 2, 3, 4, 5, 6, 7, 1000], np.float32)
-    policy.load_batch_into_buffer(bad)
-    updates = policy.program.updates
-    ready = updates.reader.read(bad)
-    with pytest.raises(tf.errors.InvalidArgumentError), updates.lock_for_update(policy._state):
-        updates.learn(policy._state, ready, minibatch_size=2)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        policy.learn_epochs(bad, 1, 2, shuffle=False)
     assert policy.num_grad_updates == 0
     for each in (policy, twin):
         each.learn_on_batch(batch)
@@ -292,15 +264,13 @@ def test_hyper_parameters_are_tensors_and_scratch_attributes_reach_the_statistic
         def grad_stats_fn(self, train_batch, grads):
             return {"gradients": tf.constant(float(len(grads)))}
 
-    results = [
-        policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]
-        for policy in (make(Scratch, gamma=0.5), make(Scratch, gamma=0.25))
-    ]
-    assert [stats["doubled"] for stats in results] == [1.0, 0.5]
-    assert results[0]["gradients"] == 4.0
+    for gamma in (0.5, 0.25):
+        policy = make(Scratch, gamma=gamma)
+        stats = policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]
+        assert (stats["doubled"], stats["gradients"]) == (2.0 * gamma, 4.0)
 
 
-def test_a_class_without_a_loss_acts_and_says_that_it_does_not_learn():
+def test_a_class_without_a_loss_acts_and_refuses_to_learn():
     policy = make(TFPolicy)
     assert policy.compute_actions(np.zeros((2, 3))).actions.shape == (2,)
     with pytest.raises(ConfigError, match="acts but does not learn"):
@@ -311,7 +281,7 @@ def test_a_class_without_a_loss_acts_and_says_that_it_does_not_learn():
 
 
 @pytest.mark.core
-def test_a_loss_that_ignores_the_mask_still_gets_exactly_its_rows():
+def test_a_loss_that_ignores_the_mask_gets_exactly_its_rows():
     policy = make(PlainMean, lr=0.0)
     stats = policy.learn_epochs(batch_for(policy, 10), 1, 4)["learner_stats"]
     assert (stats["min_rows"], stats["max_rows"]) == (2, 4)  # minibatches of 4, 4 and 2
@@ -381,27 +351,21 @@ def test_minibatches_hold_each_row_once_per_epoch():
     assert draw_minibatches(4, 2, 4, None).pad_to(6).mask.tolist() == [[1, 1, 1, 1, 0, 0]] * 2
 
 
-def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch):
+def test_batches_below_a_minibatch_need_no_other_compilation(monkeypatch):
     drawn = draw_minibatches(3, 2, 8, None)
     assert drawn.rows.shape == (2, 8)
     assert drawn.mask.sum(axis=1).tolist() == [3, 3]
     assert drawn.pad_to(16).rows.shape == (4, 8)
     compiled, plain = (make(jit_compile=jit, lr=0.01) for jit in (True, False))
     compiled._learner.discover_columns()
-    learner, shapes = (
-        compiled.program.updates._compiler.get_learn_function(
-            CompileMode.LOOP, fetches=False, clips_gradients=False
-        ),
-        set(),
-    )
+    compiler, shapes = compiled.program.updates._compiler, set()
+    learner = compiler.get_learn_function(CompileMode.LOOP, fetches=False, clips_gradients=False)
 
     def spy(state, *inputs, **kwargs):
         shapes.add(str([x.shape for x in tf.nest.flatten(inputs)]))
         return learner(state, *inputs, **kwargs)
 
-    monkeypatch.setitem(
-        compiled.program.updates._compiler._learn_functions, (CompileMode.LOOP, False, False), spy
-    )
+    monkeypatch.setitem(compiler._learn_functions, (CompileMode.LOOP, False, False), spy)
     for rows in (40, 7, 3, 33, 12):
         batch = batch_for(plain, rows)
         for policy in (compiled, plain):
@@ -411,14 +375,13 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
 
 
 def test_padding_grows_by_doubling():
-    capacity, seen = 0, []
+    capacities = [0]
     for rows in (2048, 2047, 2049, 2100, 5000, 3):
-        capacity = compute_capacity(rows, 256, capacity)
-        seen.append(capacity)
-    assert seen == [2048, 2048, 4096, 4096, 8192, 8192]
+        capacities.append(compute_capacity(rows, 256, capacities[-1]))
+    assert capacities == [0, 2048, 2048, 4096, 4096, 8192, 8192]
 
 
-# -- what the config decides ----------------------------------------------------------------------
+# -- settings ----------------------------------------------------------------------
 
 
 def test_untraced_functions_give_the_same_numbers():
@@ -443,7 +406,7 @@ def test_regularizers_of_layers_are_part_of_the_loss():
         policy = make(PGTF2Policy, model=model)
         gradients.append(policy.compute_gradients(batch_for(policy, 6, seed=3))[0])
         kernel = policy.get_weights()["layer_0/kernel"]
-    # The batches differ in nothing: actions come from the same weights and noise.
+    # The batches are equal: actions come from the same weights and noise.
     np.testing.assert_allclose(gradients[1][0] - gradients[0][0], 2 * 0.25 * kernel, atol=1e-6)
 
 
@@ -484,23 +447,22 @@ def test_gradients_are_clipped_in_three_ways(how):
     pairs.insert(1, (None, "unused"))
     clipped = clip_gradients(pairs, tf.constant(limit), how)
     assert clipped.pop(1) == (None, "unused")
-    for (got, _), want in zip(clipped, expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
-    for actual in (clip_gradients, tf.function(clip_gradients)):  # known before, and an input
-        unlimited = actual(pairs[:1], tf.constant(np.inf), how)[0][0]
+    for (actual, _), right in zip(clipped, expected, strict=True):
+        np.testing.assert_allclose(actual, right, rtol=1e-6)
+    for clip in (clip_gradients, tf.function(clip_gradients)):  # the limit is a constant, an input
+        unlimited = clip(pairs[:1], tf.constant(np.inf), how)[0][0]
         np.testing.assert_array_equal(unlimited, gradients[0])
 
 
-def test_what_nobody_limits_is_not_computed():
+def test_norms_are_computed_only_where_gradients_are_limited():
     free, bound = make(), make(grad_clip=0.01)
     assert free.program is bound.program
     batch, updates = batch_for(free, 6), free.program.updates
     free.learn_on_batch(batch)
     bound.learn_on_batch(batch)
-    unlimited, limited = (
-        analyze_graph(step.graph).num_operations for step in updates._compiler._steps.values()
-    )
-    assert unlimited < limited
+    unlimited, limited = updates._compiler._steps.values()
+    counts = [analyze_graph(step.graph).num_operations for step in (unlimited, limited)]
+    assert counts[0] < counts[1]
     kernels = [next(iter(policy.get_weights().values())) for policy in (free, bound)]
     assert not np.array_equal(*kernels)
     bound.set_state(make(grad_clip=0.01).get_state())
@@ -516,43 +478,27 @@ def test_a_policy_clips_as_its_config_says():
         assert free.program is bound.program
         batch = batch_for(free, 6)
         (raw, _), (clipped, _) = (policy.compute_gradients(batch) for policy in (free, bound))
-        if how == "value":
-            expected = [np.clip(g, -0.01, 0.01) for g in raw]
-        else:
-            norms = [np.linalg.norm(g) for g in raw]
-            whole = np.sqrt(np.square(norms).sum())
-            expected = [
-                g * min(1.0, 0.01 / max(whole if how == "global_norm" else n, 1e-12))
-                for g, n in zip(raw, norms, strict=True)
-            ]
-        for got, want in zip(clipped, expected, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-9)
+        pairs = [(tf.constant(g), None) for g in raw]
+        expected = clip_gradients(pairs, tf.constant(0.01), how)
+        for actual, (right, _) in zip(clipped, expected, strict=True):
+            np.testing.assert_allclose(actual, right, rtol=1e-4, atol=1e-9)
 
 
-def test_a_masked_mean_leaves_out_rows_of_weight_zero():
-    mean = masked_mean(tf.constant([1.0, 2.0, 99.0]), tf.constant([1.0, 1.0, 0.0]))
-    assert float(mean) == 1.5
+def test_the_masked_mean_of_no_rows_is_zero():
     assert float(masked_mean(tf.constant([5.0]), tf.constant([0.0]))) == 0.0
 
 
-def test_what_changes_code_makes_another_program_and_numbers_do_not():
+def test_settings_that_change_code_make_another_program_and_numbers_do_not():
     base = make()
     assert make(lr=1e-5, kl_coeff=0.0, entropy_coeff=1.0, gamma=0.1).program is base.program
-    for change in (
-        {"use_critic": False},
-        {"optimizer": {"type": "sgd"}},
-        {"grad_clip_by": "value"},
-        {"model": {"fcnet_hiddens": [4], "fcnet_activation": "relu"}},
-    ):
+    relu = {"fcnet_hiddens": [4], "fcnet_activation": "relu"}
+    changes = {"use_critic": False, "optimizer": {"type": "sgd"}, "grad_clip_by": "value"}
+    for change in ({name: x} for name, x in {**changes, "model": relu}.items()):
         assert make(**change).program is not base.program
     assert make(PlainMean).program is not make(PGTF2Policy).program
 
 
-def test_a_class_of_ones_own_adds_hyper_parameters_through_its_config():
-    from dataclasses import dataclass
-
-    from tfpolicies.algorithms.pg import PGTrainingSettings
-
+def test_a_custom_class_adds_hyper_parameters_through_its_config():
     @dataclass(frozen=True, kw_only=True)
     class Training(PGTrainingSettings):
         bonus: float = 0.0  # added to the loss

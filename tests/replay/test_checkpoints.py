@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import decode_value, encode_value
+from tfpolicies.storage.manifest import compute_checksum
 from tfpolicies.storage.nested_arrays import extract_arrays, restore_arrays
 
 CAPACITY = 100  # a segment has as many rows, if they are small
@@ -32,7 +34,7 @@ def rows(first, stop):
     return SampleBatch(obs={"eye": images, "id": numbers.astype(np.float32)}, actions=numbers)
 
 
-def buffer_of(count, kind=MultiAgentReplayBuffer):
+def make_buffer(count, kind=MultiAgentReplayBuffer):
     buffer = kind(CAPACITY, seed=0)
     add(buffer, 0, count)
     return buffer
@@ -74,23 +76,20 @@ def require_same(one, other, count=300):
         np.testing.assert_array_equal(drawn["obs"]["id"], drawn["actions"])
 
 
-KINDS = [MultiAgentReplayBuffer, MultiAgentPrioritizedReplayBuffer]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [MultiAgentReplayBuffer, MultiAgentPrioritizedReplayBuffer])
 @pytest.mark.parametrize("count", [0, 1, 99, 100, 130, 500])
-def test_a_stored_buffer_goes_on_exactly(tmp_path, kind, count):
-    buffer = buffer_of(count, kind)
+def test_a_stored_buffer_continues_exactly(tmp_path, kind, count):
+    buffer = make_buffer(count, kind)
     save(buffer, tmp_path)
-    twin = load(tmp_path, kind)
-    for each in (buffer, twin):
+    restored = load(tmp_path, kind)
+    for each in (buffer, restored):
         add(each, count, count + 30)
-    require_same(buffer, twin)
-    assert twin.num_added == 2 * (count + 30)
+    require_same(buffer, restored)
+    assert restored.num_added == 2 * (count + 30)
 
 
 def test_rows_that_are_stored_are_not_written_again(tmp_path):
-    buffer = buffer_of(100)
+    buffer = make_buffer(100)
     save(buffer, tmp_path)
     first = files(tmp_path)
     assert len(first) == 4  # rows and frames of two policies
@@ -103,7 +102,7 @@ def test_rows_that_are_stored_are_not_written_again(tmp_path):
     save(buffer, tmp_path)
     third = files(tmp_path)
     assert first.items() <= third.items()
-    assert len(third) == 8  # those of 100 to 130 were written anew, and the former are gone
+    assert len(third) == 8  # those of 100 to 130 were written again, and the former are gone
     add(buffer, 160, 320)
     save(buffer, tmp_path)
     assert len(first.keys() & files(tmp_path).keys()) == 2  # frames, to compare new ones with
@@ -111,19 +110,19 @@ def test_rows_that_are_stored_are_not_written_again(tmp_path):
 
 
 def test_checkpoints_in_several_folders_share_files_by_links(tmp_path):
-    buffer, a, b, c = buffer_of(100), *(tmp_path / name for name in "abc")
+    buffer, a, b, c = make_buffer(100), *(tmp_path / name for name in "abc")
     save(buffer, a)
     add(buffer, 100, 110)
     save(buffer, b)
     shared = files(a).items() & files(b).items()
     assert len(shared) == 4
     shutil.rmtree(a)
-    twin = load(b)
-    save(twin, c)  # a resumed run shares what it has read and is whole
+    restored = load(b)
+    save(restored, c)  # a resumed run shares what it has read and is whole
     assert files(b).keys() == files(c).keys()
     assert files(b).items() & files(c).items() == shared
     shutil.rmtree(b)
-    require_same(twin, load(c))
+    require_same(restored, load(c))
 
 
 def test_where_links_are_not_possible_files_are_copied(tmp_path, monkeypatch):
@@ -131,7 +130,7 @@ def test_where_links_are_not_possible_files_are_copied(tmp_path, monkeypatch):
         raise OSError("no links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    buffer, a, b = buffer_of(130), tmp_path / "a", tmp_path / "b"
+    buffer, a, b = make_buffer(130), tmp_path / "a", tmp_path / "b"
     save(buffer, a)
     save(buffer, b)
     assert files(a).keys() == files(b).keys()
@@ -140,7 +139,7 @@ def test_where_links_are_not_possible_files_are_copied(tmp_path, monkeypatch):
 
 
 def test_rows_are_written_again_if_their_files_are_lost(tmp_path):
-    buffer, a, b = buffer_of(130), tmp_path / "a", tmp_path / "b"
+    buffer, a, b = make_buffer(130), tmp_path / "a", tmp_path / "b"
     save(buffer, a)
     shutil.rmtree(a)
     save(buffer, b)
@@ -148,26 +147,25 @@ def test_rows_are_written_again_if_their_files_are_lost(tmp_path):
 
 
 def test_a_state_can_be_pickled_when_its_files_go(tmp_path):
-    buffer = buffer_of(130)
+    buffer = make_buffer(130)
     save(buffer, tmp_path / "a")
     pickled = pickle.dumps(buffer.get_state())
     state = buffer.get_state()
     shutil.rmtree(tmp_path / "a")
-    twin, other = MultiAgentReplayBuffer(CAPACITY), MultiAgentReplayBuffer(CAPACITY)
+    restored = MultiAgentReplayBuffer(CAPACITY)
     with pytest.raises(CheckpointError, match="A segment of replayed rows is lost"):
-        other.set_state(state)
-    assert len(other) == 0
-    twin.set_state(pickle.loads(pickled))
-    require_same(buffer, twin)
+        restored.set_state(state)
+    assert len(restored) == 0
+    restored.set_state(pickle.loads(pickled))
+    require_same(buffer, restored)
 
 
 @pytest.mark.parametrize("step", ["replace", "link", "fsync", "unlink", "open"])
 def test_a_crash_between_any_two_steps_leaves_old_or_new_whole(tmp_path, step):
-    seen, buffer = set(), buffer_of(130)
-    save(buffer, tmp_path / "elsewhere")
+    outcomes = set()
     for count in range(1, 100):
         folder = tmp_path / str(count)
-        old = buffer_of(100)
+        old = make_buffer(100)
         save(old, folder)
         add(old, 100, 260)
         with pytest.MonkeyPatch.context() as patch:
@@ -175,7 +173,7 @@ def test_a_crash_between_any_two_steps_leaves_old_or_new_whole(tmp_path, step):
             with contextlib.suppress(Crash):
                 save(old, folder)
         result = load(folder)
-        seen.add(result.num_added)
+        outcomes.add(result.num_added)
         assert result.num_added in (200, 520)
         assert len(set(result.sample(2000, "p")["actions"].tolist())) == 100
         save(old, folder)
@@ -184,7 +182,7 @@ def test_a_crash_between_any_two_steps_leaves_old_or_new_whole(tmp_path, step):
         shutil.rmtree(folder)
         if not crashed():
             break
-    assert seen == {200, 520} or (step in ("link", "unlink") and seen == {520})
+    assert outcomes == {200, 520} or (step in ("link", "unlink") and outcomes == {520})
 
 
 def crash_at(patch, module, name, count):
@@ -203,30 +201,19 @@ def crash_at(patch, module, name, count):
 # -- damage and malice ----------------------------------------------------------------------------
 
 
-def test_damaged_segments_are_refused_and_change_nothing(tmp_path):
-    save(buffer_of(100), tmp_path)
-    name = sorted(files(tmp_path))[0]
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content[:-1] + b"x")
-    with pytest.raises(CheckpointError, match="is damaged"):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), "is damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "missing or truncated"),
+        (Path.unlink, "missing or truncated"),
+    ],
+)
+def test_damaged_segments_are_refused(tmp_path, damage, message):
+    save(make_buffer(100), tmp_path)
+    damage(tmp_path / min(files(tmp_path)))
+    with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
-    (tmp_path / name).write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match="missing or truncated"):
-        load(tmp_path)
-    (tmp_path / name).unlink()
-    with pytest.raises(CheckpointError, match="missing or truncated"):
-        load(tmp_path)
-
-
-def rewritten(folder, change):
-    """Changes a manifest as a stranger may, with the right checksum."""
-    from tfpolicies.storage.manifest import compute_checksum
-
-    path = folder / "test.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    manifest["checksum"] = compute_checksum(manifest)
-    path.write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
@@ -243,14 +230,18 @@ def rewritten(folder, change):
     ],
 )
 def test_manifests_of_strangers_are_refused(tmp_path, change):
-    save(buffer_of(100), tmp_path)
-    rewritten(tmp_path, change)
+    save(make_buffer(100), tmp_path)
+    path = tmp_path / "test.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    manifest["checksum"] = compute_checksum(manifest)
+    path.write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError):
         load(tmp_path)
 
 
-def test_numbers_of_strangers_are_refused_before_room_is_taken():
-    good = buffer_of(100).get_state()
+def test_numbers_of_strangers_are_refused_before_memory_is_taken():
+    good = make_buffer(100).get_state()
     changes = [
         {"num_added": 10**15},
         {"num_added": -1},

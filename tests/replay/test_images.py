@@ -1,9 +1,10 @@
-"""Replayed images: each frame is kept once, and what is drawn is what was added."""
+"""Replayed images: each frame is kept once, and samples are the rows that were added."""
 
 import numpy as np
 import pytest
 
-from tfpolicies.batch.sample_batch import SampleBatch
+from helpers.factories import assert_equal
+from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.errors import CheckpointError
 from tfpolicies.replay.allocator import BufferAllocator
 from tfpolicies.replay.frame_store import FrameStore
@@ -45,42 +46,38 @@ class Game:
         return row
 
 
-def joined(rows):
-    return SampleBatch({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
-
-
-def first_of(number):
+def get_first(number):
     return number - number % 100
 
 
 def require_whole(batch, axis):
     for k in range(batch.count):
         number, reached = int(batch["id"][k]), int(batch["to"][k])
-        np.testing.assert_array_equal(batch["obs"][k], stack(number, first_of(number), axis))
-        np.testing.assert_array_equal(batch["new_obs"][k], stack(reached, first_of(number), axis))
+        np.testing.assert_array_equal(batch["obs"][k], stack(number, get_first(number), axis))
+        np.testing.assert_array_equal(batch["new_obs"][k], stack(reached, get_first(number), axis))
 
 
-def filled(buffer, axis, *, games, steps, adds, n=1):
+def fill(buffer, axis, *, games, steps, adds, n=1):
     """Adds what some games give, `steps` rows of each in a batch."""
     playing = [Game(k + 1, axis) for k in range(games)]
     for _ in range(adds):
-        buffer.add(joined([game.row(n) for game in playing for _ in range(steps)]))
+        buffer.add(concat_samples([game.row(n) for game in playing for _ in range(steps)]))
     return buffer
 
 
 @pytest.mark.parametrize(("games", "steps"), [(1, 1), (3, 1), (2, 7)])
 @pytest.mark.parametrize("axis", [0, 2])
 @pytest.mark.parametrize("n", [1, 3])
-def test_what_is_drawn_is_what_was_added(games, steps, axis, n):
+def test_samples_are_the_rows_that_were_added(games, steps, axis, n):
     buffer = ReplayBuffer(10, seed=0)
-    filled(buffer, axis, games=games, steps=steps, adds=40 // (games * steps), n=n)
+    fill(buffer, axis, games=games, steps=steps, adds=40 // (games * steps), n=n)
     batch = buffer.sample(60)
     require_whole(batch, axis)
     assert len(set(batch["id"].tolist())) == 10
 
 
 def test_each_frame_is_kept_once():
-    buffer = filled(ReplayBuffer(1000, seed=0), 2, games=4, steps=1, adds=50)
+    buffer = fill(ReplayBuffer(1000, seed=0), 2, games=4, steps=1, adds=50)
     frames = buffer._rows._frame_stores["obs"]
     assert frames.next == 4 * 10 * 6  # ten episodes of six frames in each of four games
     assert buffer.row_bytes == 2 * 4 * SIDE * SIDE + 2 * 8
@@ -90,14 +87,14 @@ def test_frames_that_no_row_has_any_more_are_let_go():
     buffer, game = ReplayBuffer(50, seed=0), Game(1, 2)
     sizes = []
     for _ in range(60):
-        buffer.add(joined([game.row() for _ in range(100)]))
+        buffer.add(concat_samples([game.row() for _ in range(100)]))
         sizes.append(buffer.stats()["size_bytes"])
         require_whole(buffer.sample(3), 2)
     assert max(sizes) < 2500 * SIDE * SIDE  # 2 x 1024 frames to compare with, and the rows' own
     assert buffer._rows._frame_stores["obs"].first > 2000  # of 3600
 
 
-def test_different_frames_with_the_same_sum_are_told_apart():
+def test_different_frames_with_the_same_sum_are_distinguished():
     frames = FrameStore((2, 8), np.uint8, BufferAllocator())
     frames._hash_factors[:] = 1
     one, other = np.zeros((2, 2, 8), np.uint8)
@@ -114,7 +111,7 @@ def test_frames_of_any_size_and_type_are_known_again():
 
 
 def test_priorities_draw_images():
-    buffer = filled(PrioritizedReplayBuffer(10, seed=0), 2, games=2, steps=3, adds=5)
+    buffer = fill(PrioritizedReplayBuffer(10, seed=0), 2, games=2, steps=3, adds=5)
     batch = buffer.sample(8)
     require_whole(batch, 2)
     buffer.update_priorities(batch["batch_indexes"], np.ones(8))
@@ -137,37 +134,37 @@ def test_dicts_of_images_and_vectors_share_frames_leaf_by_leaf():
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
-def test_a_restored_buffer_of_images_goes_on_exactly(kind):
-    buffer = filled(kind(30, seed=3), 2, games=3, steps=2, adds=9)
-    twin = kind(30, seed=8)
-    twin.set_state(buffer.get_state())
+def test_a_restored_buffer_of_images_continues_exactly(kind):
+    buffer = fill(kind(30, seed=3), 2, games=3, steps=2, adds=9)
+    restored = kind(30, seed=8)
+    restored.set_state(buffer.get_state())
     game = Game(9, 2)
-    more = joined([game.row() for _ in range(12)])
-    for each in (buffer, twin):
-        each.add(more)
-    one, other = buffer.sample(25), twin.sample(25)
+    rows = concat_samples([game.row() for _ in range(12)])
+    for each in (buffer, restored):
+        each.add(rows)
+    one, other = buffer.sample(25), restored.sample(25)
     require_whole(one, 2)
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name])
+    assert_equal(dict(one), dict(other))
 
 
 def test_a_state_of_before_there_were_frames_is_read():
-    rows = joined([row for game in [Game(1, 2)] for row in [game.row() for _ in range(7)]])
+    game = Game(1, 2)
+    rows = concat_samples([game.row() for _ in range(7)])
     buffer = ReplayBuffer(5, seed=1)
     buffer.add(rows)
     places = [5, 6, 2, 3, 4]  # as a ring of five rows has the last of seven
     state = buffer.get_state()
     old = {name: state[name] for name in ("capacity", "num_added", "num_sampled", "rng")}
     old["columns"] = {name: column[places] for name, column in rows.items()}
-    twin = ReplayBuffer(5)
-    twin.set_state(old)
-    one, other = buffer.sample(20), twin.sample(20)
+    restored = ReplayBuffer(5)
+    restored.set_state(old)
+    one, other = buffer.sample(20), restored.sample(20)
     require_whole(other, 2)
     np.testing.assert_array_equal(one["id"], other["id"])
 
 
 def test_a_damaged_state_of_images_is_refused_and_changes_nothing():
-    buffer = filled(ReplayBuffer(20, seed=3), 2, games=1, steps=10, adds=3)
+    buffer = fill(ReplayBuffer(20, seed=3), 2, games=1, steps=10, adds=3)
     good = buffer.get_state()
     frames = good["frames"]["obs"]
     start, segment = good["rows"][0]
@@ -197,13 +194,13 @@ def test_rows_beyond_the_limit_lie_in_a_file_without_a_name(tmp_path):
     buffer = MultiAgentReplayBuffer(400, seed=0, memory_limit_bytes=10_000, storage_path=tmp_path)
     plain = MultiAgentReplayBuffer(400, seed=0)
     for each in (buffer, plain):
-        filled(each, 2, games=2, steps=10, adds=5)
+        fill(each, 2, games=2, steps=10, adds=5)
     assert buffer.allocator.bytes_in_memory <= 10_000 < buffer.allocator.bytes_in_files
     assert plain.allocator.bytes_in_files == 0
     assert list(tmp_path.iterdir()) == []
     one, other = (each.sample(20, "default_policy") for each in (buffer, plain))
     require_whole(one, 2)
     np.testing.assert_array_equal(one["id"], other["id"])
-    room = buffer.allocator
+    allocator = buffer.allocator
     del buffer
-    assert (room.bytes_in_memory, room.bytes_in_files) == (0, 0)
+    assert (allocator.bytes_in_memory, allocator.bytes_in_files) == (0, 0)

@@ -1,12 +1,14 @@
+"""The picture of a learning curve."""
+
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from helpers.marks import telling
+from helpers.processes import run_python
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 
@@ -14,30 +16,22 @@ BLUE, ORANGE, GREEN = (28, 109, 208), (232, 113, 10), (30, 142, 62)
 
 
 def rows(means: list[float], **extra: float) -> list[dict[str, float]]:
+    factors = {"mean": 1.0, "min": 0.5, "max": 1.5}
     return [
-        {
-            "env_steps": 2048 * (index + 1),
-            "time_s": 0.5 * index,
-            "episode_reward_mean": mean,
-            "episode_reward_min": mean / 2,
-            "episode_reward_max": mean * 1.5,
-            **extra,
-        }
+        {"env_steps": 2048 * (index + 1), "time_s": 0.5 * index}
+        | {f"episode_reward_{name}": factor * mean for name, factor in factors.items()}
+        | extra
         for index, mean in enumerate(means)
     ]
 
 
 def pixels(png: Path, colour: tuple[int, int, int]) -> int:
     """Counts the pixels of exactly one colour below the legend."""
-    from matplotlib.image import imread
-
     image = np.round(imread(png)[140:, :, :3] * 255).astype(int)
     return int((image == colour).all(axis=-1).sum())
 
 
-def test_the_picture_shows_curve_target_and_evaluations(tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
+def test_the_picture_shows_curve_target_evaluations_and_a_reached_target(tmp_path: Path) -> None:
     png = tmp_path / "learning_curve.png"
     evaluated = rows([20.0, 100.0, 300.0], **{"evaluation/episode_reward_mean": 200.0})
     draw_learning_curve(evaluated, png, title="PPO on CartPole-v1", target=475)
@@ -48,6 +42,10 @@ def test_the_picture_shows_curve_target_and_evaluations(tmp_path: Path) -> None:
     draw_learning_curve(rows([20.0, 100.0]), png, title="PPO on CartPole-v1")
     assert pixels(png, ORANGE) == pixels(png, GREEN) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["learning_curve.png"]
+    below, above = tmp_path / "below.png", tmp_path / "above.png"
+    draw_learning_curve(rows([20.0, 470.0, 474.9]), below, title="PPO", target=475)
+    draw_learning_curve(rows([20.0, 470.0, 475.0]), above, title="PPO", target=475)
+    assert pixels(above, GREEN) > pixels(below, GREEN) + 500
 
 
 def test_the_curve_shows_recent_episodes_where_rows_have_them(tmp_path: Path) -> None:
@@ -60,31 +58,12 @@ def test_the_curve_shows_recent_episodes_where_rows_have_them(tmp_path: Path) ->
     assert lagging.read_bytes() != old.read_bytes()
 
 
-def test_reaching_the_target_is_marked(tmp_path: Path) -> None:
-    below, above = tmp_path / "below.png", tmp_path / "above.png"
-    draw_learning_curve(rows([20.0, 470.0, 474.9]), below, title="PPO", target=475)
-    draw_learning_curve(rows([20.0, 470.0, 475.0]), above, title="PPO", target=475)
-    assert pixels(above, GREEN) > pixels(below, GREEN) + 500
+FEW_RETURNS = [[], [0.0], [21.5], [-7.0], [math.nan], [math.nan] * 2, [math.nan, 21.5]]
 
 
-@pytest.mark.parametrize(
-    "means",
-    [
-        [],
-        [math.nan],
-        [math.nan, math.nan],
-        [0.0],
-        [21.5],
-        [math.nan, 21.5],
-        [5.0, math.inf],
-        [-7.0],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("means", [*FEW_RETURNS, [5.0, math.inf]], ids=str)
 @pytest.mark.parametrize("target", telling([None, 0.0, 475.0, -200.0], 475.0))
-def test_few_points_and_missing_returns_still_make_a_picture(
-    tmp_path: Path, means: list[float], target: float | None
-) -> None:
+def test_few_points_and_missing_returns_still_make_a_picture(tmp_path, means, target):
     png = tmp_path / "curve.png"
     draw_learning_curve(rows(means), png, title="PPO on $x_Env_v0", target=target)
     returns = [mean for mean in means if math.isfinite(mean)]
@@ -112,6 +91,4 @@ print([name for name in ("matplotlib.pyplot", "tensorflow") if name in sys.modul
 
 
 def test_matplotlib_is_imported_late_and_without_pyplot(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", DRAW, str(tmp_path / "curve.png")]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert process.stdout == "[]\n"
+    assert run_python(DRAW, tmp_path / "curve.png").stdout == "[]\n"

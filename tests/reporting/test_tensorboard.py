@@ -1,12 +1,14 @@
+"""Event files: scalars that TensorBoard reads, also after a kill."""
+
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.processes import run_python
 from tfpolicies.errors import UsageError
+from tfpolicies.reporting.progress_row import FIXED_COLUMNS
 from tfpolicies.reporting.tensorboard_events import EventWriter, get_event_scalars
 
 WRITE_AND_LIST = """
@@ -18,7 +20,7 @@ writer.close()
 print(sorted(name for name in sys.modules if name in ("tensorflow", "keras", "torch")))
 """
 
-# In a process of its own, where tensorboard's readers are told to do without TensorFlow.
+# In a new process, where tensorboard's readers do without TensorFlow.
 READ = """
 import json, sys, types
 sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
@@ -31,38 +33,27 @@ events = EventAccumulator(sys.argv[1]).Reload()
 plain = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 events = PluginAccumulator(sys.argv[1]); events.Reload()
 number = lambda event: float(tensor_util.make_ndarray(event.tensor_proto))
-shown = {
+tensors = {
     tag: [(e.step, number(e)) for e in events.Tensors(tag)] for tag in events.Tags()["tensors"]
 }
-print(json.dumps([plain, shown]))
+print(json.dumps([plain, tensors]))
 """
 
 
 def read(folder: Path) -> dict[str, list[list[float]]]:
-    process = subprocess.run(
-        [sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, check=True
-    )
-    plain, shown = json.loads(process.stdout.splitlines()[-1])
-    assert plain == shown
+    plain, tensors = json.loads(run_python(READ, folder).stdout.splitlines()[-1])
+    assert plain == tensors
     return plain
 
 
 @pytest.mark.core
 def test_writing_does_not_import_tensorflow(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", WRITE_AND_LIST, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert process.stdout == "[]\n"
-    assert process.stderr == ""
+    process = run_python(WRITE_AND_LIST, tmp_path)
+    assert (process.stdout, process.stderr) == ("[]\n", "")
 
 
 @pytest.mark.core
-def test_tensorboard_reads_a_killed_and_resumed_run_as_one_curve_without_doubles(
-    tmp_path: Path,
-) -> None:
+def test_tensorboard_reads_a_killed_and_resumed_run_as_one_curve(tmp_path: Path) -> None:
     folder = tmp_path / "events"
     first = EventWriter(folder)
     for step in (64, 128, 192):
@@ -98,24 +89,16 @@ def test_every_record_is_on_disk_before_the_writer_is_closed(tmp_path: Path) -> 
 
 @pytest.mark.core
 def test_tags_are_grouped_and_means_over_no_episode_are_left_out() -> None:
-    row = {
-        "iteration": 1,
-        "env_steps": 64,
-        "time_s": 0.5,
-        "steps_per_s": 128.0,
-        "episode_reward_mean": math.nan,
-        "episode_reward_min": math.nan,
-        "episode_reward_max": math.nan,
-        "episode_len_mean": math.nan,
-        "episodes": 0,
-        "evaluation/episode_reward_mean": 9.0,
-        "learner/default_policy/kl": math.nan,
-    }
+    numbers = {"iteration": 1, "env_steps": 64, "time_s": 0.5, "steps_per_s": 128.0, "episodes": 0}
+    further = {"custom/coins_mean": 2.5, "evaluation/episode_reward_mean": 9.0}
+    row = {**dict.fromkeys(FIXED_COLUMNS, math.nan), **numbers, **further}
+    row["learner/default_policy/kl"] = math.nan
     scalars = get_event_scalars(row)
     assert str(scalars.pop("learner/default_policy/kl")) == "nan"
     assert scalars == {
         "speed/env_steps_per_s": 128.0,
         "episodes/total": 0,
+        "custom/coins_mean": 2.5,
         "evaluation/reward_mean": 9.0,
     }
     assert get_event_scalars(row | {"episode_reward_mean": 21.5})["episodes/reward_mean"] == 21.5

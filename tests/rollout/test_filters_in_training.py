@@ -1,4 +1,4 @@
-"""Running filters as a part of the policy: the same numbers wherever it acts."""
+"""Running filters as a part of the policy: the same statistics wherever it acts."""
 
 import runpy
 
@@ -9,7 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from helpers import factories
-from tfpolicies import PPO, PPOConfig, PPOTF2Policy, RolloutWorker
+from helpers.workers import make_config
+from tfpolicies import PPO, PPOTF2Policy, RolloutWorker
 from tfpolicies.models.mean_std_filters import RewardFilter
 from tfpolicies.models.spaces import batch_leaves, leaves, unflatten
 
@@ -35,11 +36,9 @@ class Shifted(gym.Env):
         return self._obs(), self.rng.normal(50.0, 10.0), self.count == 20, False, {}
 
 
-def config(**rollouts):
-    made = PPOConfig().environment(Shifted).debugging(seed=0)
-    made.training(train_batch_size=200, sgd_minibatch_size=100, num_sgd_iter=2)
-    made.training(model={"fcnet_hiddens": [8]}).framework(inference="tf", jit_compile=False)
-    return made.rollouts(observation_filter="MeanStdFilter", **rollouts)
+def config(**settings):
+    training = {"train_batch_size": 200, "sgd_minibatch_size": 100, "num_sgd_iter": 2}
+    return make_config(Shifted, **training, observation_filter="MeanStdFilter", **settings)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ def test_statistics_are_those_of_all_observations_that_were_trained_on(trained):
     assert np.abs(batches[0]["obs"][:, 0]).mean() > 50  # batches keep what the environment showed
 
 
-def test_learning_sees_what_acting_saw():
+def test_learning_and_acting_see_the_same_inputs():
     algorithm = config(num_envs_per_worker=2).build()
     for _ in range(3):
         batch = algorithm.sample_train_batch()["default_policy"]
@@ -78,21 +77,16 @@ def test_evaluation_and_single_actions_use_the_same_numbers_and_change_none(trai
     algorithm.evaluate()
     other = algorithm.evaluation_worker.get_policy()
     obs = np.array([[120.0, -3.1], [80.0, -2.9]], np.float32)
-    for each in (policy, other):
-        extras = each.compute_actions(obs, explore=False)[2]
-        by_hand = np.clip((obs - stat.mean) / (stat.std + 1e-8), -10, 10)
-        plain = PPOTF2Policy(
-            spaces.Box(-10, 10, (2,)),
-            policy.action_space,
-            {"model": {"fcnet_hiddens": [8]}, "inference": "tf"},
+    scaled = np.clip((obs - stat.mean) / (stat.std + 1e-8), -10, 10).astype(np.float32)
+    plain = factories.make(obs=spaces.Box(-10, 10, (2,)))
+    for filtering in (policy, other):
+        plain.set_weights(filtering.get_weights())
+        logits, expected = (
+            acting.compute_actions(rows, explore=False)[2]["action_dist_inputs"]
+            for acting, rows in ((filtering, obs), (plain, scaled))
         )
-        plain.set_weights(each.get_weights())
-        expected = plain.compute_actions(by_hand.astype(np.float32), explore=False)[2]
-        np.testing.assert_allclose(
-            extras["action_dist_inputs"], expected["action_dist_inputs"], atol=1e-5
-        )
-    after = policy.filter.get_state()
-    assert all(np.array_equal(before[key], after[key]) for key in before)
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+    factories.assert_equal(policy.filter.get_state(), before)
 
 
 def test_rewards_are_learned_from_at_their_running_scale_and_reported_raw(trained):
@@ -106,21 +100,20 @@ def test_checkpoints_and_exports_have_the_filter(trained, tmp_path):
     algorithm, _ = trained
     policy = algorithm.get_policy()
     algorithm.save(tmp_path / "run")
-    again = PPO.from_checkpoint(tmp_path / "run", config={"env": Shifted})
-    twin = again.get_policy()
+    copy = PPO.from_checkpoint(tmp_path / "run", config={"env": Shifted}).get_policy()
     obs = np.array([[120.0, -3.1], [80.0, -2.9]], np.float32)
     actions, _, extras = policy.compute_actions(obs, explore=False)
     np.testing.assert_array_equal(
-        twin.compute_actions(obs, explore=False)[2]["action_dist_inputs"],
+        copy.compute_actions(obs, explore=False)[2]["action_dist_inputs"],
         extras["action_dist_inputs"],
     )
-    assert twin.filter.pending_count == policy.filter.pending_count
+    assert copy.filter.pending_count == policy.filter.pending_count
     result = policy.export_model(tmp_path / "onnx", onnx=True)
     client = runpy.run_path(tmp_path / "onnx" / "play.py")["OnnxPolicy"](result.path)
     np.testing.assert_array_equal(client.act(obs), actions)
 
 
-def test_a_worker_of_its_own_applies_its_statistics_from_sample_to_sample():
+def test_a_single_worker_applies_its_statistics_from_sample_to_sample():
     worker = RolloutWorker(config=config(), default_policy_class=PPOTF2Policy)
     policy = worker.get_policy()
     worker.sample()
@@ -128,8 +121,6 @@ def test_a_worker_of_its_own_applies_its_statistics_from_sample_to_sample():
     worker.sample()
     assert policy.filter.statistics[0].count == 200
 
-
-# -- for people who use Keras ---------------------------------------------------------------------
 
 NESTED = spaces.Dict(
     place=spaces.Box(-np.inf, np.inf, (2,), np.float32),
@@ -173,11 +164,11 @@ def test_a_keras_copy_normalises_as_the_policy_does_and_is_saved_whole(space, tm
         results = [layer for layer in model.layers if layer.name in names]
         assert len(results) == len(policy.program.spec.indices_of_filtered_leaves)
         assert not any(layer.trainable or layer.variables for layer in results)
-        seen = results[0](np.asarray(obs["place"] if space is NESTED else obs))
-        assert np.abs(seen).max() == 10.0  # to the bit what the policy's model sees
+        normalized = results[0](np.asarray(obs["place"] if space is NESTED else obs))
+        assert np.abs(normalized).max() == 10.0  # exactly the input of the policy's model
         (mean, scale), *_ = policy.filter.get_scalings()
         raw = obs["place"] if space is NESTED else obs
-        np.testing.assert_array_equal(seen, np.clip((raw - mean) * scale, -10, 10))
+        np.testing.assert_array_equal(normalized, np.clip((raw - mean) * scale, -10, 10))
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras saves

@@ -9,35 +9,33 @@ import pytest
 from gymnasium import spaces
 
 from helpers.factories import make
-from helpers.multi_agent_envs import SPACE, Crowd, Scripted, Staggered, World, flags, sampler_of
+from helpers.multi_agent_envs import (
+    SPACE,
+    THREE,
+    Crowd,
+    Scripted,
+    Staggered,
+    World,
+    flags,
+    sampler_of,
+)
+from helpers.workers import assert_equal_batches, sampler_with
 from tfpolicies import MultiAgentEnv, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy_map import stacked_acting
 
+SIZE = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 3}
+PREVIOUS = {"max_seq_len": 1, "lstm_use_prev_action": True, "lstm_use_prev_reward": True}
 
-def one_policy(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    return "p"
 
-
-def lstm(**config: Any) -> Any:
-    model = {
-        "fcnet_hiddens": [4],
-        "use_lstm": True,
-        "lstm_cell_size": 3,
-        "max_seq_len": 1,
-        "lstm_use_prev_action": True,
-        "lstm_use_prev_reward": True,
-    }
-    return make(PPOTF2Policy, SPACE, spaces.Discrete(3), model=model, **config)
+def make_policy(policy_class: Any = PPOTF2Policy, **config: Any) -> Any:
+    return make(policy_class, SPACE, THREE, **config)
 
 
 @pytest.mark.core
-def test_each_agent_has_a_memory_of_its_own_and_its_own_last_action_and_reward():
-    policy = lstm()
-    envs = [Crowd(i, 7 + i) for i in range(2)]
-    sampler = sampler_of(
-        *envs, policies={"p": policy}, mapping=one_policy, rollout_fragment_length=15
-    )
+def test_each_agent_has_its_own_memory_and_last_action_and_reward():
+    policy = make_policy(model={**SIZE, **PREVIOUS})
+    sampler = sampler_with(policy, *(Crowd(i, 7 + i) for i in range(2)), length=15)
     parts = [sampler.sample()["p"] for _ in range(3)]
     last: dict[tuple[int, int], Any] = {}
     checked = 0
@@ -62,12 +60,8 @@ def test_each_agent_has_a_memory_of_its_own_and_its_own_last_action_and_reward()
 
 
 def test_sequences_of_agents_begin_with_the_memory_they_had():
-    model = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 3, "max_seq_len": 3}
-    policy = make(PPOTF2Policy, SPACE, spaces.Discrete(3), model=model)
-    sampler = sampler_of(
-        Staggered(), policies={"p": policy}, mapping=one_policy, rollout_fragment_length=7
-    )
-    part = sampler.sample()["p"]
+    policy = make_policy(model={**SIZE, "max_seq_len": 3})
+    part = sampler_with(policy, Staggered(), length=7).sample()["p"]
     assert part["seq_lens"].tolist() == [3, 3, 1, 3, 1]
     assert part["state_in_0"].shape == (5, 3)
     assert not part["state_in_0"][[0, 3]].any()
@@ -77,7 +71,7 @@ def test_sequences_of_agents_begin_with_the_memory_they_had():
 
 
 class Boxes(World):
-    """Each agent has its own spaces; actions that arrive are kept."""
+    """Each agent has its own spaces; records its actions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,16 +92,14 @@ class Boxes(World):
         return self.obs("a", "b"), {"a": 1.0, "b": 1.0}, flags(), flags(over), {}
 
 
-def test_agents_with_other_spaces_get_actions_of_theirs():
+def test_agents_with_other_spaces_get_their_actions():
     env = Boxes()
     policies = {
         agent: make(PPOTF2Policy, env.get_observation_space(agent), env.get_action_space(agent))
         for agent in "ab"
     }
-    sampler = sampler_of(
-        env, policies=policies, mapping=lambda a, episode, **kw: a, rollout_fragment_length=5
-    )
-    batch = sampler.sample()
+    settings = {"policies": policies, "mapping": lambda agent, episode, **kwargs: agent}
+    batch = sampler_of(env, rollout_fragment_length=5, **settings).sample()
     sent = np.array([actions["a"] for actions in env.acted])
     np.testing.assert_allclose(sent, np.clip(3.0 + 2.0 * batch["a"]["actions"], 1.0, 5.0))
     b = batch["b"]
@@ -148,11 +140,7 @@ class Masked(MultiAgentEnv):
 @pytest.mark.core
 def test_masks_are_respected_in_turn_based_games():
     policy = make(PGTF2Policy, Masked.observation_space, Masked.action_space)
-    env = Masked()
-    sampler = sampler_of(
-        env, policies={"p": policy}, mapping=one_policy, rollout_fragment_length=12
-    )
-    part = sampler.sample()["p"]
+    part = sampler_with(policy, Masked(), length=12).sample()["p"]
     # Agent 0 acts at 0, 2, 4 and sees the end at 6; agent 1 at 1, 3, 5 and does not.
     assert part["t"].tolist() == [1, 3, 5, 2, 4, 5] * 2
     assert part["rewards"].tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0] * 2
@@ -162,29 +150,18 @@ def test_masks_are_respected_in_turn_based_games():
 
 
 def test_filters_see_every_row_once():
-    policy = make(PGTF2Policy, SPACE, spaces.Discrete(3), observation_filter="MeanStdFilter")
-    envs = [Crowd(i, i) for i in range(2)]
-    sampler = sampler_of(
-        *envs, policies={"p": policy}, mapping=one_policy, rollout_fragment_length=20
-    )
-    rows = sampler.sample()["p"]["obs"]
+    policy = make_policy(PGTF2Policy, observation_filter="MeanStdFilter")
+    rows = sampler_with(policy, Crowd(0, 0), Crowd(1, 1), length=20).sample()["p"]["obs"]
     assert policy.filter.pending_count == len(rows)
     policy.driver.learning.flush_filters()
     np.testing.assert_allclose(policy.filter.statistics[0].mean, rows.mean(axis=0), rtol=1e-5)
 
 
 def test_parameter_noise_needs_whole_episodes_and_gets_them():
-    noisy = {"exploration_config": {"type": "ParameterNoise"}}
-    policy = make(PGTF2Policy, SPACE, spaces.Discrete(3), **noisy)
+    policy = make_policy(PGTF2Policy, exploration_config={"type": "ParameterNoise"})
     with pytest.raises(ConfigError, match=r"policy 'p'.*complete_episodes"):
-        sampler_of(Staggered(), policies={"p": policy}, mapping=one_policy)
-    sampler = sampler_of(
-        Staggered(),
-        policies={"p": policy},
-        mapping=one_policy,
-        batch_mode="complete_episodes",
-        rollout_fragment_length=14,
-    )
+        sampler_with(policy, Staggered(), length=14)
+    sampler = sampler_with(policy, Staggered(), length=14, batch_mode="complete_episodes")
     part = sampler.sample()["p"]
     logits = part["action_dist_inputs"].reshape(2, 11, 3)
     assert not np.allclose(logits[0], logits[1])  # other weights in the second episode
@@ -192,8 +169,7 @@ def test_parameter_noise_needs_whole_episodes_and_gets_them():
 
 def test_policies_learn_from_their_parts():
     script = [(("a", "b", "c"), {"a": 1.0, "c": 1.0}, {}, {})] * 40
-    policies = {"p": make(PPOTF2Policy, SPACE, spaces.Discrete(3)), "q": make(PGTF2Policy, SPACE)}
-    policies["q"] = make(PGTF2Policy, SPACE, spaces.Discrete(3))
+    policies = {"p": make_policy(), "q": make_policy(PGTF2Policy)}
     sampler = sampler_of(
         Scripted(script, first=("a", "b", "c")), policies=policies, rollout_fragment_length=20
     )
@@ -206,25 +182,14 @@ def test_policies_learn_from_their_parts():
 
 @pytest.mark.parametrize("model", [{"fcnet_hiddens": [4]}, {"use_lstm": True, "lstm_cell_size": 3}])
 def test_policies_of_one_program_act_in_one_call_and_as_if_alone(model, monkeypatch):
-    def sampled(few_rows: int) -> list[Any]:
-        monkeypatch.setattr(stacked_acting, "_MAX_ROWS_TO_STACK", few_rows)
-        policies = {
-            x: make(PPOTF2Policy, SPACE, spaces.Discrete(3), model=model, seed=i)
-            for i, x in enumerate("abcd")
-        }
+    def sample(max_rows: int) -> list[Any]:
+        monkeypatch.setattr(stacked_acting, "_MAX_ROWS_TO_STACK", max_rows)
+        policies = {x: make_policy(model=model, seed=i) for i, x in enumerate("abcd")}
         assert len({policy.program for policy in policies.values()}) == 1
         envs = [Crowd(i, 30 + i) for i in range(3)]
-        sampler = sampler_of(
-            *envs,
-            policies=policies,
-            mapping=lambda agent, episode, **kwargs: agent,
-            rollout_fragment_length=12,
-        )
-        return [sampler.sample().policy_batches for _ in range(2)]
+        settings = {"policies": policies, "mapping": lambda agent, episode, **kwargs: agent}
+        sampler = sampler_of(*envs, rollout_fragment_length=12, **settings)
+        return [sampler.sample() for _ in range(2)]
 
-    for alone, stacked in zip(sampled(0), sampled(32), strict=True):
-        assert list(alone) == list(stacked)
-        for policy_id, part in alone.items():
-            assert list(part) == list(stacked[policy_id])
-            for name, column in part.items():
-                np.testing.assert_allclose(column, stacked[policy_id][name], atol=1e-5)
+    for alone, stacked in zip(sample(0), sample(32), strict=True):
+        assert_equal_batches(stacked, alone, atol=1e-5)

@@ -1,10 +1,10 @@
-"""Additions of policies as values, and the transaction that makes them everywhere or nowhere."""
+"""Additions of policies as values, and the transaction that applies them everywhere or nowhere."""
 
 import pytest
 
 from helpers.multi_agent_envs import SPACE, THREE, Staggered
-from tfpolicies import PPOConfig, PPOTF2Policy
-from tfpolicies.config.callbacks import DefaultCallbacks
+from helpers.workers import make_callbacks, make_config, map_all_to
+from tfpolicies import PPOTF2Policy
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.errors import ConfigError, PolicyExistsError, UsageError
 from tfpolicies.rollout.policy_changes import (
@@ -16,19 +16,8 @@ from tfpolicies.rollout.policy_changes import (
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
-def to_first(agent_id, episode, worker=None, **kwargs):
-    return "first"
-
-
-def to_second(agent_id, episode, worker=None, **kwargs):
-    return "second"
-
-
-class Staged(Staggered):
-    """`Staggered`, made by a config."""
-
-    def __init__(self, context):
-        super().__init__()
+to_first, to_second = map_all_to("first"), map_all_to("second")
+ADDED = {"policy_mapping_fn": to_second, "policies_to_train": ["second"]}
 
 
 class Holder:
@@ -47,23 +36,11 @@ class Holder:
         self.calls.append((self.name, "revert", policy_id, before.policies_to_train))
 
 
-# -- the record -------------------------------------------------------------------------------
-
-
 @pytest.mark.core
 def test_arguments_become_one_value():
-    config = {"lr": 0.5}
-    addition = PolicyAddition.from_arguments(
-        ["first"],
-        "second",
-        PPOTF2Policy,
-        observation_space=SPACE,
-        action_space=THREE,
-        config=config,
-        policy_mapping_fn=to_second,
-        policies_to_train=["second"],
-    )
-    assert addition.spec == PolicySpec(PPOTF2Policy, SPACE, THREE, config)
+    spec = {"observation_space": SPACE, "action_space": THREE, "config": {"lr": 0.5}}
+    addition = PolicyAddition.from_arguments(["first"], "second", PPOTF2Policy, **spec, **ADDED)
+    assert addition.spec == PolicySpec(PPOTF2Policy, **spec)
     assert (addition.policy, addition.policy_state) == (None, None)
     assert addition.policy_mapping_fn is to_second
     assert [addition.is_policy_to_train(pid) for pid in ("first", "second")] == [False, True]
@@ -83,36 +60,28 @@ def test_for_other_workers_an_addition_has_the_state_only():
     assert (other.policy_mapping_fn, other.calls_on_create) == (to_first, True)
 
 
+CLASS = {"policy_cls": PPOTF2Policy}
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"policy_id": "a/b", "module_spec": 1}, ConfigError, "a/b"),
         ({"policy_id": "first", "module_spec": 1}, ConfigError, "module_spec must be None"),
         ({"policy_id": "first"}, PolicyExistsError, "already exists in policy map"),
-        ({"policy_id": "new"}, UsageError, "Only one of `policy_cls` and `policy`"),
-        ({"policy_id": "new", "policy": 5}, UsageError, "policy must be a Policy, got 5"),
-        (
-            {"policy_id": "new", "policy_cls": PPOTF2Policy, "policy_mapping_fn": 5},
-            ConfigError,
-            "policy_mapping_fn must be a function",
-        ),
-        (
-            {"policy_id": "new", "policy_cls": PPOTF2Policy, "policies_to_train": 5},
-            UsageError,
-            "policies_to_train must be",
-        ),
+        ({}, UsageError, "Only one of `policy_cls` and `policy`"),
+        ({"policy": 5}, UsageError, "policy must be a Policy, got 5"),
+        ({**CLASS, "policy_mapping_fn": 5}, ConfigError, "policy_mapping_fn must be a function"),
+        ({**CLASS, "policies_to_train": 5}, UsageError, "policies_to_train must be"),
     ],
 )
 def test_wrong_arguments_are_named_in_one_order(arguments, error, message):
     with pytest.raises(error, match=message):
-        PolicyAddition.from_arguments(["first"], **arguments)
-
-
-# -- the transaction --------------------------------------------------------------------------
+        PolicyAddition.from_arguments(["first"], **{"policy_id": "new", **arguments})
 
 
 @pytest.mark.core
-def test_a_transaction_that_ends_well_takes_nothing_back():
+def test_a_transaction_that_succeeds_reverts_nothing():
     calls = []
     with PolicyTransaction() as transaction:
         for name in ("here", "there"):
@@ -122,7 +91,7 @@ def test_a_transaction_that_ends_well_takes_nothing_back():
 
 
 @pytest.mark.core
-def test_if_one_refuses_all_are_taken_back_in_opposite_order():
+def test_if_one_refuses_all_are_reverted_in_opposite_order():
     calls = []
 
     def add_to_both():
@@ -141,68 +110,56 @@ def test_if_one_refuses_all_are_taken_back_in_opposite_order():
     ]
 
 
-# -- all workers of an algorithm --------------------------------------------------------------
+@pytest.fixture
+def build():
+    """Builds algorithms, which are stopped after the test."""
+    algorithms = []
+
+    policies = {"policies": {"first": (None, SPACE, THREE, {})}, "policy_mapping_fn": to_first}
+    policies |= {"policies_to_train": ["first"], "rollout_fragment_length": 7}
+    policies |= {"train_batch_size": 14, "sgd_minibatch_size": 8}
+
+    def build_one(**settings):
+        settings |= {"evaluation_interval": 1, "evaluation_duration": 1}
+        algorithms.append(make_config(Staggered, **policies, **settings).build())
+        return algorithms[-1]
+
+    yield build_one
+    for algorithm in algorithms:
+        algorithm.stop()
 
 
-class Refuses(DefaultCallbacks):
-    """Refuses a policy, by its id."""
-
-    refuses = True
-
-    def on_create_policy(self, *, policy_id, policy):
-        if policy_id == "second" and self.refuses:
-            raise RuntimeError("no second policy")
+def get_roles(algorithm):
+    workers = algorithm.workers.local_worker(), algorithm.evaluation_workers.local_worker()
+    return [
+        (sorted(x.policy_map), sorted(x.policy_dict), x.policies.mapping_and_trainable)
+        for x in workers
+    ]
 
 
-def algorithm_with(callbacks=DefaultCallbacks):
-    return (
-        PPOConfig()
-        .environment(Staged)
-        .framework(inference="tf", jit_compile=False)
-        .rollouts(rollout_fragment_length=7)
-        .training(model={"fcnet_hiddens": [4]}, train_batch_size=14, sgd_minibatch_size=8)
-        .multi_agent(
-            policies={"first": (None, SPACE, THREE, {})},
-            policy_mapping_fn=to_first,
-            policies_to_train=["first"],
-        )
-        .evaluation(evaluation_interval=1, evaluation_duration=1)
-        .callbacks(callbacks)
-        .debugging(seed=1, log_level="ERROR")
-        .build()
-    )
+def check_added(algorithm):
+    algorithm.add_policy("second", PPOTF2Policy, **ADDED)
+    assert [policies for policies, *_ in get_roles(algorithm)] == [["first", "second"]] * 2
 
 
-def roles_of(workers):
-    local = workers.local_worker()
-    return sorted(local.policy_map), sorted(local.policy_dict), local.policies.mapping_and_trainable
-
-
-ADDED = {"policy_mapping_fn": to_second, "policies_to_train": ["second"]}
-
-
-def test_a_policy_that_cannot_be_evaluated_is_added_to_nobody(monkeypatch):
-    algorithm = algorithm_with()
-    both = algorithm.workers, algorithm.evaluation_workers
-    before = [roles_of(workers) for workers in both]
+def test_a_policy_that_cannot_be_evaluated_is_not_added(build, monkeypatch):
+    algorithm = build()
+    before = get_roles(algorithm)
 
     def refuse(policy, policy_id):
         raise RuntimeError(f"no copy of {policy_id}")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(algorithm._evaluator, "copy_policy", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(algorithm._evaluator, "copy_policy", refuse)
         with pytest.raises(RuntimeError, match="no copy of second"):
             algorithm.add_policy("second", PPOTF2Policy, **ADDED)
-    assert [roles_of(workers) for workers in both] == before
-
-    algorithm.add_policy("second", PPOTF2Policy, **ADDED)
-    assert [roles_of(workers)[0] for workers in both] == [["first", "second"]] * 2
+    assert get_roles(algorithm) == before
+    check_added(algorithm)
     assert algorithm.train()["info"]["learner"].keys() == {"second"}
-    algorithm.stop()
 
 
-def test_a_policy_of_that_id_which_only_evaluates_stays_when_another_one_is_refused():
-    algorithm = algorithm_with()
+def test_an_evaluated_policy_of_that_id_stays_when_another_one_is_refused(build):
+    algorithm = build()
     algorithm.add_policy("second", PPOTF2Policy)
     algorithm.remove_policy("second", evaluation_workers=False)
     evaluated = algorithm.evaluation_worker.get_policy("second")
@@ -211,17 +168,18 @@ def test_a_policy_of_that_id_which_only_evaluates_stays_when_another_one_is_refu
     assert algorithm.evaluation_worker.get_policy("second") is evaluated
     assert sorted(algorithm.worker.policy_map) == ["first"]
     assert algorithm.worker.policy_mapping_fn is to_first
-    algorithm.stop()
 
 
-def test_a_policy_that_a_callback_refuses_leaves_no_trace(monkeypatch):
-    algorithm = algorithm_with(Refuses)
-    both = algorithm.workers, algorithm.evaluation_workers
-    before = [roles_of(workers) for workers in both]
+def test_a_policy_that_a_callback_refuses_leaves_no_trace(build):
+    refusals = ["no second policy"]
+
+    def on_create_policy(policy_id, policy):
+        if policy_id == "second" and refusals:
+            raise RuntimeError(refusals.pop())
+
+    algorithm = build(callbacks=make_callbacks(on_create_policy=on_create_policy))
+    before = get_roles(algorithm)
     with pytest.raises(RuntimeError, match="no second policy"):
         algorithm.add_policy("second", PPOTF2Policy, **ADDED)
-    assert [roles_of(workers) for workers in both] == before
-    monkeypatch.setattr(Refuses, "refuses", False)
-    algorithm.add_policy("second", PPOTF2Policy, **ADDED)
-    assert [roles_of(workers)[0] for workers in both] == [["first", "second"]] * 2
-    algorithm.stop()
+    assert get_roles(algorithm) == before
+    check_added(algorithm)

@@ -1,4 +1,4 @@
-"""A policy whose spaces cannot be right for its agents is refused when they meet."""
+"""Checks of the spaces of policies against those of their agents."""
 
 import gc
 
@@ -7,9 +7,11 @@ import pytest
 from gymnasium import spaces
 
 from helpers.environments import SeededEnv
+from helpers.factories import make
 from helpers.marks import telling
-from helpers.multi_agent_envs import SPACE, THREE, Staggered, Walker, sampler_of
-from tfpolicies import Algorithm, PolicySpec, PPOConfig, PPOTF2Policy, RolloutWorker
+from helpers.multi_agent_envs import SPACE, THREE, Staggered, Walker, flags, sampler_of
+from helpers.workers import make_config, make_worker, map_all_to, sampler_with
+from tfpolicies import Algorithm, PolicySpec
 from tfpolicies.errors import SpaceError
 from tfpolicies.rollout.space_checks import (
     AgentSpaceChecker,
@@ -26,36 +28,20 @@ PIXELS = spaces.Box(0, 255, (3,), np.uint8)
 PAIR = spaces.MultiDiscrete([2, 3])
 
 
-class Staged(Staggered):
-    """`Staggered`, made by a config."""
-
-    def __init__(self, context):
-        super().__init__()
-
-
-class Apart(Staged):
-    """Agents with spaces of their own, of which "d" has none."""
+class Apart(Staggered):
+    """Each agent has its own spaces, except "d", which has none."""
 
     observation_space = spaces.Dict(dict.fromkeys("abc", SPACE))
     action_space = spaces.Dict(a=THREE, b=TWO, c=FIVE)
 
 
-def own_policy(agent_id, episode=None, worker=None, **kwargs):
+def map_to_own(agent_id, episode=None, worker=None, **kwargs):
     return agent_id
 
 
-def all_p(agent_id, episode=None, worker=None, **kwargs):
-    return "p"
-
-
 def worker_of(env, **spec):
-    config = PPOConfig().environment(env).framework(inference="tf")
-    config.training(model={"fcnet_hiddens": [4]}).debugging(log_level="ERROR")
-    config.rollouts(rollout_fragment_length=7)
-    return RolloutWorker(
-        config=config.multi_agent(policies={"p": PolicySpec(**spec)}, policy_mapping_fn=all_p),
-        default_policy_class=PPOTF2Policy,
-    )
+    settings = {"policies": {"p": PolicySpec(**spec)}, "policy_mapping_fn": map_all_to("p")}
+    return make_worker(env, rollout_fragment_length=7, **settings)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +71,11 @@ def worker_of(env, **spec):
         (spaces.Dict(a=FIVE), spaces.Dict(a=TWO, b=TWO), False),
         (spaces.Tuple([FIVE, FLOATS]), spaces.Tuple([TWO, DOUBLES]), True),
         (spaces.Tuple([TWO, FLOATS]), spaces.Tuple([FIVE, DOUBLES]), False),
-        (spaces.Text(3), TWO, True),  # nobody can say
+        (spaces.Text(3), TWO, True),  # unknown
         (spaces.Dict(a=spaces.Text(3)), spaces.Dict(a=FLOATS), True),
     ],
 )
-def test_what_one_space_holds_of_another(wide, narrow, expected):
+def test_spaces_that_contain_others(wide, narrow, expected):
     assert contains_space(wide, narrow) is expected
 
 
@@ -117,7 +103,7 @@ def test_what_one_space_holds_of_another(wide, narrow, expected):
         (spaces.Dict(a=TWO), TWO, "kind"),
     ],
 )
-def test_what_two_spaces_differ_in(one, other, expected):
+def test_differences_of_two_spaces(one, other, expected):
     assert find_difference(one, other) == expected
 
 
@@ -137,10 +123,8 @@ class Task(SeededEnv):
 
 
 def algorithm_of(**env_config):
-    made = PPOConfig().environment(Task, env_config=env_config)
-    made.training(model={"fcnet_hiddens": [4]}, train_batch_size=8, sgd_minibatch_size=8)
-    made.framework(inference="tf", jit_compile=False)
-    return made.debugging(seed=1, log_level="WARN").build()
+    settings = {"train_batch_size": 8, "sgd_minibatch_size": 8, "log_level": "WARN", "seed": 1}
+    return make_config(Task, env_config=env_config, **settings).build()
 
 
 @pytest.fixture(scope="module")
@@ -151,19 +135,15 @@ def trained(tmp_path_factory):
     return folder
 
 
-ACTIONS = {
-    "other bounds": spaces.Box(-2, 3, (2,)),
-    "another dtype": spaces.Box(-1, 1, (2,), np.float64),
-    "another shape": spaces.Box(-1, 1, (3,)),
-    "another kind": spaces.MultiDiscrete([2, 2]),
-}
-OBSERVATIONS = {
-    "another dtype": spaces.Box(-1, 1, (3,), np.float64),
-    "another shape": spaces.Box(-1, 1, (5,)),
-    "another kind": spaces.MultiBinary(3),
-}
-OTHERS = [("done", *each) for each in ACTIONS.items()]
-OTHERS += [("observed", *each) for each in OBSERVATIONS.items()]
+OTHERS = [
+    ("done", "other bounds", spaces.Box(-2, 3, (2,))),
+    ("done", "another dtype", spaces.Box(-1, 1, (2,), np.float64)),
+    ("done", "another shape", spaces.Box(-1, 1, (3,))),
+    ("done", "another kind", spaces.MultiDiscrete([2, 2])),
+    ("observed", "another dtype", spaces.Box(-1, 1, (3,), np.float64)),
+    ("observed", "another shape", spaces.Box(-1, 1, (5,))),
+    ("observed", "another kind", spaces.MultiBinary(3)),
+]
 
 
 @pytest.mark.parametrize(("which", "what", "space"), telling(OTHERS, OTHERS[0]))
@@ -171,7 +151,8 @@ def test_an_environment_with_other_spaces_than_in_training_is_refused(trained, w
     config = {"env": Task, "env_config": {which: space}}
     fits = what in ("other bounds", "another dtype")
     advice = "allow_other_spaces=True" if fits else "Its weights cannot be used there"
-    words = f"was trained with the {'action' if which == 'done' else 'observation'}_space Box.*"
+    name = "action_space" if which == "done" else "observation_space"
+    words = f"was trained with the {name} Box.*"
     with pytest.raises(SpaceError, match=f"{words}{type(space).__name__}.* {what}.*{advice}"):
         Algorithm.from_checkpoint(trained, config=config)
     algorithm = algorithm_of(**{which: space})
@@ -184,15 +165,14 @@ def test_an_environment_with_other_spaces_than_in_training_is_refused(trained, w
             Algorithm.from_checkpoint(trained, config=config, allow_other_spaces=True)
         return
     algorithm.restore(trained, allow_other_spaces=True)
-    again = Algorithm.from_checkpoint(trained, config=config, allow_other_spaces=True)
-    for each in (algorithm, again):
-        name = "action_space" if which == "done" else "observation_space"
-        assert getattr(each.get_policy(), name) == space
-        assert each.train()["training_iteration"] == 1
-    np.testing.assert_equal(again.get_weights().keys(), before.keys())
+    restored = Algorithm.from_checkpoint(trained, config=config, allow_other_spaces=True)
+    for run in (algorithm, restored):
+        assert getattr(run.get_policy(), name) == space
+        assert run.train()["training_iteration"] == 1
+    np.testing.assert_equal(restored.get_weights().keys(), before.keys())
 
 
-def test_other_bounds_of_observations_are_told_in_one_line(trained, caplog):
+def test_other_bounds_of_observations_are_logged_in_one_line(trained, caplog):
     config = {"env": Task, "env_config": {"observed": spaces.Box(-9, 9, (3,))}}
     again = Algorithm.from_checkpoint(trained, config=config)
     (message,) = [record.getMessage() for record in caplog.records]
@@ -201,112 +181,114 @@ def test_other_bounds_of_observations_are_told_in_one_line(trained, caplog):
     assert again.train()["training_iteration"] == 1
 
 
-def test_observations_may_have_parts_that_nobody_reads():
-    seen = spaces.Dict(observations=FLOATS, action_mask=spaces.MultiBinary(2), more=TWO)
-    read = spaces.Dict(observations=DOUBLES, action_mask=spaces.Box(0, 1, (2,), np.int8))
-    assert contains_space(read, seen, allow_extra_parts=True)
-    assert not contains_space(seen, read, allow_extra_parts=True)
+def test_observations_may_have_extra_parts():
+    more = spaces.Dict(observations=FLOATS, action_mask=spaces.MultiBinary(2), extra=TWO)
+    fewer = spaces.Dict(observations=DOUBLES, action_mask=spaces.Box(0, 1, (2,), np.int8))
+    assert contains_space(fewer, more, allow_extra_parts=True)
+    assert not contains_space(more, fewer, allow_extra_parts=True)
 
 
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"action_space": FIVE}, r"action_space Discrete\(5\), but agent 'a' of Staged has D.*3\)"),
-        ({"observation_space": spaces.Box(-1, 1, (4,))}, r"\(4,\).*agent 'a' of Staged has Box.*3"),
+        (
+            {"action_space": FIVE},
+            r"action_space Discrete\(5\), but agent 'a' of Staggered has D.*3\)",
+        ),
+        (
+            {"observation_space": spaces.Box(-1, 1, (4,))},
+            r"\(4,\).*agent 'a' of Staggered has Box.*3",
+        ),
         ({"observation_space": spaces.MultiDiscrete([2] * 3)}, "which it cannot read"),
     ],
 )
 def test_a_spec_that_no_agent_can_use_is_refused_when_they_meet(spec, words):
-    worker = worker_of(Staged, **spec)
+    worker = worker_of(Staggered, **spec)
     with pytest.raises(SpaceError, match=f"Policy 'p' has the .*{words}"):
         worker.sample()
 
 
 def test_bounds_precision_and_fewer_actions_are_accepted():
     wide = spaces.Box(-np.inf, np.inf, (3,), np.float64)
-    batch = worker_of(Staged, observation_space=wide, action_space=TWO).sample()
+    batch = worker_of(Staggered, observation_space=wide, action_space=TWO).sample()
     assert batch["p"].count == 11
     assert set(batch["p"]["actions"]) <= {0, 1}
 
 
-def test_behind_an_observation_fn_only_actions_are_compared():
+def test_after_an_observation_fn_only_actions_are_compared():
     def last_two(agent_obs, **kwargs):
         return {agent: obs[1:] for agent, obs in agent_obs.items()}
 
     def sampler(actions, **settings):
-        config = {"inference": "tf", "model": {"fcnet_hiddens": [4]}}
-        policies = {"p": PPOTF2Policy(spaces.Box(-1, 1e6, (2,)), actions, config)}
-        return sampler_of(
-            Staged(None), policies=policies, mapping=all_p, rollout_fragment_length=7, **settings
-        )
+        policy = make(obs=spaces.Box(-1, 1e6, (2,)), actions=actions)
+        return sampler_with(policy, Staggered(), length=7, **settings)
 
     assert sampler(THREE, observation_fn=last_two).sample()["p"].count == 11
-    with pytest.raises(SpaceError, match="agent 'a' of Staged"):
+    with pytest.raises(SpaceError, match="agent 'a' of Staggered"):
         sampler(THREE)
     with pytest.raises(SpaceError, match=r"Discrete\(5\)"):
         sampler(FIVE, observation_fn=last_two)
 
 
 class Late(Apart):
-    """The agents of `names` come in the second step."""
+    """Agent `name` comes in the second step."""
 
-    names = ("c",)
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
 
     def first(self):
         return self.obs("a")
 
     def play(self, actions):
         over = self.now == 3
-        agents = ("a", *self.names) if self.now == 2 or over else ("a",)
-        flags = {"__all__": over}
-        return self.obs(*agents), {}, flags, {"__all__": False}, {}
+        agents = ("a", self.name) if self.now == 2 or over else ("a",)
+        return self.obs(*agents), {}, flags(over), flags(), {}
 
 
-class LateStranger(Late):
-    names = ("d",)
+def sampler_of_late(name, policies):
+    return sampler_of(Late(name), policies=policies, mapping=map_to_own, rollout_fragment_length=3)
 
 
-def test_an_agent_that_comes_later_is_looked_at_then():
+def test_an_agent_that_comes_later_is_checked_then():
     policies = {agent: Walker() for agent in "abcd"}  # three actions each
-    settings = {"policies": policies, "mapping": own_policy, "rollout_fragment_length": 3}
-    assert sampler_of(Late(None), **settings).sample()["c"].count == 1
+    assert sampler_of_late("c", policies).sample()["c"].count == 1
     policies["c"].action_space = spaces.Discrete(6)
-    sampler = sampler_of(Late(None), **settings)
+    sampler = sampler_of_late("c", policies)
     with pytest.raises(SpaceError, match=r"Policy 'c' has .*agent 'c' of Late has Discrete\(5\)"):
         sampler.sample()
 
 
 def test_an_agent_without_a_space_is_not_compared():
     policies = {agent: Walker() for agent in "ad"}
-    settings = {"policies": policies, "mapping": own_policy, "rollout_fragment_length": 3}
-    assert sampler_of(LateStranger(None), **settings).sample()["d"].count == 1
+    assert sampler_of_late("d", policies).sample()["d"].count == 1
 
 
 def test_a_pair_is_compared_once():
     class Counted(Apart):
-        asked = 0
+        calls = 0
 
         def get_action_space(self, agent_id):
-            Counted.asked += 1
+            Counted.calls += 1
             return super().get_action_space(agent_id)
 
     policies = {"p": Walker(), "q": Walker()}
     policies["p"].action_space = policies["q"].action_space = TWO
-    envs = [Counted(None), Counted(None)]
+    envs = [Counted(), Counted()]
     sampler = sampler_of(*envs, policies=policies, rollout_fragment_length=7)
     for _ in range(3):
         sampler.sample()
-    assert Counted.asked == 2  # "a" and "b", with a policy each
+    assert Counted.calls == 2  # "a" and "b", with a policy each
 
 
-def test_what_was_compared_goes_with_the_policy():
-    spaces_of, policy = AgentSpaceChecker(policies_observe_env=True), Walker()
+def test_results_of_comparisons_are_dropped_with_the_policy():
+    checker, policy = AgentSpaceChecker(policies_observe_env=True), Walker()
     for agent in range(5000):
-        spaces_of.check(Staged(None), agent, "p", policy)
-    assert sum(map(len, spaces_of._checked_agents.values())) < 4097
+        checker.check(Staggered(), agent, "p", policy)
+    assert sum(map(len, checker._checked_agents.values())) < 4097
     del policy
     gc.collect()
-    assert not spaces_of._checked_agents
+    assert not checker._checked_agents
 
 
 @pytest.mark.parametrize(
@@ -316,11 +298,9 @@ def test_what_was_compared_goes_with_the_policy():
         ({"observation_space": spaces.Box(-1, 1, (7,))}, "observation_space Box.*it cannot read"),
     ],
 )
-def test_a_single_agents_policy_is_looked_at_when_the_worker_is_made(spec, words):
-    config = PPOConfig().environment(SeededEnv).training(model={"fcnet_hiddens": [4]})
-    config.multi_agent(policies={"default_policy": PolicySpec(**spec)})
+def test_the_policy_of_a_single_agent_is_checked_by_the_constructor_of_the_worker(spec, words):
     with pytest.raises(SpaceError, match=words):
-        RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
+        make_worker(SeededEnv, policies={"default_policy": PolicySpec(**spec)})
 
 
 def test_a_policy_without_gymnasium_spaces_is_not_compared():

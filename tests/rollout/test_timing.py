@@ -1,11 +1,11 @@
-"""What is reported of the time that sampling takes, by a clock that tests set forward."""
+"""Reported times of sampling, by a clock that tests advance."""
 
 import pytest
 
 from helpers.environments import CountingEnv
-from helpers.multi_agent_envs import Staggered, Walker
-from helpers.multi_agent_envs import sampler_of as many_sampler
-from tfpolicies import AlgorithmConfig, PPOConfig, RolloutWorker
+from helpers.multi_agent_envs import Staggered, Walker, sampler_of
+from helpers.workers import make_config, make_worker
+from tfpolicies import AlgorithmConfig
 from tfpolicies.connectors import ActionConnector, AgentConnector, register_connector
 from tfpolicies.errors import ConfigError
 from tfpolicies.rollout import connector_env, evaluation, multi_agent_sampler, single_agent_sampler
@@ -14,13 +14,8 @@ from tfpolicies.rollout.episode_summaries import summarize_episodes
 from tfpolicies.rollout.sampler import EvaluationDuration
 from tfpolicies.rollout.timing import StepTimes
 
-NAMES = {
-    "mean_raw_obs_processing_ms",
-    "mean_inference_ms",
-    "mean_action_processing_ms",
-    "mean_env_wait_ms",
-    "mean_env_render_ms",
-}
+PARTS = "raw_obs_processing inference action_processing env_wait env_render"
+NAMES = {f"mean_{part}_ms" for part in PARTS.split()}
 
 
 class Clock:
@@ -29,7 +24,7 @@ class Clock:
     def __call__(self):
         return self.ns
 
-    def go_on(self, ms):
+    def advance(self, ms):
         self.ns += round(1e6 * ms)
 
 
@@ -46,7 +41,7 @@ class SlowEnv(CountingEnv):
     """Takes 4 ms for a step."""
 
     def step(self, action):
-        CLOCK.go_on(4)
+        CLOCK.advance(4)
         return super().step(action)
 
 
@@ -54,7 +49,7 @@ class SlowWalker(Walker):
     """Takes 2 ms for its actions, whatever the number of rows."""
 
     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-        CLOCK.go_on(2)
+        CLOCK.advance(2)
         return super().compute_actions(obs_batch, state_batches, **kwargs)
 
 
@@ -63,7 +58,7 @@ class SlowToSee(AgentConnector):
     """Takes 1 ms."""
 
     def __call__(self, step):
-        CLOCK.go_on(1)
+        CLOCK.advance(1)
         return step
 
 
@@ -72,124 +67,106 @@ class SlowToAct(ActionConnector):
     """Takes 0.5 ms."""
 
     def __call__(self, step):
-        CLOCK.go_on(0.5)
+        CLOCK.advance(0.5)
         return step
 
 
-def worker_of(**rollouts):
-    config = AlgorithmConfig().debugging(seed=0)
-    config.rollouts(num_envs_per_worker=2, rollout_fragment_length=6, **rollouts)
-    return RolloutWorker(
-        env_creator=lambda context: SlowEnv(context.vector_index, (3,)),
-        config=config,
-        default_policy_class=SlowWalker,
-    )
+def worker_of(**settings):
+    settings |= {"num_envs_per_worker": 2, "rollout_fragment_length": 6}
+    settings["env"] = lambda context: SlowEnv(context.vector_index, (3,))
+    return make_worker(policy_class=SlowWalker, config_class=AlgorithmConfig, **settings)
 
 
-def times(raw_obs_processing=0, inference=0, action_processing=0, env_wait=0):
-    results = dict(locals())
-    return pytest.approx(
-        {f"mean_{k}_ms": x for k, x in results.items()} | {"mean_env_render_ms": 0}
-    )
-
-
-# -- StepTimes --------------------------------------------------------------------------------
+def times(*values):
+    """Returns expected means, in the order of `PARTS`; those left out are 0."""
+    names = [f"mean_{part}_ms" for part in PARTS.split()]
+    return pytest.approx(dict.fromkeys(names, 0) | dict(zip(names, values, strict=False)))
 
 
 def test_means_are_over_all_steps():
-    kept = StepTimes()
-    assert kept.means() == {}
-    kept.add(0, 0, 0, 0, 0)
-    assert kept.means() == {}
+    step_times = StepTimes()
+    assert step_times.means() == {}
+    step_times.add(0, 0, 0, 0, 0)
+    assert step_times.means() == {}
     for steps, ms in ((1, 1), (2, 8)):
-        kept.add(steps, 10_000_000 * ms, 1_000_000 * ms, 0, 2_000_000 * ms)
-    assert kept.means() == times(30, 3, 0, 6)
+        step_times.add(steps, 10_000_000 * ms, 1_000_000 * ms, 0, 2_000_000 * ms)
+    assert step_times.means() == times(30, 3, 0, 6)
 
 
 def test_with_a_coefficient_the_last_steps_count_for_more():
-    kept = StepTimes(0.5)
-    kept.add(1, 0, 0, 0, 8_000_000)
-    assert kept.means() == times(env_wait=8)
-    kept.add(1, 0, 0, 0, 4_000_000)
-    assert kept.means() == times(env_wait=6)  # half of each
-    kept.add(2, 4_000_000, 0, 0, 0)  # two steps of 2 ms: 1, then 1.5
-    assert kept.means() == times(raw_obs_processing=1.5, env_wait=1.5)
+    step_times = StepTimes(0.5)
+    step_times.add(1, 0, 0, 0, 8_000_000)
+    assert step_times.means() == times(0, 0, 0, 8)
+    step_times.add(1, 0, 0, 0, 4_000_000)
+    assert step_times.means() == times(0, 0, 0, 6)  # half of each
+    step_times.add(2, 4_000_000, 0, 0, 0)  # two steps of 2 ms: 1, then 1.5
+    assert step_times.means() == times(1.5, 0, 0, 1.5)
     slow = StepTimes(0.01)
     for ms in (100, 1, 1, 2):  # fewer than 1 / 0.01 steps: the plain mean
         slow.add(1, 0, 1_000_000 * ms, 0, 0)
         slow.means()
-    assert slow.means() == times(inference=26)
+    assert slow.means() == times(0, 26)
 
 
-# -- in samplers ------------------------------------------------------------------------------
-
-
-def test_episodes_tell_what_sampling_waited_for(clock):
+def test_episodes_report_the_times_of_their_sampling(clock):
     worker = worker_of()
     worker.sample()
     metrics = worker.get_metrics()
     assert len(metrics) == 4
-    for each in metrics:
-        assert each.perf_stats == times(inference=2, env_wait=8)  # two environments
+    for episode in metrics:
+        assert episode.perf_stats == times(0, 2, 0, 8)  # two environments
     assert set(metrics[0].perf_stats) == NAMES
 
 
 def test_connectors_count_as_processing(clock):
     worker = worker_of(agent_connectors=[SlowToSee()], action_connectors=[SlowToAct()])
     worker.sample()
-    expected = times(4 / 3, 2, 0.5, 8)  # every third step sees last observations, too
-    assert [each.perf_stats for each in worker.get_metrics()] == [expected] * 4
+    expected = times(4 / 3, 2, 0.5, 8)  # every third step also has last observations
+    assert [episode.perf_stats for episode in worker.get_metrics()] == [expected] * 4
 
 
-def test_a_worker_takes_the_coefficient_of_its_config(clock):
+def test_a_worker_uses_the_coefficient_of_its_config(clock):
     worker = worker_of(sampler_perf_stats_ema_coef=0.5)
     worker.sample()
     result = worker.sampler.times
     result.add(1, 0, 10_000_000, 0, 0)
-    assert result.means() == times(inference=6, env_wait=4)
+    assert result.means() == times(0, 6, 0, 4)
 
 
 class SlowStaggered(Staggered):
     """Takes 4 ms for a step and 9 ms for a reset."""
 
     def reset(self, *, seed=None, options=None):
-        CLOCK.go_on(9)
+        CLOCK.advance(9)
         return super().reset(seed=seed, options=options)
 
     def step(self, action_dict):
-        CLOCK.go_on(4)
+        CLOCK.advance(4)
         return super().step(action_dict)
 
 
-def test_many_agents_tell_the_same(clock):
+def test_many_agents_report_the_same(clock):
     policies = {"p": SlowWalker(), "q": SlowWalker(seed=1)}
-
-    def both(agent_id, episode, **kwargs):
-        return "p" if agent_id == "a" else "q"
-
-    sampler = many_sampler(
-        SlowStaggered(), SlowStaggered(), policies=policies, mapping=both, rollout_fragment_length=7
-    )
+    settings = {"policies": policies, "rollout_fragment_length": 7}
+    settings["mapping"] = lambda agent_id, episode, **kwargs: "p" if agent_id == "a" else "q"
+    sampler = sampler_of(SlowStaggered(), SlowStaggered(), **settings)
     before = CLOCK.ns
     sampler.sample()
     assert len(sampler.metrics) == 2
     assert sampler.metrics[0].perf_stats == sampler.metrics[1].perf_stats
     calls = sum(len(policy.calls) for policy in policies.values())
     result = sampler.times.means()
-    assert result == times(inference=2 * calls / 7, env_wait=8 + 18 / 7)
+    assert result == times(0, 2 * calls / 7, 0, 8 + 18 / 7)
     assert 7 * sum(result.values()) == pytest.approx(1e-6 * (CLOCK.ns - before))
 
 
-def test_evaluation_tells_them_too(clock):
-    envs = many_sampler(SlowStaggered(), policies={"p": SlowWalker(), "q": SlowWalker()})
+def test_evaluation_reports_the_same(clock):
+    envs = sampler_of(SlowStaggered(), policies={"p": SlowWalker(), "q": SlowWalker()})
     (played,) = envs.play(EvaluationDuration(1, by_episodes=True), None).episodes
     assert set(played.perf_stats) == NAMES
     worker = worker_of()
     result = evaluation.play(worker, 2, by_episodes=True)
-    assert [each.perf_stats for each in result.episodes] == [times(inference=2, env_wait=8)] * 2
-
-
-# -- in results -------------------------------------------------------------------------------
+    assert [episode.perf_stats for episode in result.episodes] == [times(0, 2, 0, 8)] * 2
 
 
 def test_summaries_have_the_means_over_episodes():
@@ -205,12 +182,9 @@ def test_summaries_have_the_means_over_episodes():
 
 
 def test_training_results_have_them():
-    config = PPOConfig().environment(lambda context: CountingEnv())
-    config.debugging(seed=0, log_level="ERROR")
-    config.rollouts(rollout_fragment_length=16, sampler_perf_stats_ema_coef=0.1)
-    config.training(train_batch_size=16, sgd_minibatch_size=8, num_sgd_iter=1)
-    config.training(model={"fcnet_hiddens": [4]})
-    result = config.framework(inference="tf", jit_compile=False).build().train()
+    settings = {"rollout_fragment_length": 16, "train_batch_size": 16, "sgd_minibatch_size": 8}
+    settings |= {"num_sgd_iter": 1, "sampler_perf_stats_ema_coef": 0.1}
+    result = make_config(lambda context: CountingEnv(), **settings).build().train()
     assert set(result["sampler_perf"]) == NAMES
     assert result["sampler_perf"]["mean_inference_ms"] > 0.0
     assert result["sampler_results"]["sampler_perf"] == result["sampler_perf"]

@@ -1,15 +1,13 @@
-"""Strangers that attack a server of policies: what is refused, and what it costs."""
+"""Attacks on a server of policies: their refusals, and their costs."""
 
 import asyncio
 import contextlib
 import json
 import os
 import shutil
-import socket
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +16,20 @@ import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from helpers.serving import Server, export, policy_of
+from helpers.serving import Server
+from helpers.serving_clients import (
+    BODY,
+    GOOD,
+    INFER,
+    connect,
+    connect_grpc,
+    in_loop,
+    limit_descriptors,
+    make_body,
+    make_infer_request,
+    post,
+)
 from tfpolicies.cli import main
 from tfpolicies.errors import RequestError, UsageError, suggest_similar_names
 from tfpolicies.serving import connections, grpc_service, rest, time_limits
@@ -39,39 +48,14 @@ from tools.endless_model import with_endless_loop
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
-TENSOR = {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
-GOOD = json.dumps({"inputs": [TENSOR]}).encode()
-INFER = "/v2/models/mlp/infer"
 LONG = "n" * 2_000_000
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return export(policy_of("mlp"), tmp_path_factory.mktemp("exports") / "mlp")
-
-
-@pytest.fixture(scope="module")
-def server(folder):
-    with Server(str(folder)) as running:
+def server(mlp):
+    with Server(mlp) as running:
         yield running
         assert running.end() == 0
-
-
-def send(server, path, body=None, **headers):
-    """Sends a request; returns the status and the error of the answer, None if there is none."""
-    headers = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = urllib.request.Request(f"http://{server.http}{path}", body, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, None
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())["error"]
-
-
-def connect(server):
-    host, port = server.http.split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def receive(connection):
@@ -96,24 +80,18 @@ def parse(record, most=8_000_000):
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (
-            {"inputs": [{**TENSOR, "name": LONG}]},
-            "name of an input may have at most 256 characters",
-        ),
-        (
-            {"inputs": [TENSOR], "outputs": [{"name": LONG}]},
-            "name of an output may have at most 256",
-        ),
-        ({"inputs": [TENSOR], "parameters": {LONG: 1}}, "name of a parameter may have at most 256"),
-        ({"inputs": [{**TENSOR, "datatype": LONG}]}, "has the datatype 'nnn"),
-        ({"inputs": [{**TENSOR, "shape": [LONG]}]}, "must have a shape such as"),
-        ({"inputs": [{**TENSOR, "data": [LONG]}]}, "must have values of FP32, got 'nnn"),
-        ({"inputs": [{**TENSOR, "parameters": {"binary_data_size": LONG}}]}, "must be from 0 to 0"),
-        ({"inputs": [TENSOR], "id": [LONG]}, "'id' must be a string"),
+        (make_body(name=LONG), "name of an input may have at most 256 characters"),
+        ({**GOOD, "outputs": [{"name": LONG}]}, "name of an output may have at most 256"),
+        ({**GOOD, "parameters": {LONG: 1}}, "name of a parameter may have at most 256"),
+        (make_body(datatype=LONG), "has the datatype 'nnn"),
+        (make_body(shape=[LONG]), "must have a shape such as"),
+        (make_body(data=[LONG]), "must have values of FP32, got 'nnn"),
+        (make_body(parameters={"binary_data_size": LONG}), "must be from 0 to 0"),
+        ({**GOOD, "id": [LONG]}, "'id' must be a string"),
         ({"inputs": [{"name": [LONG]}]}, "must have a name, got"),
-        ({"inputs": [TENSOR], "parameters": {"seed": LONG}}, "seed must be of int, got 'nnn"),
-        ({"inputs": [TENSOR] * 1001}, "may have at most 1000 inputs, got 1001"),
-        ({"inputs": [{**TENSOR, "shape": [2**31 - 1] * 32}]}, "values, which is its shape"),
+        ({**GOOD, "parameters": {"seed": LONG}}, "seed must be of int, got 'nnn"),
+        ({"inputs": GOOD["inputs"] * 1001}, "may have at most 1000 inputs, got 1001"),
+        (make_body(shape=[2**31 - 1] * 32), "values, which is its shape"),
     ],
 )
 def test_long_texts_are_refused_before_they_are_compared_and_are_cut(record, words, monkeypatch):
@@ -129,27 +107,25 @@ def test_long_names_are_compared_with_none():
     assert suggest_similar_names("gamma" + " " * 252, ["gamma" + " " * 251]) == ""
 
 
-def test_names_of_models_outputs_and_versions_are_cut(folder):
-    async def ask():
-        repository = ModelRepository({"mlp": folder}, log=lambda line: None)
-        with pytest.raises(RequestError, match="name of a model may have at most 256") as model:
-            repository[LONG]
-        with pytest.raises(RequestError, match="name of an output may have at most 256") as output:
-            require_outputs([], [LONG])
-        await repository.load()
-        with pytest.raises(RequestError, match="There is no version 'nnn") as version:
-            await repository["mlp"].infer(InferRequest({}, version=LONG))
-        return [str(refusal.value) for refusal in (model, output, version)]
-
-    assert max(map(len, asyncio.run(ask()))) < 500
+@in_loop
+async def test_names_of_models_outputs_and_versions_are_cut(mlp):
+    repository = ModelRepository({"mlp": Path(mlp)}, log=lambda line: None)
+    with pytest.raises(RequestError, match="name of a model may have at most 256") as model:
+        repository[LONG]
+    with pytest.raises(RequestError, match="name of an output may have at most 256") as output:
+        require_outputs([], [LONG])
+    await repository.load()
+    with pytest.raises(RequestError, match="There is no version 'nnn") as version:
+        await repository["mlp"].infer(InferRequest({}, version=LONG))
+    assert max(len(str(refusal.value)) for refusal in (model, output, version)) < 500
 
 
 def test_values_are_counted_before_they_are_parsed(monkeypatch):
     most = 100_000
     empty = b'{"inputs": [{"data": [' + b"[]," * 6_300 + b"[]]}]}"
-    flat = json.dumps({"inputs": [{**TENSOR, "shape": [40_000], "data": [1] * 40_000}]})
+    flat = json.dumps(make_body(shape=[40_000], data=[1] * 40_000))
     nested = [[0.5] * 4] * 4000
-    assert parse({"inputs": [{**TENSOR, "shape": [4000, 4], "data": nested}]}, most)
+    assert parse(make_body(shape=[4000, 4], data=nested), most)
     assert parse(flat.replace(" ", "").encode(), most).inputs["obs"].shape == (40_000,)
     monkeypatch.setattr("orjson.loads", None)  # it is not called
     with pytest.raises(RequestError, match=r"6305 of them lists or objects. It may have 50000, "):
@@ -168,15 +144,16 @@ def test_lists_are_nested_at_most_32_deep():
         decode_values("x", "FP32", [1] * 32, nest(33))
 
 
-def test_batches_of_images_of_floats_pass(folder):
+def test_batches_of_images_of_floats_pass():
     shape = [4, 84, 84, 4]
     values = np.random.default_rng(0).random(shape)
-    body = json.dumps({"inputs": [{**TENSOR, "shape": shape, "data": values.tolist()}]}).encode()
+    body = json.dumps(make_body(shape=shape, data=values.tolist())).encode()
     assert len(body) > 1_000_000
     np.testing.assert_array_equal(parse(body).inputs["obs"], values.astype(np.float32))
 
 
-def test_large_bodies_are_parsed_one_by_one_in_another_thread(server, monkeypatch):
+@in_loop
+async def test_large_bodies_are_parsed_one_by_one_in_another_thread(server, monkeypatch):
     threads = []
 
     def read_nothing(*args):
@@ -184,78 +161,76 @@ def test_large_bodies_are_parsed_one_by_one_in_another_thread(server, monkeypatc
         raise RequestError("nothing")
 
     monkeypatch.setattr(rest, "decode_request", read_nothing)
+    app = rest.make_app(ModelRepository({"mlp": Path()}))
+    for size in (1_000_000, 1_000_001, 1_000_002):
+        scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
+        sent = []
 
-    async def run():
-        app = rest.make_app(ModelRepository({"mlp": Path()}))
-        for size in (1_000_000, 1_000_001, 1_000_002):
-            scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
-            sent = []
+        async def receive(size=size):
+            return {"type": "http.request", "body": b" " * size}
 
-            async def receive(size=size):
-                return {"type": "http.request", "body": b" " * size}
+        async def answer(message, sent=sent):
+            sent.append(message)
 
-            async def answer(message, sent=sent):
-                sent.append(message)
-
-            await app(scope, receive, answer)
-            assert sent[0]["status"] == 400
-
-    asyncio.run(run())
+        await app(scope, receive, answer)
+        assert sent[0]["status"] == 400
     assert threads == ["MainThread", "requests_0", "requests_0"]
-    large = json.dumps({"inputs": [TENSOR], "id": LONG}).encode()
-    assert send(server, INFER, large) == (200, None)
-    body = json.dumps({"inputs": [{**TENSOR, "name": LONG}]}).encode()
-    status, error = send(server, INFER, body)
+
+
+def test_large_bodies_are_answered(server):
+    assert post(server, INFER, {**GOOD, "id": LONG})[0] == 200
+    status, error = post(server, INFER, make_body(name=LONG))
     assert (status, "may have at most 256 characters" in error) == (400, True)
 
 
 # -- who may ask ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Host": "evil.example"},
-        {"Host": "localhost.evil.example:8000"},
-        {"Host": "127.0.0.1.evil.example"},
-        {"Origin": "http://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://localhost:1"},  # another server of this computer
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-    ],
-    ids=str,
-)
-def test_requests_of_web_pages_are_refused(server, headers):
-    for path, body in ((INFER, GOOD), ("/v2", None), ("/metrics", None)):
-        status, error = send(server, path, body, **headers)
-        assert status == 403
-        assert "--allowed-" in error
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "status"),
     [
-        {},
-        {"Host": "localhost"},
-        {"Host": "LOCALHOST:8000"},
-        {"Host": "[::1]:8000"},
-        {"Host": "127.0.0.1"},
-        {"Host": "localhost:1", "Origin": "http://localhost:1", "Sec-Fetch-Site": "same-origin"},
-        {"Sec-Fetch-Site": "none"},
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example:8000"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:1"}, 403),  # another server of this computer
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "LOCALHOST:8000"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "127.0.0.1"}, 200),
+        (
+            {
+                "Host": "localhost:1",
+                "Origin": "http://localhost:1",
+                "Sec-Fetch-Site": "same-origin",
+            },
+            200,
+        ),
+        ({"Sec-Fetch-Site": "none"}, 200),
     ],
     ids=str,
 )
-def test_requests_of_this_computer_are_taken(server, headers):
-    assert send(server, INFER, GOOD, **headers) == (200, None)
+def test_requests_of_this_computer_are_taken_and_those_of_web_pages_are_not(
+    server, headers, status
+):
+    for path, body in ((INFER, BODY), ("/v2", None), ("/metrics", None)):
+        answer, error = post(server, path, body, **headers)
+        assert answer == status
+        assert status == 200 or "--allowed-" in error
 
 
 def test_models_are_not_controlled_unless_the_server_lets_them_be(server):
     for action in ("load", "unload"):
-        status, error = send(server, f"/v2/repository/models/mlp/{action}", b"{}")
+        status, error = post(server, f"/v2/repository/models/mlp/{action}", b"{}")
         assert (status, "--control" in error) == (403, True)
-    with grpc.insecure_channel(server.grpc) as channel:
-        stub = GRPCInferenceServiceStub(channel)
+    with connect_grpc(server) as stub:
         for method, request in [
             (stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest),
             (stub.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest),
@@ -263,14 +238,13 @@ def test_models_are_not_controlled_unless_the_server_lets_them_be(server):
             with pytest.raises(grpc.RpcError, match="--control") as refusal:
                 method(request(model_name="mlp"), timeout=60)
             assert refusal.value.code() == grpc.StatusCode.PERMISSION_DENIED
-    assert send(server, INFER, GOOD) == (200, None)
+    assert post(server, INFER, BODY)[0] == 200
 
 
-def taken(access, path="/v2", **headers):
-    """Whether a request is taken, by its headers."""
-    results = {name.replace("_", "-").lower().encode(): x.encode() for name, x in headers.items()}
+def is_accepted(access, path="/v2", **headers):
+    encoded = {name.replace("_", "-").lower().encode(): x.encode() for name, x in headers.items()}
     try:
-        access.check_http(path, results)
+        access.check_http(path, encoded)
     except RequestError:
         return False
     return True
@@ -278,29 +252,29 @@ def taken(access, path="/v2", **headers):
 
 def test_hosts_and_origins_are_allowed_by_name():
     access = AccessRules("127.0.0.1", ["Policies.example"], ["https://app.example/"])
-    assert taken(access, host="policies.example:80")
-    assert taken(
+    assert is_accepted(access, host="policies.example:80")
+    assert is_accepted(
         access, host="localhost", origin="https://app.example", sec_fetch_site="cross-site"
     )
-    assert not taken(access, host="other.example")
-    assert not taken(access, host="localhost", origin="http://app.example")
+    assert not is_accepted(access, host="other.example")
+    assert not is_accepted(access, host="localhost", origin="http://app.example")
     everywhere = AccessRules("0.0.0.0")
-    assert taken(everywhere, host="10.0.0.7:8000")
-    assert not taken(everywhere, host="10.0.0.7:8000", origin="http://evil.example")
+    assert is_accepted(everywhere, host="10.0.0.7:8000")
+    assert not is_accepted(everywhere, host="10.0.0.7:8000", origin="http://evil.example")
     named = AccessRules("0.0.0.0", ["policies.example"])
-    assert taken(named, host="policies.example")
-    assert not taken(named, host="10.0.0.7:8000")
-    assert taken(AccessRules("::1"), host="[::1]:8000")
+    assert is_accepted(named, host="policies.example")
+    assert not is_accepted(named, host="10.0.0.7:8000")
+    assert is_accepted(AccessRules("::1"), host="[::1]:8000")
 
 
 def test_a_token_guards_everything_but_health():
     access = AccessRules(token="secret")
-    assert taken(access, host="localhost", authorization="Bearer secret")
+    assert is_accepted(access, host="localhost", authorization="Bearer secret")
     for wrong in ("Bearer secre", "Bearer secret2", "secret", ""):
-        assert not taken(access, host="localhost", authorization=wrong)
+        assert not is_accepted(access, host="localhost", authorization=wrong)
     for path in ("/v2", "/metrics", "/v2/models/mlp/infer", "/v2/health/live/x"):
-        assert not taken(access, path, host="localhost")
-    assert taken(access, "/v2/health/ready", host="localhost")
+        assert not is_accepted(access, path, host="localhost")
+    assert is_accepted(access, "/v2/health/ready", host="localhost")
 
 
 def test_a_token_is_read_from_a_file_of_one_word(tmp_path, capsys):
@@ -321,21 +295,20 @@ def test_a_token_is_read_from_a_file_of_one_word(tmp_path, capsys):
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_a_server_with_a_token_and_an_origin(folder, tmp_path):
+def test_a_server_with_a_token_and_an_origin(mlp, tmp_path):
     path = tmp_path / "token"
     path.write_text("s3cret")
     words = ["--token-file", str(path), "--allowed-origin", "https://app.example", "--control"]
-    with Server(str(folder), *words) as server:
+    with Server(mlp, *words) as server:
         bearer, page = {"Authorization": "Bearer s3cret"}, {"Origin": "https://app.example"}
-        assert send(server, INFER, GOOD)[0] == 401
-        assert send(server, "/v2/health/ready") == (200, None)
-        assert send(server, INFER, GOOD, **bearer) == (200, None)
-        assert send(server, "/v2/repository/models/mlp/load", b"{}", **bearer) == (200, None)
+        assert post(server, INFER, BODY)[0] == 401
+        assert post(server, "/v2/health/ready", None)[0] == 200
+        assert post(server, INFER, BODY, **bearer)[0] == 200
+        assert post(server, "/v2/repository/models/mlp/load", b"{}", **bearer)[0] == 200
         request = urllib.request.Request(f"http://{server.http}/v2", headers={**bearer, **page})
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.headers["access-control-allow-origin"] == "https://app.example"
-        with grpc.insecure_channel(server.grpc) as channel:
-            stub = GRPCInferenceServiceStub(channel)
+        with connect_grpc(server) as stub:
             assert stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=60).live
             request = service_pb2.ModelReadyRequest(name="mlp")
             with pytest.raises(grpc.RpcError) as refusal:
@@ -349,6 +322,10 @@ def test_a_server_with_a_token_and_an_origin(folder, tmp_path):
 # -- heads and connections ------------------------------------------------------------------------
 
 
+CHUNKED = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+CHUNKED = (CHUNKED + "Connection: close\r\n\r\n").encode()
+
+
 @pytest.mark.parametrize(
     ("head", "status"),
     [
@@ -358,23 +335,15 @@ def test_a_server_with_a_token_and_an_origin(folder, tmp_path):
         (b"GET /" + b"a" * 65_600 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b"414"),
         (b"GET / HTTP/1.1\r\nX: " + b"a" * 65_600 + b"\r\n\r\n", b"431"),
         (b"\r\n" * 100_000, b"431"),
-        (
-            b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * 3_000_000,
-            b"431",  # a header after the body
-        ),
-        (
-            b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n1;" + b"a" * 3_000_000,
-            b"431",  # the extension of a chunk
-        ),
+        (CHUNKED + b"0\r\nX: " + b"a" * 3_000_000, b"431"),  # a header after the body
+        (CHUNKED + b"1;" + b"a" * 3_000_000, b"431"),  # the extension of a chunk
     ],
     ids=[
         "address",
         "header",
         "headers",
-        "whole address",
-        "whole head",
+        "whole-address",
+        "whole-head",
         "lines",
         "trailer",
         "chunk",
@@ -386,33 +355,25 @@ def test_heads_have_a_limit(server, head, status):
             connection.sendall(head)
         answer = receive(connection)
     assert answer[9:12] in (status, b"")  # what is unread may make the answer get lost
-    assert send(server, INFER, GOOD) == (200, None)
+    assert post(server, INFER, BODY)[0] == 200
 
 
 def test_heads_below_the_limit_pass(server):
-    assert send(server, INFER, GOOD, X_Long="a" * 60_000) == (200, None)
-    large = json.dumps({"inputs": [TENSOR], "id": "a" * 300_000}).encode()
+    assert post(server, INFER, BODY, **{"X-Long": "a" * 60_000})[0] == 200
+    large = json.dumps({**GOOD, "id": "a" * 300_000}).encode()
     chunks = b"".join(
         b"%x\r\n%s\r\n" % (1000, large[i : i + 1000]) for i in range(0, 300_000, 1000)
     )
     rest = large[300_000:]
     with connect(server) as connection:
-        lines = [f"POST {INFER} HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked"]
-        connection.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode())
-        connection.sendall(chunks + b"%x\r\n%s\r\n0\r\n\r\n" % (len(rest), rest))
+        connection.sendall(CHUNKED + chunks + b"%x\r\n%s\r\n0\r\n\r\n" % (len(rest), rest))
         assert receive(connection).startswith(b"HTTP/1.1 200")
 
 
 class Waiting:
-    """Stands for a connection."""
-
     def __init__(self, address, last_activity, *, has_request=False, is_waiting=True):
-        self.address, self.last_activity, self.has_request, self.is_waiting = (
-            address,
-            last_activity,
-            has_request,
-            is_waiting,
-        )
+        self.address, self.last_activity = address, last_activity
+        self.has_request, self.is_waiting = has_request, is_waiting
         self.is_aborted = False
 
     def abort(self):
@@ -452,18 +413,15 @@ def test_connections_are_fewer_than_descriptors(monkeypatch):
     assert get_connection_limit() == 4096
 
 
-def test_connections_that_wait_shut_nobody_out(folder):
-    def few_descriptors():
-        connections.resource.setrlimit(connections.resource.RLIMIT_NOFILE, (200, 200))
-
-    with Server(str(folder), before=few_descriptors) as server:
+def test_connections_that_wait_shut_out_no_other(mlp):
+    with Server(mlp, before=limit_descriptors) as server:
         opened = []
         for number in range(200):
             opened.append(connect(server))
             end = "Content-Length: 9\r\n\r\n" if number % 2 else "X: "
             opened[-1].sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n{end}".encode())
         for _ in range(3):
-            assert send(server, INFER, GOOD) == (200, None)
+            assert post(server, INFER, BODY)[0] == 200
         for connection in opened:
             connection.close()
         assert server.end() == 0
@@ -556,7 +514,8 @@ def test_messages_of_grpc_and_bodies_of_http_share_a_budget():
     assert refusal.value.status == 503
 
 
-def test_a_message_that_does_not_arrive_is_given_up(monkeypatch):
+@in_loop
+async def test_a_message_that_does_not_arrive_is_given_up(monkeypatch):
     monkeypatch.setattr(grpc_service, "_UNCOUNTED_SECONDS", 0.01)
 
     class Context:
@@ -571,26 +530,22 @@ def test_a_message_that_does_not_arrive_is_given_up(monkeypatch):
         async def abort(self, code, details):
             self.code, self.details = code, details
 
-    async def run():
-        handler = GrpcHandler(ModelRepository({}, ServingLimits(max_body=100)), AccessRules())
-        infer = handler._handlers["/inference.GRPCInferenceService/ModelInfer"].stream_unary
-        first = [Context() for _ in range(4)]
-        calls = [asyncio.create_task(infer(None, context)) for context in first]
-        await asyncio.sleep(0.05)
-        assert [context.code for context in first] == [None] * 4
-        fifth = Context()
-        calls.append(asyncio.create_task(infer(None, fifth)))
-        await asyncio.wait_for(calls[0], 60)  # it gives way
-        assert first[0].code == grpc.StatusCode.UNAVAILABLE
-        assert "Others need the memory" in first[0].details
-        for call in calls[1:]:
-            call.cancel()
-        monkeypatch.setattr(grpc_service, "_MESSAGE_SECONDS", 0.01)
-        late = Context()
-        await asyncio.wait_for(infer(None, late), 60)
-        assert late.code == grpc.StatusCode.DEADLINE_EXCEEDED
-
-    asyncio.run(run())
+    handler = GrpcHandler(ModelRepository({}, ServingLimits(max_body=100)), AccessRules())
+    infer = handler._handlers["/inference.GRPCInferenceService/ModelInfer"].stream_unary
+    first = [Context() for _ in range(4)]
+    calls = [asyncio.create_task(infer(None, context)) for context in first]
+    await asyncio.sleep(0.05)
+    assert [context.code for context in first] == [None] * 4
+    calls.append(asyncio.create_task(infer(None, Context())))
+    await asyncio.wait_for(calls[0], 60)  # it gives way
+    assert first[0].code == grpc.StatusCode.UNAVAILABLE
+    assert "Others need the memory" in first[0].details
+    for call in calls[1:]:
+        call.cancel()
+    monkeypatch.setattr(grpc_service, "_MESSAGE_SECONDS", 0.01)
+    late = Context()
+    await asyncio.wait_for(infer(None, late), 60)
+    assert late.code == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def test_a_message_that_is_none_is_refused(server):
@@ -650,41 +605,35 @@ def test_threads_of_models_that_take_long_let_others_go_first(endless, monkeypat
 
 
 @pytest.fixture(scope="module")
-def endless(folder, tmp_path_factory):
+def endless(mlp, tmp_path_factory):
     """The folder of an export whose model does not end where an observation is above 1."""
-    copy = shutil.copytree(folder, tmp_path_factory.mktemp("loop") / "loop")
+    copy = shutil.copytree(mlp, tmp_path_factory.mktemp("loop") / "loop")
     with_endless_loop(copy)
     return copy
 
 
-def test_a_model_that_does_not_end_holds_up_no_other_and_not_the_end(folder, endless):
-    with Server(f"mlp={folder}", f"loop={endless}", "--max-seconds", "2") as server:
-        above = json.dumps({"inputs": [{**TENSOR, "data": [2, 0, 0]}]}).encode()
-        status, error = send(server, "/v2/models/loop/infer", above)
+def test_a_model_that_does_not_end_holds_up_no_other_and_not_the_end(mlp, endless):
+    with Server(f"mlp={mlp}", f"loop={endless}", "--max-seconds", "2") as server:
+        above = make_body(data=[2, 0, 0])
+        status, error = post(server, "/v2/models/loop/infer", above)
         assert (status, "'loop' did not answer within 2 seconds" in error) == (504, True)
-        below = json.dumps({"inputs": [{**TENSOR, "data": [-1, -2, -3]}]}).encode()
-        assert send(server, "/v2/models/loop/infer", below) == (200, None)
-        with grpc.insecure_channel(server.grpc) as channel:
-            stub = GRPCInferenceServiceStub(channel)
-            request = service_pb2.ModelInferRequest(model_name="loop")
-            request.inputs.add(name="obs", datatype="FP32", shape=[1, 3])
-            request.raw_input_contents.append(np.full(3, 2, np.float32).tobytes())
+        below = make_body(data=[-1, -2, -3])
+        assert post(server, "/v2/models/loop/infer", below)[0] == 200
+        with connect_grpc(server) as stub:
             with pytest.raises(grpc.RpcError) as refusal:
-                stub.ModelInfer(request, timeout=60)
+                stub.ModelInfer(make_infer_request("loop", [2, 2, 2]), timeout=60)
             assert refusal.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        running = threading.Thread(target=send, args=(server, "/v2/models/loop/infer", above))
+        running = threading.Thread(target=post, args=(server, "/v2/models/loop/infer", above))
         running.start()
         time.sleep(0.2)
-        assert send(server, INFER, GOOD) == (200, None)
+        assert post(server, INFER, BODY)[0] == 200
         assert server.end() == 0
         running.join(60)
 
 
-def test_a_server_that_ends_loads_no_more(endless):
-    async def run():
-        repository = ModelRepository({"loop": endless}, log=lambda line: None)
-        repository.time_limits.stop()
-        with pytest.raises(Exception, match="was tried on a few rows, which did not end"):
-            await repository.load()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+@in_loop
+async def test_a_server_that_ends_loads_no_more(endless):
+    repository = ModelRepository({"loop": endless}, log=lambda line: None)
+    repository.time_limits.stop()
+    with pytest.raises(Exception, match="was tried on a few rows, which did not end"):
+        await repository.load()

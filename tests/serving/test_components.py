@@ -1,6 +1,7 @@
-"""What a server is made of, in this process: batches, sequences, versions."""
+"""Batches, sequences and versions of a server, in this process."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from helpers.factories import make
 from helpers.serving import MASKED, export, inputs_of, place, policy_of
+from helpers.serving_clients import in_loop
 from tfpolicies.cli import serve
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving import rest
@@ -38,83 +40,77 @@ pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 QUICK, SLOW = BatchCost(call=0.0, row=0.0), BatchCost(call=0.0, row=1.0)
 
 
-def doubled(feed):
+COSTS = pytest.mark.parametrize("cost", [QUICK, SLOW], ids=["in the loop", "in a thread"])
+
+
+def double(feed):
     if (feed["x"] < 0).any():
         raise FloatingPointError("less than nothing")
     return {"y": 2 * feed["x"]}
 
 
-@pytest.mark.parametrize("cost", [QUICK, SLOW], ids=["in the loop", "in a thread"])
-def test_what_waits_together_runs_together(cost):
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(1) as result:
+        yield result
+
+
+@COSTS
+@in_loop
+async def test_requests_that_wait_together_run_together(cost, pool):
     batches = []
+    batcher = Batcher(double, pool, cost, 4, batches.append)
+    feeds = [{"x": np.full((1 + i % 2, 2), i)} for i in range(6)]
 
-    async def ask():
-        with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(doubled, pool, cost, 4, batches.append)
-            feeds = [{"x": np.full((1 + i % 2, 2), i)} for i in range(6)]
-            return await asyncio.gather(*map(batcher.run, feeds))
-
-    result = asyncio.run(ask())
+    result = await asyncio.gather(*map(batcher.run, feeds))
 
     assert batches == [4, 3, 2]  # of 1, 2, 1, 2, 1, 2 rows, four at most
     for i, outputs in enumerate(result):
         np.testing.assert_array_equal(outputs["y"], np.full((1 + i % 2, 2), 2 * i))
 
 
-def test_arrays_of_other_shapes_run_apart_and_a_larger_request_alone():
+@in_loop
+async def test_arrays_of_other_shapes_run_apart_and_a_larger_request_alone(pool):
     batches = []
-
-    async def ask():
-        with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(doubled, pool, QUICK, 4, batches.append)
-            feeds = [{"x": np.zeros((1, size))} for size in (2, 2, 3, 3)]
-            return await asyncio.gather(*map(batcher.run, [*feeds, {"x": np.zeros((9, 3))}]))
-
-    asyncio.run(ask())
+    batcher = Batcher(double, pool, QUICK, 4, batches.append)
+    shapes = [(1, 2), (1, 2), (1, 3), (1, 3), (9, 3)]
+    await asyncio.gather(*(batcher.run({"x": np.zeros(shape)}) for shape in shapes))
     assert batches == [2, 2, 9]
 
 
-def test_requests_that_come_soon_behind_each_other_run_together():
-    batches = []
-
-    async def ask():
-        with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(doubled, pool, QUICK, 8, batches.append)
-            answers = []
-            for _ in range(3):
-                answers.append(batcher.run({"x": np.zeros((1, 1))}))
-                await asyncio.sleep(0)  # a turn of the loop
-            await asyncio.gather(*answers)
-            await batcher.run({"x": np.zeros((2, 1))})
-
-    asyncio.run(ask())
+@in_loop
+async def test_requests_that_come_soon_after_each_other_run_together(pool):
+    batches, answers = [], []
+    batcher = Batcher(double, pool, QUICK, 8, batches.append)
+    for _ in range(3):
+        answers.append(batcher.run({"x": np.zeros((1, 1))}))
+        await asyncio.sleep(0)  # a turn of the loop
+    await asyncio.gather(*answers)
+    await batcher.run({"x": np.zeros((2, 1))})
     assert batches == [3, 2]
 
 
-def test_what_came_while_a_batch_ran_runs_before_its_callers_go_on():
+@in_loop
+async def test_a_request_that_came_while_a_batch_ran_runs_before_its_callers_continue(pool):
     order, may_end = [], threading.Event()
 
-    def slow(feed):
+    def wait(feed):
         may_end.wait(60)
         return {"y": feed["x"]}
 
-    async def ask():
-        with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(slow, pool, SLOW, 8, lambda rows: order.append(f"{rows} rows begin"))
+    batcher = Batcher(wait, pool, SLOW, 8, lambda rows: order.append(f"{rows} rows begin"))
 
-            async def call(rows):
-                await batcher.run({"x": np.zeros((rows, 1))})
-                order.append(f"{rows} rows end")
+    async def call(rows):
+        await batcher.run({"x": np.zeros((rows, 1))})
+        order.append(f"{rows} rows end")
 
-            first = asyncio.create_task(call(1))
-            while not order:
-                await asyncio.sleep(0.001)
-            second = asyncio.create_task(call(2))
-            await asyncio.sleep(0)
-            may_end.set()
-            await asyncio.gather(first, second)
-
-    asyncio.run(ask())
+    first = asyncio.create_task(call(1))
+    while not order:
+        await asyncio.sleep(0.001)
+    second = asyncio.create_task(call(2))
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(first, second)
     assert order == ["1 rows begin", "2 rows begin", "1 rows end", "2 rows end"]
 
 
@@ -125,72 +121,59 @@ def test_the_cost_of_a_batch_is_that_of_a_call_and_of_its_rows():
     tried = []
     slow = BatchCost.measure(lambda rows: (tried.append(rows), 0.002 * rows)[1])
     assert slow.estimate_seconds(10) == pytest.approx(0.02)
-    assert max(tried) == 2  # nobody waits for 16 rows of a large network
+    assert max(tried) == 2  # it does not wait for 16 rows of a large network
 
 
-@pytest.mark.parametrize("cost", [QUICK, SLOW], ids=["in the loop", "in a thread"])
-def test_a_request_that_fails_harms_no_other(cost):
-    async def ask():
-        with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(doubled, pool, cost, 8)
-            feeds = [{"x": np.full((1, 1), x)} for x in (1, -1, 3)]
-            return await asyncio.gather(*map(batcher.run, feeds), return_exceptions=True)
-
-    first, fault, third = asyncio.run(ask())
+@COSTS
+@in_loop
+async def test_a_request_that_fails_harms_no_other(cost, pool):
+    batcher = Batcher(double, pool, cost, 8)
+    feeds = [{"x": np.full((1, 1), x)} for x in (1, -1, 3)]
+    first, fault, third = await asyncio.gather(*map(batcher.run, feeds), return_exceptions=True)
     assert (first["y"].item(), third["y"].item()) == (2, 6)
     assert isinstance(fault, FloatingPointError)
 
 
-def test_what_nobody_waits_for_any_more_does_not_run():
+@in_loop
+async def test_a_request_that_was_cancelled_does_not_run(pool):
     batches = []
-
-    async def ask():
-        with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(doubled, pool, QUICK, 8, batches.append)
-            gone, waiting = (batcher.run({"x": np.full((1, 1), x)}) for x in (1, 2))
-            gone.cancel()
-            answer = await waiting
-            alone = batcher.run({"x": np.zeros((1, 1))})
-            alone.cancel()
-            await asyncio.sleep(0.05)
-            later = await batcher.run({"x": np.full((3, 1), 4)})
-            return answer["y"].item(), later["y"].shape
-
-    assert asyncio.run(ask()) == (4, (3, 1))
+    batcher = Batcher(double, pool, QUICK, 8, batches.append)
+    cancelled, waiting = (batcher.run({"x": np.full((1, 1), x)}) for x in (1, 2))
+    cancelled.cancel()
+    assert (await waiting)["y"].item() == 4
+    alone = batcher.run({"x": np.zeros((1, 1))})
+    alone.cancel()
+    await asyncio.sleep(0.05)
+    assert (await batcher.run({"x": np.full((3, 1), 4)}))["y"].shape == (3, 1)
     assert batches == [1, 3]
 
 
-def test_callers_learn_that_the_threads_have_ended():
-    async def ask():
-        pool = ThreadPoolExecutor(1)
-        batcher = Batcher(doubled, pool, SLOW, 8)
-        pool.shutdown()
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="shutdown"):
-                await batcher.run({"x": np.zeros((1, 1))})
-
-    asyncio.run(ask())
+@in_loop
+async def test_callers_learn_that_the_threads_have_ended(pool):
+    batcher = Batcher(double, pool, SLOW, 8)
+    pool.shutdown()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await batcher.run({"x": np.zeros((1, 1))})
 
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
-    """Exports of a policy with a memory in two versions, and of one without."""
     home = tmp_path_factory.mktemp("exports")
     for seed in (1, 2):
         export(policy_of("memory", seed), home / f"memory-{seed}")
-    export(policy_of("mlp"), home / "mlp")
     return home
 
 
 @pytest.fixture
 def folder(exports, tmp_path):
-    """A folder of the first version, to be changed."""
     place(exports / "memory-1", tmp_path / "agent")
     return tmp_path / "agent"
 
 
-def steps_of(policy, count):
+def get_steps(count):
     """Returns observations of a sequence, and the inputs of the distribution that answer them."""
+    policy = policy_of("memory")
     state, action, result = [x[None] for x in policy.get_initial_state()], 0, []
     for step in range(count):
         obs = inputs_of(policy, 1, seed=step)
@@ -202,43 +185,52 @@ def steps_of(policy, count):
     return result
 
 
-async def loaded(folder):
-    """Returns a repository whose model `agent` is in a folder."""
-    repository = ModelRepository({"agent": folder})
+def make_step(obs, sequence=1, *, starts=False, ends=False, **options):
+    flags = InferOptions(sequence=sequence, starts_sequence=starts, ends_sequence=ends)
+    return InferRequest(obs, flags, **options)
+
+
+async def load(folder, said=None, **options):
+    """Returns a repository whose model `agent` is in a folder; its log goes to `said`."""
+    log = (said if said is not None else []).append
+    repository = ModelRepository({"agent": folder}, log=log, **options)
     await repository.load()
     return repository
 
 
-def sequences_of(repository):
-    """Returns how many sequences the metrics count."""
+async def update(repository, times=3):
+    """Lets a repository look for new versions, as it does every second."""
+    for _ in range(times):
+        await repository["agent"].update_version()
+
+
+def count_sequences(repository):
     match = re.search(r'sequences{model="agent"} (\S+)', repository.metrics.to_text().decode())
     return float(match[1])
 
 
-def test_steps_that_come_at_once_are_taken_in_their_order(folder):
-    expected = steps_of(policy_of("memory"), 6)
+def assert_answers(answer, expected):
+    np.testing.assert_allclose(answer.outputs["action_dist_inputs"], expected, rtol=0, atol=1e-5)
 
-    async def ask():
-        repository = await loaded(folder)
-        model = repository["agent"]
-        calls = []
-        for step, (obs, _) in enumerate(expected):
-            for name in ("left", "right"):
-                options = InferOptions(
-                    sequence=name, starts_sequence=step == 0, ends_sequence=step == 5
-                )
-                calls.append(model.infer(InferRequest(obs, options, ["action_dist_inputs"])))
-        actual = await asyncio.gather(*calls)
-        return actual, repository.metrics.to_text().decode()
 
-    actual, text = asyncio.run(ask())
+@in_loop
+async def test_steps_that_come_at_once_are_taken_in_their_order(folder):
+    steps = get_steps(6)
+    repository = await load(folder)
+    infer = repository["agent"].infer
+    requests = [
+        make_step(obs, name, starts=i == 0, ends=i == 5, outputs=["action_dist_inputs"])
+        for i, (obs, _) in enumerate(steps)
+        for name in ("left", "right")
+    ]
 
-    for step, (_, answer) in enumerate(expected):
-        for answered in actual[2 * step : 2 * step + 2]:
-            outputs = answered.outputs["action_dist_inputs"]
-            np.testing.assert_allclose(outputs, answer, rtol=0, atol=1e-5)
+    answers = await asyncio.gather(*map(infer, requests))
+
+    for i, answer in enumerate(answers):
+        assert_answers(answer, steps[i // 2][1])
+    text = repository.metrics.to_text().decode()
     assert 'tfpolicies_batch_rows_count{model="agent"} 6.0' in text  # two sequences in each batch
-    assert 'tfpolicies_sequences{model="agent"} 0.0' in text
+    assert count_sequences(repository) == 0
 
 
 class Counting:
@@ -302,68 +294,51 @@ def test_a_step_that_runs_while_the_memory_grows_is_kept():
     assert memory.step(policy, feed)["actions"].tolist() == [[1]]
 
 
-def test_a_step_is_taken_even_if_its_caller_goes(folder):
-    (first, _), (second, _), (third, expected) = steps_of(policy_of("memory"), 3)
-
-    async def ask():
-        repository = await loaded(folder)
-        model = repository["agent"]
-        await model.infer(InferRequest(first, InferOptions(sequence=1, starts_sequence=True)))
-        stepping = asyncio.create_task(model.infer(InferRequest(second, InferOptions(sequence=1))))
-        await asyncio.sleep(0)  # it waits for its batch
-        stepping.cancel()
-        last = await model.infer(InferRequest(third, InferOptions(sequence=1)))
-        ending = asyncio.create_task(
-            model.infer(InferRequest(third, InferOptions(sequence=1, ends_sequence=True)))
-        )
-        await asyncio.sleep(0)
-        ending.cancel()
-        for gone in (stepping, ending):
-            with pytest.raises(asyncio.CancelledError):
-                await gone
-        return last.outputs["action_dist_inputs"], sequences_of(repository)
-
-    actual, left = asyncio.run(ask())
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
-    assert left == 0  # the last step ended it
+@in_loop
+async def test_a_step_is_taken_even_if_its_caller_goes(folder):
+    (first, _), (second, _), (third, expected) = get_steps(3)
+    repository = await load(folder)
+    infer = repository["agent"].infer
+    await infer(make_step(first, starts=True))
+    stepping = asyncio.create_task(infer(make_step(second)))
+    await asyncio.sleep(0)  # it waits for its batch
+    stepping.cancel()
+    assert_answers(await infer(make_step(third)), expected)
+    ending = asyncio.create_task(infer(make_step(third, ends=True)))
+    await asyncio.sleep(0)
+    ending.cancel()
+    for cancelled in (stepping, ending):
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    assert count_sequences(repository) == 0  # the last step ended it
 
 
-def test_a_sequence_that_begins_anew_during_a_step_carries_nothing_of_it(folder):
-    (first, before), (second, _) = steps_of(policy_of("memory"), 2)
-
-    async def ask():
-        repository = await loaded(folder)
-        model = repository["agent"]
-        await model.infer(InferRequest(first, InferOptions(sequence=1, starts_sequence=True)))
-        stepping = asyncio.create_task(model.infer(InferRequest(second, InferOptions(sequence=1))))
-        await asyncio.sleep(0)
-        anew = await model.infer(
-            InferRequest(first, InferOptions(sequence=1, starts_sequence=True, ends_sequence=True))
-        )
-        await stepping
-        return anew.outputs["action_dist_inputs"], sequences_of(repository)
-
-    result, left = asyncio.run(ask())
-    np.testing.assert_allclose(result, before, rtol=0, atol=1e-5)
-    assert left == 0
+@in_loop
+async def test_a_sequence_that_restarts_during_a_step_carries_nothing_of_it(folder):
+    (first, expected), (second, _) = get_steps(2)
+    repository = await load(folder)
+    infer = repository["agent"].infer
+    await infer(make_step(first, starts=True))
+    stepping = asyncio.create_task(infer(make_step(second)))
+    await asyncio.sleep(0)
+    assert_answers(await infer(make_step(first, starts=True, ends=True)), expected)
+    await stepping
+    assert count_sequences(repository) == 0
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"version": "9"}, {"outputs": ["action"]}], ids=["another version", "no such output"]
+    ("wrong", "status"),
+    [({"version": "9"}, 404), ({"outputs": ["action"]}, 400)],
+    ids=["another version", "no such output"],
 )
-def test_a_step_that_is_refused_begins_no_sequence(folder, wrong):
+@in_loop
+async def test_a_step_that_is_refused_begins_no_sequence(folder, wrong, status):
+    repository = await load(folder)
     obs = inputs_of(policy_of("memory"), 1)
-
-    async def ask():
-        repository = await loaded(folder)
-        options = InferOptions(sequence="left", starts_sequence=True)
-        with pytest.raises(RequestError) as refusal:
-            await repository["agent"].infer(InferRequest(obs, options, **wrong))
-        return refusal.value.status, repository.metrics.to_text().decode()
-
-    status, text = asyncio.run(ask())
-    assert status == (404 if "version" in wrong else 400)
-    assert 'tfpolicies_sequences{model="agent"} 0.0' in text
+    with pytest.raises(RequestError) as refusal:
+        await repository["agent"].infer(make_step(obs, "left", starts=True, **wrong))
+    assert refusal.value.status == status
+    assert count_sequences(repository) == 0
 
 
 def test_masks_of_steps_that_only_fill_a_sequence_up_may_be_anything(tmp_path):
@@ -398,152 +373,110 @@ def test_an_export_without_an_output_that_it_lists_is_refused(folder):
         asyncio.run(ModelRepository({"agent": folder}).load())
 
 
-def test_a_sequence_is_forgotten_when_it_had_no_step_for_too_long(folder):
-    async def ask():
-        repository = await loaded(folder)
-        now = [0.0]
-        sequences = SequenceStore(2, 10.0, lambda: now[0])
-        newest = repository["agent"]._get_runner()
-        obs, _ = steps_of(policy_of("memory"), 1)[0]
-        begin, go_on = InferOptions(sequence=1, starts_sequence=True), InferOptions(sequence=1)
-        await sequences.step(1, InferRequest(obs, begin), newest)
-        now[0] = 9.0
-        await sequences.step(1, InferRequest(obs, go_on), newest)
-        now[0] = 18.0
-        await sequences.step(1, InferRequest(obs, go_on), newest)
-        with pytest.raises(RequestError, match=r"'obs' is missing"):
-            await sequences.step(2, InferRequest({}, begin), newest)  # begins nothing
-        assert len(sequences) == 1
-        two = {"obs": np.zeros((2, 3), np.float32)}
-        with pytest.raises(RequestError, match="has 1 rows, as its first one had, got 2"):
-            await sequences.step(1, InferRequest(two, go_on), newest)
-        now[0] = 28.0
-        with pytest.raises(RequestError, match=r"no sequence 1: .* had no step for 10 s"):
-            await sequences.step(1, InferRequest(obs, go_on), newest)
-        assert len(sequences) == 0
-
-    asyncio.run(ask())
+@in_loop
+async def test_a_sequence_is_forgotten_when_it_had_no_step_for_too_long(folder):
+    repository = await load(folder)
+    now = [0.0]
+    sequences = SequenceStore(2, 10.0, lambda: now[0])
+    newest = repository["agent"]._get_runner()
+    obs, _ = get_steps(1)[0]
+    for now[0] in (0.0, 9.0, 18.0):
+        await sequences.step(1, make_step(obs, starts=now[0] == 0.0), newest)
+    with pytest.raises(RequestError, match=r"'obs' is missing"):
+        await sequences.step(2, make_step({}, starts=True), newest)  # begins nothing
+    assert len(sequences) == 1
+    two = {"obs": np.zeros((2, 3), np.float32)}
+    with pytest.raises(RequestError, match="has 1 rows, as its first one had, got 2"):
+        await sequences.step(1, make_step(two), newest)
+    now[0] = 28.0
+    with pytest.raises(RequestError, match=r"no sequence 1: .* had no step for 10 s"):
+        await sequences.step(1, make_step(obs), newest)
+    assert len(sequences) == 0
 
 
-def test_a_sequence_stays_with_the_version_that_it_began_with(folder, exports):
-    async def ask():
-        said = []
-        repository = ModelRepository({"agent": folder}, log=said.append)
-        await repository.load()
-        model = repository["agent"]
-        (first, before), (second, after) = steps_of(policy_of("memory"), 2)
-        begun = await model.infer(
-            InferRequest(first, InferOptions(sequence=1, starts_sequence=True))
-        )
-        place(exports / "memory-2", folder)
-        await model.update_version()
-        await model.update_version()
-        went_on = await model.infer(
-            InferRequest(second, InferOptions(sequence=1, ends_sequence=True))
-        )
-        anew = await model.infer(
-            InferRequest(first, InferOptions(sequence=1, starts_sequence=True))
-        )
-        assert [begun.version, went_on.version] == [begun.version] * 2
-        assert anew.version == model.version.name != begun.version
-        key = "action_dist_inputs"
-        np.testing.assert_allclose(begun.outputs[key], before, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(went_on.outputs[key], after, rtol=0, atol=1e-5)
-        assert np.abs(anew.outputs[key] - before).max() > 1e-3
-        assert len(said) == 2
-
-    asyncio.run(ask())
+@in_loop
+async def test_a_sequence_stays_with_the_version_that_it_began_with(folder, exports):
+    said = []
+    repository = await load(folder, said)
+    model = repository["agent"]
+    (first, before), (second, after) = get_steps(2)
+    begin = await model.infer(make_step(first, starts=True))
+    place(exports / "memory-2", folder)
+    await update(repository, 2)
+    end = await model.infer(make_step(second, ends=True))
+    other = await model.infer(make_step(first, starts=True))
+    assert end.version == begin.version != other.version == model.version.name
+    assert_answers(begin, before)
+    assert_answers(end, after)
+    assert np.abs(other.outputs["action_dist_inputs"] - before).max() > 1e-3
+    assert len(said) == 2
 
 
-def test_a_broken_version_is_refused_once_and_the_one_before_goes_on(folder, exports):
-    async def ask():
-        said = []
-        repository = ModelRepository({"agent": folder}, log=said.append)
-        await repository.load()
-        model = repository["agent"]
-        version = model.version.name
-        shutil.copy2(exports / "memory-2" / "policy_spec.json", folder / "policy_spec.json")
-        for _ in range(5):
-            await model.update_version()
-        assert model.version.name == version
-        (line,) = said[1:]
-        assert line.startswith(f"agent: refused a new version, {version} stays active. ")
-        assert "is not the file that" in line
-        with pytest.raises(RequestError, match="is not the file that"):
-            await model.load()
-        assert model.is_ready
-        model.unload()
-        with pytest.raises(RequestError, match=r"not ready. It was unloaded") as raised:
-            await model.infer(InferRequest({}))
-        assert raised.value.status == 503
-        place(exports / "memory-2", folder)
-        for _ in range(3):
-            await model.update_version()
-        assert not model.is_ready  # until somebody loads it
+@in_loop
+async def test_a_broken_version_is_refused_once_and_the_one_before_stays(folder, exports):
+    said = []
+    repository = await load(folder, said)
+    model = repository["agent"]
+    version = model.version.name
+    shutil.copy2(exports / "memory-2" / "policy_spec.json", folder / "policy_spec.json")
+    await update(repository, 5)
+    assert model.version.name == version
+    (line,) = said[1:]
+    assert line.startswith(f"agent: refused a new version, {version} stays active. ")
+    assert "is not the file that" in line
+    with pytest.raises(RequestError, match="is not the file that"):
         await model.load()
-        assert model.is_ready
-
-    asyncio.run(ask())
-
-
-def test_the_highest_number_is_the_version(tmp_path, exports):
-    async def ask():
-        for number, made in (("9", "memory-1"), ("10", "memory-2")):
-            place(exports / made, tmp_path / number)
-        (tmp_path / "11").mkdir()  # nothing in it yet
-        repository = ModelRepository({"agent": tmp_path}, log=lambda line: None)
-        await repository.load()
-        assert repository["agent"].version.name == "10"
-        place(exports / "memory-1", tmp_path / "11")
-        for _ in range(2):
-            await repository["agent"].update_version()
-        assert repository["agent"].metadata()["versions"] == ["11"]
-        with pytest.raises(RequestError, match="no version '10'") as raised:
-            await repository["agent"].infer(InferRequest({}, version="10"))
-        assert raised.value.status == 404
-
-    asyncio.run(ask())
+    assert model.is_ready
+    model.unload()
+    with pytest.raises(RequestError, match=r"not ready. It was unloaded") as refusal:
+        await model.infer(InferRequest({}))
+    assert refusal.value.status == 503
+    place(exports / "memory-2", folder)
+    await update(repository)
+    assert not model.is_ready  # until it is loaded
+    await model.load()
+    assert model.is_ready
 
 
-def test_a_pinned_version_is_served_even_if_there_are_newer_ones(tmp_path, exports):
-    async def ask():
-        for number, made in (("9", "memory-1"), ("10/onnx", "memory-2")):
-            place(exports / made, tmp_path / number)
-        repository = ModelRepository(
-            {"agent": tmp_path}, log=lambda line: None, pins={"agent": "9"}
-        )
-        await repository.load()
-        model = repository["agent"]
-        place(exports / "memory-1", tmp_path / "11")
-        for _ in range(3):
-            await model.update_version()
-        assert model.metadata()["versions"] == ["9"]
-        newest = ModelRepository({"agent": tmp_path / "10" / "onnx"}, log=lambda line: None)
-        await newest.load()
-        assert newest["agent"].version.name == "10"
-        missing = ModelRepository({"agent": tmp_path}, log=lambda line: None, pins={"agent": "8"})
-        with pytest.raises(ExportError, match=r"no version '8', which --pin.* 9, 10, 11\."):
-            await missing.load()
-
-    asyncio.run(ask())
+@in_loop
+async def test_the_highest_number_is_the_version(tmp_path, exports):
+    for number, name in (("9", "memory-1"), ("10", "memory-2")):
+        place(exports / name, tmp_path / number)
+    (tmp_path / "11").mkdir()  # nothing in it yet
+    repository = await load(tmp_path)
+    assert repository["agent"].version.name == "10"
+    place(exports / "memory-1", tmp_path / "11")
+    await update(repository, 2)
+    assert repository["agent"].metadata()["versions"] == ["11"]
+    with pytest.raises(RequestError, match="no version '10'") as refusal:
+        await repository["agent"].infer(InferRequest({}, version="10"))
+    assert refusal.value.status == 404
 
 
-def test_an_export_without_a_number_is_pinned_by_its_contents(folder, exports):
-    async def ask():
-        said = []
-        first = ModelRepository({"agent": folder}, log=said.append)
-        await first.load()
-        name = first["agent"].version.name
-        pinned = ModelRepository({"agent": folder}, log=said.append, pins={"agent": name})
-        await pinned.load()
-        place(exports / "memory-2", folder)
-        for _ in range(3):
-            await pinned["agent"].update_version()
-        assert pinned["agent"].version.name == name
-        assert f"refused a new version, {name} stays active. " in said[-1]
-        assert f"but --pin names '{name}'" in said[-1]
+@in_loop
+async def test_a_pinned_version_is_served_even_if_there_are_newer_ones(tmp_path, exports):
+    for number, name in (("9", "memory-1"), ("10/onnx", "memory-2")):
+        place(exports / name, tmp_path / number)
+    repository = await load(tmp_path, pins={"agent": "9"})
+    place(exports / "memory-1", tmp_path / "11")
+    await update(repository)
+    assert repository["agent"].metadata()["versions"] == ["9"]
+    newest = await load(tmp_path / "10" / "onnx")
+    assert newest["agent"].version.name == "10"
+    with pytest.raises(ExportError, match=r"no version '8', which --pin.* 9, 10, 11\."):
+        await load(tmp_path, pins={"agent": "8"})
 
-    asyncio.run(ask())
+
+@in_loop
+async def test_an_export_without_a_number_is_pinned_by_its_contents(folder, exports):
+    said = []
+    name = (await load(folder))["agent"].version.name
+    pinned = await load(folder, said, pins={"agent": name})
+    place(exports / "memory-2", folder)
+    await update(pinned)
+    assert pinned["agent"].version.name == name
+    assert f"refused a new version, {name} stays active. " in said[-1]
+    assert f"but --pin names '{name}'" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -601,35 +534,28 @@ def test_a_sequence_has_a_short_name(name):
     assert len(str(result.value)) < 200
 
 
-def test_new_files_in_a_numbered_folder_are_taken_up(tmp_path, exports):
-    async def ask():
-        place(exports / "memory-1", tmp_path / "1")
-        said = []
-        repository = ModelRepository({"agent": tmp_path}, log=said.append)
-        await repository.load()
-        place(exports / "memory-2", tmp_path / "1")
-        (tmp_path / "1" / ".#policy_spec.json").symlink_to("nowhere")  # as an editor leaves it
-        for _ in range(3):
-            await repository["agent"].update_version()
-        assert len(said) == 2
-
-    asyncio.run(ask())
+@in_loop
+async def test_new_files_in_a_numbered_folder_become_a_version(tmp_path, exports):
+    place(exports / "memory-1", tmp_path / "1")
+    said = []
+    repository = await load(tmp_path, said)
+    place(exports / "memory-2", tmp_path / "1")
+    (tmp_path / "1" / ".#policy_spec.json").symlink_to("nowhere")  # as an editor leaves it
+    await update(repository)
+    assert len(said) == 2
 
 
-def test_a_server_goes_on_when_nobody_reads_what_it_says(folder, exports):
-    def say(line):
+@in_loop
+async def test_a_server_whose_log_is_closed_continues(folder, exports):
+    def log(line):
         raise BrokenPipeError
 
-    async def ask():
-        repository = ModelRepository({"agent": folder}, log=say)
-        await repository.load()
-        first = repository["agent"].version.name
-        place(exports / "memory-2", folder)
-        for _ in range(3):
-            await repository["agent"].update_version()
-        assert repository["agent"].version.name != first
-
-    asyncio.run(ask())
+    repository = ModelRepository({"agent": folder}, log=log)
+    await repository.load()
+    first = repository["agent"].version.name
+    place(exports / "memory-2", folder)
+    await update(repository)
+    assert repository["agent"].version.name != first
 
 
 # -- bodies that do not arrive --------------------------------------------------------------------
@@ -666,24 +592,20 @@ class Caller:
             self.answered.set()
 
 
-def with_callers(use):
-    """Runs `use(callers)` with eleven callers of a server that takes 100 bytes a body."""
-
-    async def run():
-        app = rest.make_app(ModelRepository({}, ServingLimits(max_body=100)))
-        callers = [Caller(app) for _ in range(11)]
-        await use(callers)
-        for caller in callers:
-            caller.running.cancel()
-
-    asyncio.run(run())
+@contextlib.contextmanager
+def make_callers():
+    """Makes eleven callers of a server that takes 100 bytes a body."""
+    app = rest.make_app(ModelRepository({}, ServingLimits(max_body=100)))
+    callers = [Caller(app) for _ in range(11)]
+    yield callers
+    for caller in callers:
+        caller.running.cancel()
 
 
-def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeypatch):
+@in_loop
+async def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeypatch):
     monkeypatch.setattr(rest, "UNCOUNTED_BYTES", 0)
-
-    async def use(callers):
-        *early, late, small = callers
+    with make_callers() as (*early, late, small):
         for caller in early:
             await caller.send(b" " * 88)
         assert [caller.status for caller in early] == [None] * 9
@@ -701,15 +623,12 @@ def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeyp
         await early[2].send(b" " * 9)
         assert early[2].status is None  # there is memory again
 
-    with_callers(use)
-
 
 @pytest.mark.parametrize("pause", [0.0, 0.02])
-def test_a_body_that_takes_too_long_is_given_up_however_it_trickles(pause, monkeypatch):
+@in_loop
+async def test_a_body_that_takes_too_long_is_given_up_however_it_trickles(pause, monkeypatch):
     monkeypatch.setattr(rest, "_BODY_SECONDS", 0.1)
-
-    async def use(callers):
-        caller = callers[0]
+    with make_callers() as (caller, *_):
         await caller.send(b"{")
         while pause and caller.status is None:
             await caller.parts.put({"type": "http.request", "body": b" ", "more_body": True})
@@ -717,50 +636,44 @@ def test_a_body_that_takes_too_long_is_given_up_however_it_trickles(pause, monke
         assert await caller.answer() == 408
         assert b"The body is incomplete." in caller.body
 
-    with_callers(use)
+
+@in_loop
+async def test_an_answer_to_a_body_that_was_read_leaves_the_connection_open():
+    with make_callers() as (caller, *_):
+        await caller.send(b"[", more=False)
+        assert await caller.answer() == 400
+        assert b"connection" not in caller.headers
 
 
-def test_an_answer_to_a_body_that_was_read_leaves_the_connection_open():
-    async def use(callers):
-        await callers[0].send(b"[", more=False)
-        assert await callers[0].answer() == 400
-        assert b"connection" not in callers[0].headers
+@in_loop
+async def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeypatch):
+    has_begun = asyncio.Event()
 
-    with_callers(use)
-
-
-def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeypatch):
-    asked = asyncio.Event()
-
-    async def never(self, call):
-        asked.set()
+    async def wait_forever(self, call):
+        has_begun.set()
         await asyncio.Event().wait()
 
-    async def run():
-        repository = await loaded(folder)
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((GrpcHandler(repository, AccessRules()),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        monkeypatch.setattr(ServedModel, "infer", never)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = GRPCInferenceServiceStub(channel).ModelInfer(
-                service_pb2.ModelInferRequest(model_name="agent")
-            )
-            waiting = asyncio.create_task(asked.wait())
-            await asyncio.wait_for(waiting, 60)
-            call.cancel()
-            counted = b'requests_total{model="agent",protocol="grpc",status="499"} 1.0'
-            while counted not in repository.metrics.to_text():
-                await asyncio.sleep(0.01)
-        await server.stop(None)
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+    repository = await load(folder)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((GrpcHandler(repository, AccessRules()),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    monkeypatch.setattr(ServedModel, "infer", wait_forever)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = service_pb2.ModelInferRequest(model_name="agent")
+        call = GRPCInferenceServiceStub(channel).ModelInfer(request)
+        waiting = asyncio.create_task(has_begun.wait())
+        await asyncio.wait_for(waiting, 60)
+        call.cancel()
+        counted = b'requests_total{model="agent",protocol="grpc",status="499"} 1.0'
+        while counted not in repository.metrics.to_text():
+            await asyncio.sleep(0.01)
+    await server.stop(None)
 
 
-def test_a_model_that_does_not_come_to_an_end_is_refused(tmp_path, monkeypatch):
+def test_a_model_that_does_not_come_to_an_end_is_refused(mlp, tmp_path, monkeypatch):
     monkeypatch.setattr("tfpolicies.export.player._run_trial", lambda source, model: None)
-    folder = export(policy_of("mlp"), tmp_path / "agent")
+    folder = shutil.copytree(mlp, tmp_path / "agent")
     with_endless_loop(folder, above=-np.inf)
     with pytest.raises(ExportError, match=r"did not end in 0\.5 seconds"):
         asyncio.run(ModelRepository({"agent": folder}, ServingLimits(max_seconds=0.5)).load())

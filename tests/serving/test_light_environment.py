@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
-from tritonclient import grpc, http
 
 from helpers.serving import HOME, Server, export, inputs_of, policy_of, without_python_path
+from helpers.serving_clients import CLIENTS, ask, compute_outputs, make_client
 from tfpolicies.errors import UsageError
 from tfpolicies.system.installed_distributions import check_same_version
 
@@ -80,30 +80,15 @@ def test_nothing_else_is_installed(python, tmp_path):
 
 
 def test_it_serves_what_policies_do_over_http_and_grpc(python, exports, tmp_path):
-    folders = [str(exports[kind][1]) for kind in ("mlp", "mixed")]
+    folders = [str(folder) for _, folder in exports.values()]
     with Server(*folders, folder=tmp_path, python=python) as server:
-        for module, address in ((http, server.http), (grpc, server.grpc)):
-            client = module.InferenceServerClient(address)
-            assert_answers_are_the_policys(client, module, exports)
+        for kind, (policy, _) in exports.items():
+            arrays = inputs_of(policy, 5)
+            for protocol in CLIENTS:
+                outputs, _ = ask(make_client(server, protocol), kind, arrays)
+                for name, array in compute_outputs(policy, arrays).items():
+                    np.testing.assert_allclose(outputs[name], array, atol=1e-5)
         assert server.end() == 0
-
-
-def assert_answers_are_the_policys(client, module, exports):
-    datatypes = {"float32": "FP32", "int64": "INT64"}
-    for kind in ("mlp", "mixed"):
-        policy, _ = exports[kind]
-        arrays, inputs = inputs_of(policy, 5), []
-        for name, array in arrays.items():
-            inputs.append(module.InferInput(name, array.shape, datatypes[str(array.dtype)]))
-            inputs[-1].set_data_from_numpy(array)
-        obs = arrays.get("obs", {name.removeprefix("obs_"): x for name, x in arrays.items()})
-        expected = policy.predict(obs)
-        answer = client.infer(kind, inputs)
-        if kind == "mlp":
-            np.testing.assert_array_equal(answer.as_numpy("actions"), expected)
-        else:
-            np.testing.assert_array_equal(answer.as_numpy("actions_0"), expected[0])
-            np.testing.assert_allclose(answer.as_numpy("actions_1"), expected[1], atol=1e-5)
 
 
 def test_help_and_version_need_nothing_more(python, tmp_path):

@@ -2,16 +2,14 @@
 
 import io
 import json
-import socket
 import threading
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from helpers.serving import Server, export, policy_of
-from serving.test_server import get, post, tensor
+from helpers.serving import Server
+from helpers.serving_clients import GOOD, INFER, connect, connect_grpc, get, post
 from tfpolicies.serving import server_log
 from tfpolicies.serving.server_log import AccessLogEntry, ServerLog
 
@@ -22,12 +20,7 @@ REQUEST = AccessLogEntry(
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(export(policy_of("mlp"), tmp_path_factory.mktemp("exports") / "mlp"))
-
-
-def lines_of(*requests, **options):
+def get_lines(*requests, **options):
     output = io.StringIO()
     log = ServerLog(output=output, **options)
     for request in requests:
@@ -38,14 +31,14 @@ def lines_of(*requests, **options):
 
 
 def test_lines_are_text_or_json():
-    assert sorted(lines_of(REQUEST)) == [
+    assert sorted(get_lines(REQUEST)) == [
         "1970-01-01T00:00:00.250Z http 10.0.0.7 POST /v2/models/a/infer 200 0.012346 s 99 bytes",
         "ready",
     ]
-    records = [json.loads(line) for line in lines_of(REQUEST, as_json=True)]
-    own, answered = sorted(records, key=lambda record: record["kind"] == "request")
-    assert (own["kind"], own["message"]) == ("server", "ready")
-    assert answered == {
+    records = [json.loads(line) for line in get_lines(REQUEST, as_json=True)]
+    message, answer = sorted(records, key=lambda record: record["kind"] == "request")
+    assert (message["kind"], message["message"]) == ("server", "ready")
+    assert answer == {
         "time": "1970-01-01T00:00:00.250Z",
         "kind": "request",
         "protocol": "http",
@@ -62,7 +55,7 @@ def test_lines_are_text_or_json():
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_path_cannot_write_lines_of_its_own_and_is_cut(as_json):
     forged = REQUEST._replace(path="/a\n1970 http GET /b 200" + "x" * 1000)
-    lines = lines_of(forged, as_json=as_json)
+    lines = get_lines(forged, as_json=as_json)
     assert len(lines) == 2
     assert all(len(line) < 500 for line in lines)
 
@@ -89,17 +82,15 @@ def test_a_reader_that_is_slow_holds_up_nobody(monkeypatch):
     assert "3 requests were not logged" in output.getvalue()
 
 
-def test_a_request_has_a_line_if_that_is_asked_for(folder):
-    with Server(folder, "--access-log", "--log-format", "json") as server:
-        assert post(server, "/v2/models/mlp/infer?secret=1", {"inputs": [tensor()]})[0] == 200
-        assert post(server, "/v2/models/none/infer", {"inputs": [tensor()]})[0] == 404
+def test_a_request_has_a_line_if_that_is_asked_for(mlp):
+    with Server(mlp, "--access-log", "--log-format", "json") as server:
+        assert post(server, f"{INFER}?secret=1", GOOD)[0] == 200
+        assert post(server, "/v2/models/none/infer", GOOD)[0] == 404
         get(server, "/v2/health/live")
-        host, port = server.http.split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+        with connect(server) as connection:
             connection.sendall(b"nonsense\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 400")
-        with grpc.insecure_channel(server.grpc) as channel:
-            stub = GRPCInferenceServiceStub(channel)
+        with connect_grpc(server) as stub:
             stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="mlp"), timeout=60)
             with pytest.raises(grpc.RpcError):
                 stub.ModelInfer(service_pb2.ModelInferRequest(model_name="none"), timeout=60)
@@ -108,7 +99,7 @@ def test_a_request_has_a_line_if_that_is_asked_for(folder):
     names = ("protocol", "client", "method", "path", "model", "status")
     service = "/inference.GRPCInferenceService"
     assert [tuple(record[name] for name in names) for record in records] == [
-        ("http", "127.0.0.1", "POST", "/v2/models/mlp/infer", "mlp", 200),
+        ("http", "127.0.0.1", "POST", INFER, "mlp", 200),
         ("http", "127.0.0.1", "POST", "/v2/models/none/infer", "none", 404),
         ("http", "127.0.0.1", "GET", "/v2/health/live", "", 200),
         ("http", "127.0.0.1", "", "", "", 400),
@@ -119,9 +110,9 @@ def test_a_request_has_a_line_if_that_is_asked_for(folder):
     assert records[0]["bytes"] > 100
 
 
-def test_requests_have_no_lines_by_default(folder):
-    with Server(folder) as server:
-        assert post(server, "/v2/models/mlp/infer", {"inputs": [tensor()]})[0] == 200
+def test_requests_have_no_lines_by_default(mlp):
+    with Server(mlp) as server:
+        assert post(server, INFER, GOOD)[0] == 200
         assert server.end() == 0
     assert [line.split()[0] for line in server.lines] == ["model", "HTTP", "gRPC", "(it"]
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, spoken to by clients of others."""
+"""A server in a separate process, and clients of tritonclient."""
 
 import json
 import re
@@ -13,14 +13,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tritonclient import grpc, http
+from tritonclient import grpc
 
 from helpers.serving import MATRIX, Server, export, inputs_of, place, policy_of
+from helpers.serving_clients import (
+    BODY,
+    CLIENTS,
+    GOOD,
+    INFER,
+    ask,
+    compute_outputs,
+    connect,
+    get,
+    make_body,
+    make_client,
+    post,
+)
 from tfpolicies.cli import main, serve
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
-
-TENSORS = {"http": http, "grpc": grpc}
 
 
 @pytest.fixture(scope="module")
@@ -39,73 +50,17 @@ def server(tmp_path_factory, policies):
 
 @pytest.fixture(params=["http", "grpc"])
 def client(request, server):
-    kind = request.param
-    with client_of(server, kind) as result:
+    with make_client(server, request.param) as result:
         yield result
-
-
-def client_of(server, kind="http"):
-    result = TENSORS[kind].InferenceServerClient(getattr(server, kind))
-    result.kind = kind
-    return result
-
-
-DATATYPES = {"float32": "FP32", "int64": "INT64", "uint8": "UINT8", "int32": "INT32"}
-
-
-def asked(client, model, arrays, **options):
-    """Returns the answer's arrays by name, and the version that gave them."""
-    module = TENSORS[client.kind]
-    inputs = []
-    for name, array in arrays.items():
-        tensor = module.InferInput(name, array.shape, DATATYPES[str(array.dtype)])
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
-    result = client.infer(model, inputs, **options)
-    answer = result.get_response()
-    record = answer if isinstance(answer, dict) else None
-    outputs = [x["name"] for x in record["outputs"]] if record else [x.name for x in answer.outputs]
-    version = record["model_version"] if record else answer.model_version
-    return {name: result.as_numpy(name) for name in outputs}, version
-
-
-def post(server, path, body, **headers):
-    """Posts bytes and returns status and record of the answer."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{server.http}{path}", data, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.loads(answer.read() or b"null")
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
-def get(server, path):
-    with urllib.request.urlopen(f"http://{server.http}{path}", timeout=60) as answer:
-        return answer.read()
-
-
-def acts(policy, arrays):
-    """Returns what the policy itself does, by the names of an export's outputs."""
-    obs = arrays.get("obs", {name.removeprefix("obs_"): x for name, x in arrays.items()})
-    if "action_mask" in arrays:
-        obs = {"action_mask": arrays["action_mask"], "observations": obs}
-    acted = policy.compute_actions(obs, explore=False)
-    actions = acted.actions
-    names = ["_0", "_1"] if isinstance(actions, tuple) else [""]
-    parts = actions if isinstance(actions, tuple) else (actions,)
-    results = {f"actions_normalized{name}": x for name, x in zip(names, parts, strict=True)}
-    return {**results, "vf_preds": acted.extras["vf_preds"]}
 
 
 @pytest.mark.parametrize("kind", ["mlp", "mixed", "masked", "image"])
 def test_a_served_policy_acts_as_the_policy_does(client, policies, kind):
     arrays = inputs_of(policies[kind], 5)
 
-    result, _ = asked(client, kind, arrays)
+    result, _ = ask(client, kind, arrays)
 
-    for name, array in acts(policies[kind], arrays).items():
+    for name, array in compute_outputs(policies[kind], arrays).items():
         np.testing.assert_allclose(result[name], array, rtol=0, atol=1e-5, err_msg=name)
 
 
@@ -120,9 +75,7 @@ def test_a_policy_with_a_memory_remembers_a_sequence(client, policies):
         )
         flags = {"sequence_start": step == 0, "sequence_end": step == 4}
 
-        actual, _ = asked(
-            client, "memory", {"obs": obs, "rewards": rewards}, sequence_id=7, **flags
-        )
+        actual, _ = ask(client, "memory", {"obs": obs, "rewards": rewards}, sequence_id=7, **flags)
 
         np.testing.assert_array_equal(actual["actions"], acted.actions)
         expected = acted.extras["action_dist_inputs"]
@@ -130,7 +83,7 @@ def test_a_policy_with_a_memory_remembers_a_sequence(client, policies):
         assert not any(name.startswith("state_out") for name in actual)
         state, action, reward = acted.state_outs, int(acted.actions[0]), step + 0.5
     with pytest.raises(Exception, match=r"no sequence 7.*sequence_start"):
-        asked(client, "memory", inputs_of(policy, 1), sequence_id=7)
+        ask(client, "memory", inputs_of(policy, 1), sequence_id=7)
 
 
 def test_whole_sequences_need_no_sequence_id(client, policies):
@@ -141,7 +94,7 @@ def test_whole_sequences_need_no_sequence_id(client, policies):
     inputs["prev_actions"] = np.ones((2, 3), np.int64)
     inputs["prev_rewards"] = np.ones((2, 3), np.float32)
 
-    result, _ = asked(client, "memory", inputs)
+    result, _ = ask(client, "memory", inputs)
 
     state, before = [np.zeros((2, 4), np.float32)] * 2, {"prev_action_batch": [1, 1]}
     before["prev_reward_batch"] = np.ones(2, np.float32)
@@ -151,26 +104,26 @@ def test_whole_sequences_need_no_sequence_id(client, policies):
         state = acted.state_outs
     np.testing.assert_allclose(result["state_out_0"], state[0], rtol=0, atol=1e-5)
     with pytest.raises(Exception, match=r"reads earlier steps: give the parameter sequence_id"):
-        asked(client, "memory", {"obs": obs[:, 0]})
+        ask(client, "memory", {"obs": obs[:, 0]})
     with pytest.raises(Exception, match=r"'seq_lens' must be from 1 to 3"):
-        asked(client, "memory", {**inputs, "seq_lens": np.full(2, 4, np.int32)})
+        ask(client, "memory", {**inputs, "seq_lens": np.full(2, 4, np.int32)})
 
 
 def test_a_seed_gives_the_same_actions_however_requests_are_batched(client, server, policies):
     arrays = inputs_of(policies["mixed"], 2)
-    alone, _ = asked(client, "mixed", arrays, parameters={"seed": 3})
+    alone, _ = ask(client, "mixed", arrays, parameters={"seed": 3})
 
-    def ask(seed):
-        with client_of(server, client.kind) as own:
-            return asked(own, "mixed", arrays, parameters={"seed": seed})[0]["actions_1"]
+    def draw(seed):
+        with make_client(server, client.kind) as other:
+            return ask(other, "mixed", arrays, parameters={"seed": seed})[0]["actions_1"]
 
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(ask, [3, 4] * 8))
+        results = list(pool.map(draw, [3, 4] * 8))
 
     for actions in results[::2]:
         np.testing.assert_allclose(actions, alone["actions_1"], rtol=0, atol=1e-6)
     assert np.abs(results[1] - results[0]).max() > 1e-3
-    drawn = [asked(client, "mixed", arrays, parameters={"explore": True})[0] for _ in range(2)]
+    drawn = [ask(client, "mixed", arrays, parameters={"explore": True})[0] for _ in range(2)]
     assert np.abs(drawn[0]["actions_1"] - drawn[1]["actions_1"]).max() > 1e-3
 
 
@@ -198,12 +151,10 @@ def test_metadata_is_what_the_spec_says(client, server):
 def test_models_are_listed_unloaded_and_loaded(client):
     client.unload_model("masked")
     index = client.get_model_repository_index()
-    entries = (
-        index
-        if client.kind == "http"
-        else [{"name": x.name, "state": x.state} for x in index.models]
-    )
-    states = {x["name"]: x["state"] for x in entries}
+    if client.kind == "http":
+        states = {x["name"]: x["state"] for x in index}
+    else:
+        states = {x.name: x.state for x in index.models}
     assert states.pop("masked") == "UNAVAILABLE"
     assert set(states.values()) == {"READY"}
     assert not client.is_model_ready("masked")
@@ -215,60 +166,56 @@ def test_models_are_listed_unloaded_and_loaded(client):
         client.load_model("maksed")
 
 
-def tensor(**changes):
-    return {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3], **changes}
-
-
 BAD = {
     "not JSON": (b"{", "not JSON"),
     "a list": ([], "must be a JSON object, got list"),
     "no inputs": ({}, "'obs' is missing.*obs FP32 .-1, 3."),
     "inputs is no list": ({"inputs": 3}, "'inputs' must be a JSON list"),
     "an input that is no object": ({"inputs": [1]}, "An input must be a JSON object"),
-    "another name": ({"inputs": [tensor(name="ob")]}, "no input 'ob'. Did you mean 'obs'"),
-    "no name": ({"inputs": [tensor(name=None)]}, "must have a name"),
-    "twice": ({"inputs": [tensor(), tensor()]}, "'obs' is given twice"),
-    "rank": ({"inputs": [tensor(shape=[3])]}, r"must be FP32 \[-1, 3\], got FP32 \[3\]"),
-    "shape": ({"inputs": [tensor(shape=[1, 2], data=[1, 2])]}, r"got FP32 \[1, 2\]"),
-    "no rows": ({"inputs": [tensor(shape=[0, 3], data=[])]}, r"got FP32 \[0, 3\]"),
-    "a negative shape": ({"inputs": [tensor(shape=[-1, 3])]}, "at most 32 sizes, got"),
-    "a shape of text": ({"inputs": [tensor(shape="13")]}, "at most 32 sizes, got '13'"),
-    "a huge shape": ({"inputs": [tensor(shape=[2**31, 3])]}, "at most 32 sizes"),
-    "too few": ({"inputs": [tensor(data=[1, 2])]}, r"3 values.*got 2"),
-    "nested otherwise": ({"inputs": [tensor(data=[[1], [2], [3]])]}, r"in the shape \[3, 1\]"),
-    "ragged": ({"inputs": [tensor(data=[[1], [2, 3]])]}, "lists of different lengths"),
-    "text": ({"inputs": [tensor(data=["a", 2, 3])]}, "must have values of FP32, got"),
-    "null": ({"inputs": [tensor(data=[None, 2, 3])]}, "must have values of FP32, got"),
+    "another name": (make_body(name="ob"), "no input 'ob'. Did you mean 'obs'"),
+    "no name": (make_body(name=None), "must have a name"),
+    "twice": ({"inputs": GOOD["inputs"] * 2}, "'obs' is given twice"),
+    "rank": (make_body(shape=[3]), r"must be FP32 \[-1, 3\], got FP32 \[3\]"),
+    "shape": (make_body(shape=[1, 2], data=[1, 2]), r"got FP32 \[1, 2\]"),
+    "no rows": (make_body(shape=[0, 3], data=[]), r"got FP32 \[0, 3\]"),
+    "a negative shape": (make_body(shape=[-1, 3]), "at most 32 sizes, got"),
+    "a shape of text": (make_body(shape="13"), "at most 32 sizes, got '13'"),
+    "a huge shape": (make_body(shape=[2**31, 3]), "at most 32 sizes"),
+    "too few": (make_body(data=[1, 2]), r"3 values.*got 2"),
+    "nested otherwise": (make_body(data=[[1], [2], [3]]), r"in the shape \[3, 1\]"),
+    "ragged": (make_body(data=[[1], [2, 3]]), "lists of different lengths"),
+    "text": (make_body(data=["a", 2, 3]), "must have values of FP32, got"),
+    "null": (make_body(data=[None, 2, 3]), "must have values of FP32, got"),
     "no data": ({"inputs": [{"name": "obs", "shape": [1, 3], "datatype": "FP32"}]}, "no data"),
-    "datatype": ({"inputs": [tensor(datatype="FP64")]}, "must be FP32.*got FP64"),
-    "an unknown datatype": ({"inputs": [tensor(datatype="float")]}, "datatype 'float'. Use one of"),
-    "infinite": ({"inputs": [tensor(data=[1e300, 2, 3])]}, r"finite numbers, got inf at \[0, 0\]"),
-    "an output": ({"inputs": [tensor()], "outputs": [{"name": "x"}]}, "no output 'x'.*actions"),
-    "a parameter": ({"inputs": [tensor()], "parameters": {"sed": 1}}, "Did you mean 'seed'"),
-    "seed": ({"inputs": [tensor()], "parameters": {"seed": "a"}}, "seed must be of int, got 'a'"),
-    "explore": ({"inputs": [tensor()], "parameters": {"explore": 1}}, "explore must be of bool"),
-    "no id": ({"inputs": [tensor()], "parameters": {"sequence_end": True}}, "need a sequence_id"),
-    "id": ({"inputs": [tensor()], "id": 3}, "'id' must be a string"),
+    "datatype": (make_body(datatype="FP64"), "must be FP32.*got FP64"),
+    "an unknown datatype": (make_body(datatype="float"), "datatype 'float'. Use one of"),
+    "infinite": (make_body(data=[1e300, 2, 3]), r"finite numbers, got inf at \[0, 0\]"),
+    "an output": ({**GOOD, "outputs": [{"name": "x"}]}, "no output 'x'.*actions"),
+    "a parameter": ({**GOOD, "parameters": {"sed": 1}}, "Did you mean 'seed'"),
+    "seed": ({**GOOD, "parameters": {"seed": "a"}}, "seed must be of int, got 'a'"),
+    "explore": ({**GOOD, "parameters": {"explore": 1}}, "explore must be of bool"),
+    "no id": ({**GOOD, "parameters": {"sequence_end": True}}, "need a sequence_id"),
+    "id": ({**GOOD, "id": 3}, "'id' must be a string"),
 }
 
 
 @pytest.mark.parametrize("fault", BAD)
 def test_bad_input_is_refused_by_name(server, fault):
     body, message = BAD[fault]
-    status, record = post(server, "/v2/models/mlp/infer", body)
+    status, error = post(server, INFER, body)
     assert status == 400
-    assert re.search(message, record["error"])
+    assert re.search(message, error)
 
 
 def test_what_no_action_can_be_chosen_for_is_refused_by_input_rule_and_row(client, policies):
     arrays = inputs_of(policies["masked"], 2)
     arrays["action_mask"][1] = 0
     with pytest.raises(Exception, match="'action_mask' must allow an action, but row 1 is") as one:
-        asked(client, "masked", arrays)
+        ask(client, "masked", arrays)
     arrays = inputs_of(policies["mixed"], 2)
     arrays["obs_near"][1] = 5
     with pytest.raises(Exception, match=r"'obs_near' must be from 0 to 4, got 5 at \[1\]") as two:
-        asked(client, "mixed", arrays)
+        ask(client, "mixed", arrays)
     for refusal in (one, two):
         assert refusal.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
 
@@ -278,23 +225,22 @@ def test_who_asks_for_actions_alone_gets_the_same_ones(client, policies, kind):
     arrays = inputs_of(policies[kind], 5)
     name = "actions_normalized"
 
-    everything, _ = asked(client, kind, arrays)
-    drawn, _ = asked(client, kind, arrays, parameters={"seed": 3})
+    everything, _ = ask(client, kind, arrays)
+    drawn, _ = ask(client, kind, arrays, parameters={"seed": 3})
 
     for parameters, expected in [({}, everything), ({"seed": 3}, drawn)]:
-        wanted = [TENSORS[client.kind].InferRequestedOutput(name)]
-        actual, _ = asked(client, kind, arrays, outputs=wanted, parameters=parameters)
+        wanted = [CLIENTS[client.kind].InferRequestedOutput(name)]
+        actual, _ = ask(client, kind, arrays, outputs=wanted, parameters=parameters)
         assert [*actual] == [name]
         np.testing.assert_array_equal(actual[name], expected[name])
 
 
 def test_a_client_that_hangs_up_in_the_middle_harms_nobody(server):
-    host, port = server.http.rsplit(":", 1)
     for _ in range(3):
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+        with connect(server) as connection:
             head = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\n"
             connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
-    assert post(server, "/v2/models/mlp/infer", {"inputs": [tensor()]})[0] == 200
+    assert post(server, INFER, GOOD)[0] == 200
     assert 'protocol="http",status="500"' not in get(server, "/metrics").decode()
 
 
@@ -304,7 +250,7 @@ def test_bytes_that_do_not_fit_are_refused_by_name(server):
         head["inputs"][0]["parameters"] = {"binary_data_size": size}
         text = json.dumps(head).encode()
         headers = {"Inference-Header-Content-Length": str(len(text) if length is None else length)}
-        return post(server, "/v2/models/mlp/infer", text + raw, **headers)
+        return post(server, INFER, text + raw, **headers)
 
     assert binary(12, bytes(12))[0] == 200
     nan = np.array([0, np.nan, 0], np.float32).tobytes()
@@ -319,41 +265,41 @@ def test_bytes_that_do_not_fit_are_refused_by_name(server):
         (binary(12, nan), r"finite numbers, got nan at \[0, 1\]"),
     ]:
         assert answer[0] == 400
-        assert re.search(message, answer[1]["error"])
+        assert re.search(message, answer[1])
 
 
 def test_what_is_not_there_and_what_is_too_large_is_told_from_what_is_wrong(server):
-    good = {"inputs": [tensor()]}
+    good = GOOD
     assert post(server, "/v2/models/nobody/infer", good)[0] == 404
     assert post(server, "/v2/models/mlp/versions/9/infer", good)[0] == 404
     assert post(server, "/v2/nothing", good)[0] == 404
     assert post(server, "/v2", good)[0] == 405
     with pytest.raises(urllib.error.HTTPError, match="405"):
-        get(server, "/v2/models/mlp/infer")
+        get(server, INFER)
     assert post(server, "/v2/models/mlp/infer/", good)[0] == 200
-    status, record = post(server, "/v2/models/mlp/infer", good, **{"Content-Encoding": "gzip"})
-    assert (status, "compressed" in record["error"]) == (415, True)
-    status, record = post(server, "/v2/models/mlp/infer", bytes(200_001))
-    assert (status, "200000" in record["error"]) == (413, True)
-    with client_of(server, "grpc") as client:
+    status, error = post(server, INFER, good, **{"Content-Encoding": "gzip"})
+    assert (status, "compressed" in error) == (415, True)
+    status, error = post(server, INFER, bytes(200_001))
+    assert (status, "200000" in error) == (413, True)
+    with make_client(server, "grpc") as client:
         for model, fault in [("nobody", "NOT_FOUND.*no model"), ("mlp", "INVALID_ARG.*FP32")]:
             with pytest.raises(grpc.InferenceServerException, match=fault):
-                asked(client, model, {"obs": np.zeros((1, 2), np.float32)})
+                ask(client, model, {"obs": np.zeros((1, 2), np.float32)})
         big = {"obs": np.zeros((20_000, 3), np.float32)}
         with pytest.raises(grpc.InferenceServerException, match="larger than max"):
-            asked(client, "mlp", big)
+            ask(client, "mlp", big)
 
 
 def test_no_more_sequences_are_remembered_than_may_be(client, policies):
     arrays = inputs_of(policies["memory"], 1)
     for number in range(1, 5):
-        asked(client, "memory", arrays, sequence_id=f"s{number}", sequence_start=True)
+        ask(client, "memory", arrays, sequence_id=f"s{number}", sequence_start=True)
 
     with pytest.raises(Exception, match=r"keeps at most 4 rows of sequences.*sequence_end"):
-        asked(client, "memory", arrays, sequence_id="s5", sequence_start=True)
+        ask(client, "memory", arrays, sequence_id="s5", sequence_start=True)
 
     for number in range(1, 5):
-        asked(client, "memory", arrays, sequence_id=f"s{number}", sequence_end=True)
+        ask(client, "memory", arrays, sequence_id=f"s{number}", sequence_end=True)
 
 
 def test_the_process_that_serves_has_no_tensorflow(server):
@@ -366,7 +312,7 @@ def test_the_process_that_serves_has_no_tensorflow(server):
 def test_it_says_what_it_serves_and_counts_what_it_answers(server, policies):
     assert any(line.startswith("model mlp, version ") for line in server.lines)
     assert server.http.startswith("127.0.0.1:")
-    post(server, "/v2/models/mlp/infer", {"inputs": [tensor()]})
+    post(server, INFER, GOOD)
     text = get(server, "/metrics").decode()
     assert 'tfpolicies_requests_total{model="mlp",protocol="http",status="200"}' in text
     assert 'tfpolicies_batch_rows_count{model="mlp"}' in text
@@ -374,14 +320,14 @@ def test_it_says_what_it_serves_and_counts_what_it_answers(server, policies):
 
 def test_a_new_version_is_taken_up_and_a_broken_one_is_not(tmp_path):
     folder = export(policy_of("mlp", seed=1), tmp_path / "cart")
-    with Server(f"mine={folder}") as server, client_of(server) as client:
+    with Server(f"mine={folder}") as server, make_client(server) as client:
         arrays = inputs_of(policy_of("mlp"), 3)
-        before, first = asked(client, "mine", arrays)
+        before, first = ask(client, "mine", arrays)
 
         so_far = len(server.lines)
         export(policy_of("mlp", seed=2), folder)
         server.line("model mine, version ", so_far)
-        after, second = asked(client, "mine", arrays)
+        after, second = ask(client, "mine", arrays)
         assert second != first
         assert np.abs(after["vf_preds"] - before["vf_preds"]).max() > 1e-3
 
@@ -389,13 +335,12 @@ def test_a_new_version_is_taken_up_and_a_broken_one_is_not(tmp_path):
         (folder / "model.onnx").write_bytes(content[:-9] + b"123456789")
         result = server.line("mine: refused a new version", so_far)
         assert f"{second} stays active" in result
-        assert asked(client, "mine", arrays)[1] == second
+        assert ask(client, "mine", arrays)[1] == second
         assert server.end(signal.SIGINT) == 0
 
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory):
-    """Exports of one kind of policy with different weights."""
     home = tmp_path_factory.mktemp("versions")
     return [export(policy_of("mlp", seed), home / str(seed)) for seed in (1, 2)]
 
@@ -407,16 +352,16 @@ def test_versions_change_under_load_and_no_request_is_lost_or_mixed(versions, tm
     with Server(str(folder)) as server:
         is_over = threading.Event()
 
-        def ask(kind):
+        def ask_until_over(kind):
             results = []
-            with client_of(server, kind) as client:
+            with make_client(server, kind) as client:
                 while not is_over.is_set():
-                    outputs, version = asked(client, "agent", obs)
+                    outputs, version = ask(client, "agent", obs)
                     results.append((version, float(outputs["vf_preds"][0])))
             return results
 
         with ThreadPoolExecutor(4) as pool:
-            clients = [pool.submit(ask, kind) for kind in ("http", "grpc") * 2]
+            clients = [pool.submit(ask_until_over, kind) for kind in ("http", "grpc") * 2]
             for change in range(4):
                 so_far = len(server.lines)
                 place(versions[(change + 1) % 2], folder)
@@ -435,27 +380,22 @@ def test_versions_change_under_load_and_no_request_is_lost_or_mixed(versions, tm
 
 def test_a_server_that_ends_finishes_what_runs(versions):
     with Server(f"agent={versions[0]}") as server:
-        host, port = server.http.split(":")
-        body = json.dumps({"inputs": [tensor()]}).encode()
-        lines = [
-            "POST /v2/models/agent/infer HTTP/1.1",
-            "Host: localhost",
-            f"Content-Length: {len(body)}",
-        ]
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
-            connection.sendall("\r\n".join([*lines, "", ""]).encode() + body[:9])
+        head = "POST /v2/models/agent/infer HTTP/1.1\r\nHost: localhost\r\n"
+        head += f"Content-Length: {len(BODY)}\r\n\r\n"
+        with connect(server) as connection:
+            connection.sendall(head.encode() + BODY[:9])
             get(server, "/v2")  # what came before has been read
             server.process.send_signal(signal.SIGTERM)
-            while is_taken(host, int(port)):
+            while accepts_connections(server):
                 time.sleep(0.02)
-            connection.sendall(body[9:])
+            connection.sendall(BODY[9:])
             assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         assert server.process.wait(60) == 0
 
 
-def is_taken(host, port):
+def accepts_connections(server):
     try:
-        socket.create_connection((host, port), timeout=60).close()
+        connect(server).close()
     except ConnectionRefusedError:
         return False
     return True
@@ -464,11 +404,11 @@ def is_taken(host, port):
 def test_a_checkpoint_is_exported_first(tmp_path):
     policy = policy_of("mlp")
     policy.export_checkpoint(str(tmp_path / "trained"))
-    with Server(f"mine={tmp_path / 'trained'}") as server, client_of(server) as client:
+    with Server(f"mine={tmp_path / 'trained'}") as server, make_client(server) as client:
         assert server.lines[0].startswith("exporting ")
         arrays = inputs_of(policy, 3)
-        actual, _ = asked(client, "mine", arrays)
-        expected = acts(policy, arrays)["vf_preds"]
+        actual, _ = ask(client, "mine", arrays)
+        expected = compute_outputs(policy, arrays)["vf_preds"]
         np.testing.assert_allclose(actual["vf_preds"], expected, rtol=0, atol=1e-5)
         assert "tensorflow" not in Path(f"/proc/{server.process.pid}/maps").read_text()
         assert server.end() == 0
@@ -539,8 +479,8 @@ def test_a_version_that_is_pinned_is_the_one_that_answers(versions, tmp_path):
         place(version, tmp_path / "agent" / number)
     with Server(str(tmp_path / "agent"), "--pin", "9") as server:
         server.line("model agent, version 9, from ")
-        status, answer = post(server, "/v2/models/agent/infer", {"inputs": [tensor()]})
-        assert (status, answer["model_version"]) == (200, "9")
+        status, answer = post(server, "/v2/models/agent/infer", GOOD)
+        assert (status, json.loads(answer)["model_version"]) == (200, "9")
         assert server.end() == 0
 
 

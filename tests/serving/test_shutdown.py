@@ -12,25 +12,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from helpers.serving import Server, export, policy_of
+from helpers.serving import Server
+from helpers.serving_clients import BODY, INFER, connect, connect_grpc, make_infer_request
 from tfpolicies.serving.connections import refuse_new_connections
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
-INFER = "/v2/models/mlp/infer"
-TENSOR = {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
-BODY = json.dumps({"inputs": [TENSOR]}).encode()
 CLIENTS = 8
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(export(policy_of("mlp"), tmp_path_factory.mktemp("exports") / "mlp"))
 
 
 class Client:
@@ -70,15 +61,15 @@ class Client:
                 self.closing += close == "close"
 
 
-def test_no_request_of_clients_that_keep_their_connections_is_lost(folder):
-    with Server(folder, "--drain-seconds", "1") as server, ThreadPoolExecutor(CLIENTS) as pool:
+def test_no_request_of_clients_that_keep_their_connections_is_lost(mlp):
+    with Server(mlp, "--drain-seconds", "1") as server, ThreadPoolExecutor(CLIENTS) as pool:
         clients = [Client(server) for _ in range(CLIENTS)]
         asking = [pool.submit(client.ask) for client in clients]
         wait_for(lambda: all(client.answers >= 20 for client in clients))
         assert all(client.closing == 0 for client in clients)
         assert server.end() == 0
-        for each in asking:
-            each.result(60)
+        for future in asking:
+            future.result(60)
     assert [client.lost for client in clients] == [[]] * CLIENTS
     assert all(client.closing > 0 for client in clients)
 
@@ -90,43 +81,29 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-@contextlib.contextmanager
-def stub_of(server):
-    # else all channels of a process share one connection
-    with grpc.insecure_channel(server.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield GRPCInferenceServiceStub(channel)
-
-
-def infer_request():
-    request = service_pb2.ModelInferRequest(model_name="mlp")
-    request.inputs.add(name="obs", datatype="FP32", shape=[1, 3])
-    request.raw_input_contents.append(np.ones(3, np.float32).tobytes())
-    return request
-
-
 def ask_by_grpc(server, answers):
     """Returns the error of the first request that is not answered."""
-    with stub_of(server) as stub:
+    with connect_grpc(server) as stub:
         while True:
             try:
-                answers.append(stub.ModelInfer(infer_request(), timeout=60))
+                answers.append(stub.ModelInfer(make_infer_request(), timeout=60))
             except grpc.RpcError as error:
                 return error.code(), error.details()
 
 
-def test_no_request_over_grpc_is_lost(folder):
-    with Server(folder, "--drain-seconds", "1") as server, ThreadPoolExecutor(CLIENTS) as pool:
+def test_no_request_over_grpc_is_lost(mlp):
+    with Server(mlp, "--drain-seconds", "1") as server, ThreadPoolExecutor(CLIENTS) as pool:
         answers = [[] for _ in range(CLIENTS)]
-        asking = [pool.submit(ask_by_grpc, server, own) for own in answers]
-        wait_for(lambda: all(len(own) >= 20 for own in answers))
+        asking = [pool.submit(ask_by_grpc, server, x) for x in answers]
+        wait_for(lambda: all(len(x) >= 20 for x in answers))
         assert server.end() == 0
-        for each in asking:
-            code, details = each.result(60)
+        for future in asking:
+            code, details = future.result(60)
             assert code == grpc.StatusCode.UNAVAILABLE
             assert "Connection refused" in details  # it was not sent
 
 
-def get(server, path):
+def get_health(server, path):
     host, port = server.http.split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     with contextlib.closing(connection):
@@ -138,27 +115,25 @@ def get(server, path):
 @pytest.mark.parametrize(
     ("second", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
 )
-def test_a_server_that_drains_is_not_ready_but_answers_until_a_second_signal(
-    folder, second, status
-):
-    with Server(folder, "--drain-seconds", "600") as server, stub_of(server) as stub:
-        assert get(server, "/v2/health/ready") == (200, None, {"ready": True})
+def test_a_server_that_drains_is_not_ready_but_answers_until_a_second_signal(mlp, second, status):
+    with Server(mlp, "--drain-seconds", "600") as server, connect_grpc(server) as stub:
+        assert get_health(server, "/v2/health/ready") == (200, None, {"ready": True})
         so_far = len(server.lines)
         server.process.send_signal(signal.SIGTERM)
         line = server.line("Terminated: ", so_far)
         assert "answers for 600 more seconds" in line
-        assert get(server, "/v2/health/ready") == (503, "close", {"ready": False})
-        assert get(server, "/v2/health/live") == (200, "close", {"live": True})
+        assert get_health(server, "/v2/health/ready") == (503, "close", {"ready": False})
+        assert get_health(server, "/v2/health/live") == (200, "close", {"live": True})
         assert not stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=60).ready
-        assert stub.ModelInfer(infer_request(), timeout=60).model_name == "mlp"
+        assert stub.ModelInfer(make_infer_request(), timeout=60).model_name == "mlp"
         began = time.monotonic()
         assert server.end(second) == status
         assert time.monotonic() - began < 20  # else 600, and 30 more for what runs
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_a_server_whose_output_is_closed_drains_and_stops(folder, unbuffered):
-    command = [sys.executable, "-m", "tfpolicies", "serve", folder, "--drain-seconds", "1"]
+def test_a_server_whose_output_is_closed_drains_and_stops(mlp, unbuffered):
+    command = [sys.executable, "-m", "tfpolicies", "serve", mlp, "--drain-seconds", "1"]
     process = subprocess.Popen(
         [*command, "--port", "0", "--grpc-port", "0"],
         stdout=subprocess.PIPE,
@@ -177,40 +152,33 @@ def test_a_server_whose_output_is_closed_drains_and_stops(folder, unbuffered):
         process.kill()
 
 
-def test_ctrl_c_stops_without_draining(folder):
-    with Server(folder, "--drain-seconds", "600") as server:
+def test_ctrl_c_stops_without_draining(mlp):
+    with Server(mlp, "--drain-seconds", "600") as server:
         assert server.end(signal.SIGINT) == 0
 
 
-def test_a_second_signal_does_not_wait_for_what_runs(folder):
-    with Server(folder) as server:
-        host, port = server.http.split(":")
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
-            head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-            connection.sendall(head.encode())
-            get(server, "/v2")  # what came before has been read
-            server.process.send_signal(signal.SIGTERM)
-            with pytest.raises(subprocess.TimeoutExpired):
-                server.process.wait(0.5)  # it waits for the body
-            began = time.monotonic()
-            assert server.end() == 143
-            assert time.monotonic() - began < 15  # else 30
+def test_a_second_signal_does_not_wait_for_what_runs(mlp):
+    with Server(mlp) as server, connect(server) as connection:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        connection.sendall(head.encode())
+        get_health(server, "/v2")  # what came before has been read
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(0.5)  # it waits for the body
+        began = time.monotonic()
+        assert server.end() == 143
+        assert time.monotonic() - began < 15  # else 30
 
 
-def test_a_connection_without_a_request_may_still_send_one_when_the_server_stops(folder):
-    with Server(folder) as server:
-        host, port = server.http.split(":")
-        with (
-            socket.create_connection((host, int(port)), timeout=60) as early,
-            socket.create_connection((host, int(port)), timeout=60) as silent,
-        ):
-            get(server, "/v2")
-            server.process.send_signal(signal.SIGTERM)
-            early.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            answer = early.recv(1000)
-            assert answer.startswith(b"HTTP/1.1 200")
-            assert silent.recv(1000) == b""  # it is closed, and holds nothing up
-            assert server.process.wait(60) == 0
+def test_a_connection_without_a_request_may_still_send_one_when_the_server_stops(mlp):
+    with Server(mlp) as server, connect(server) as early, connect(server) as silent:
+        get_health(server, "/v2")
+        server.process.send_signal(signal.SIGTERM)
+        early.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = early.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert silent.recv(1000) == b""  # it is closed, and holds nothing up
+        assert server.process.wait(60) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sockets have no filters")

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import socket
 import ssl
 import subprocess
 import urllib.request
@@ -12,17 +11,13 @@ import pytest
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from helpers.serving import Server, export, policy_of
+from helpers.serving import Server
+from helpers.serving_clients import BODY, INFER, connect, limit_descriptors
 from tfpolicies.cli import main
 from tfpolicies.errors import UsageError
-from tfpolicies.serving import connections
 from tfpolicies.serving.tls import read_tls
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
-
-TENSOR = {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
-BODY = json.dumps({"inputs": [TENSOR]}).encode()
-
 
 P256 = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
 
@@ -47,22 +42,18 @@ def files(home):
 
 
 @pytest.fixture(scope="module")
-def server(home, files):
-    folder = export(policy_of("mlp"), home / "mlp")
+def server(mlp, files):
     certificate, key = map(str, files)
 
-    def few_descriptors():
-        connections.resource.setrlimit(connections.resource.RLIMIT_NOFILE, (200, 200))
-
     options = ["--tls-cert", certificate, "--tls-key", key, "--drain-seconds", "1"]
-    with Server(str(folder), *options, before=few_descriptors) as running:
+    with Server(mlp, *options, before=limit_descriptors) as running:
         yield running
         assert running.end() == 0
 
 
 def infer(server, files):
     context = ssl.create_default_context(cafile=files[0])
-    url = f"https://{server.http}/v2/models/mlp/infer"
+    url = f"https://{server.http}{INFER}"
     with urllib.request.urlopen(url, BODY, timeout=60, context=context) as answer:
         return json.loads(answer.read())["model_name"]
 
@@ -76,16 +67,14 @@ def test_both_protocols_are_encrypted(server, files):
 
 
 def test_clear_text_gets_no_answer(server, files):
-    host, port = server.http.split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    with connect(server) as connection:
         connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"HTTP" not in connection.recv(1000)
     assert infer(server, files) == "mlp"
 
 
 def test_clients_that_leave_out_the_handshake_shut_nobody_out(server, files):
-    host, port = server.http.split(":")
-    opened = [socket.create_connection((host, int(port)), timeout=60) for _ in range(200)]
+    opened = [connect(server) for _ in range(200)]
     for _ in range(3):
         assert infer(server, files) == "mlp"
     for connection in opened:
@@ -126,15 +115,15 @@ def test_other_files_are_refused_by_name(home, files, tmp_path):
             read_tls(*pair, pytest.fail)
 
 
+EDWARDS = r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not accept"
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         ("rsa:1024", r"--tls-cert .*weak.crt' is too weak.*ee key too small.*RSA key of 2048 bits"),
-        (
-            "ed25519",
-            r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not accept",
-        ),
-        ("ed448", r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not accept"),
+        ("ed25519", EDWARDS),
+        ("ed448", EDWARDS),
     ],
 )
 def test_keys_that_clients_could_not_use_are_refused(kind, words, tmp_path):

@@ -6,9 +6,8 @@ words that only it has (`OPTIONS`).
 
 There are two sets: `RUNS`, by which the checks were made, and `HELD_OUT`, which was chosen later.
 
-Run: `python -m soak.broken_runs`; `--held-out` runs only the second set,
-`--no-held-out` only the first. Exits with 1 if in one of them more than a sixth of the
-broken runs, or any sound one, is not right.
+Run: `python -m soak.broken_runs`; `--sets "held out"` runs only the second set. Exits with 1 if in
+one of them more than a sixth of the broken runs, or any sound one, is not right.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control import PendulumEnv
-from rich.console import Console
-from rich.table import Table
 
+from helpers.scripts import parse_options
 from tfpolicies import (
     A2CConfig,
     DDPGConfig,
@@ -147,15 +146,7 @@ class FastSpeeds(Scaled):
         return observation * np.array([1, 1e4, 1, 1], np.float32)
 
 
-def _two(*, pays_always: bool) -> PPOConfig:
-    config = _ppo(Two).environment(env_config={"pays_always": pays_always})
-    return config.multi_agent(
-        policies=["busy", "idle"], policy_mapping_fn=lambda agent_id, *_, **__: agent_id
-    )
-
-
 def _endless(_: Any) -> gym.Env:
-    """Makes a pendulum without a time limit."""
     return PendulumEnv()
 
 
@@ -168,184 +159,150 @@ def _costly(_: Any) -> gym.Env:
     return gym.wrappers.TransformReward(gym.make("Pendulum-v1"), lambda reward: 1e4 * reward)
 
 
-def _ppo(env: Any, **training: Any) -> PPOConfig:
-    config = PPOConfig().environment(env).rollouts(num_envs_per_worker=4)
-    settings = {"train_batch_size": 2000, "sgd_minibatch_size": 200, "num_sgd_iter": 10}
-    return config.training(
-        **{**settings, "lr": 3e-4, "model": {"fcnet_hiddens": [64, 64]}}
-    ).training(**training)
+Make = Callable[[], Any]
 
 
-def _a2c(env: Any, **training: Any) -> A2CConfig:
-    config = A2CConfig().environment(env).rollouts(num_envs_per_worker=8)
-    settings = {"train_batch_size": 160, "lr": 1e-3, "model": {"fcnet_hiddens": [64, 64]}}
-    return config.training(**settings).training(**training)
+def make_run(
+    config_class: Any, env: Any, settings: dict[str, Any], envs: int = 1, **training: Any
+) -> Make:
+    def make() -> Any:
+        config = config_class().environment(env).rollouts(num_envs_per_worker=envs)
+        return config.training(**settings).training(**training)
+
+    return make
 
 
-def _dqn(**training: Any) -> DQNConfig:
-    config = DQNConfig().environment("CartPole-v1")
-    return config.training(num_steps_sampled_before_learning_starts=500).training(**training)
+_MODEL = {"model": {"fcnet_hiddens": [64, 64]}}
+_PPO = {"train_batch_size": 2000, "sgd_minibatch_size": 200, "num_sgd_iter": 10, "lr": 3e-4}
+_START = {"num_steps_sampled_before_learning_starts": 500}
+_ppo = partial(make_run, PPOConfig, settings={**_PPO, **_MODEL}, envs=4)
+_a2c = partial(
+    make_run, A2CConfig, settings={"train_batch_size": 160, "lr": 1e-3, **_MODEL}, envs=8
+)
+_dqn = partial(make_run, DQNConfig, settings=_START)
+_UNCLIPPED = {"vf_clip_param": float("inf")}
 
 
-def _tuned(config: Any, env: str) -> Any:
-    name = type(config).__name__.removesuffix("Config")
-    return config.environment(env).update_from_dict(get_tuned_settings(name, env))
+def _tuned(
+    config_class: Any,
+    env: str = "Pendulum-v1",
+    *,
+    source: Any = None,
+    envs: int = 0,
+    **training: Any,
+) -> Make:
+    """Returns a maker of a run with tuned settings, some of which are changed."""
+
+    def make() -> Any:
+        name = config_class.__name__.removesuffix("Config")
+        config = config_class().environment(env).update_from_dict(get_tuned_settings(name, env))
+        if source is not None:
+            config.environment(source)
+        if envs:
+            config.rollouts(num_envs_per_worker=envs)
+        return config.training(**training)
+
+    return make
 
 
-_SMALL = {"train_batch_size": 64, "num_steps_sampled_before_learning_starts": 500}  # and quick
+def _two(*, pays_always: bool) -> Make:
+    def make() -> PPOConfig:
+        config = _ppo(Two)().environment(env_config={"pays_always": pays_always})
+        return config.multi_agent(
+            policies=["busy", "idle"], policy_mapping_fn=lambda agent_id, *_, **__: agent_id
+        )
+
+    return make
+
+
+_SMALL = {"train_batch_size": 64, **_START}  # and quick
 
 
 class Run(NamedTuple):
-    """A run: what is made of it, for how many steps, and the cause; None for a sound one."""
+    """A run: a maker of its config, its steps, and the cause; None for a sound one."""
 
-    make: Callable[[], Any]
+    make: Make
     steps: int
     cause: str | None = None
 
 
+_SQUARES = {"conv_filters": [[8, [4, 4], 2], [16, [8, 8], 1]]}
 RUNS = {
-    "PPO CartPole, gamma=0": Run(lambda: _ppo("CartPole-v1", gamma=0.0), 20_000, "horizon"),
-    "PPO Pendulum, gamma=0.3": Run(
-        lambda: _tuned(PPOConfig(), "Pendulum-v1").training(gamma=0.3), 40_000, "horizon"
-    ),
-    "PPO CartPole, lr=1e-9": Run(lambda: _ppo("CartPole-v1", lr=1e-9), 20_000, "small rate"),
-    "PPO CartPole, lr=0.3": Run(lambda: _ppo("CartPole-v1", lr=0.3), 20_000, "large steps"),
+    "PPO CartPole, gamma=0": Run(_ppo("CartPole-v1", gamma=0.0), 20_000, "horizon"),
+    "PPO Pendulum, gamma=0.3": Run(_tuned(PPOConfig, gamma=0.3), 40_000, "horizon"),
+    "PPO CartPole, lr=1e-9": Run(_ppo("CartPole-v1", lr=1e-9), 20_000, "small rate"),
+    "PPO CartPole, lr=0.3": Run(_ppo("CartPole-v1", lr=0.3), 20_000, "large steps"),
     "PPO CartPole, entropy_coeff=5": Run(
-        lambda: _ppo("CartPole-v1", entropy_coeff=5.0), 20_000, "entropy bonus"
+        _ppo("CartPole-v1", entropy_coeff=5.0), 20_000, "entropy bonus"
     ),
     "PPO Pendulum, observations x 1e5": Run(
-        lambda: _tuned(PPOConfig(), "Pendulum-v1").environment(_scaled), 40_000, "observations"
+        _tuned(PPOConfig, source=_scaled), 40_000, "observations"
     ),
-    "DQN CartPole, lr=0.3": Run(lambda: _dqn(lr=0.3), 6_000, "large rate"),
-    "PPO Pendulum, rewards x 1e4": Run(
-        lambda: _ppo(_costly, vf_clip_param=float("inf")), 40_000, "value errors large"
-    ),
-    "PPO MountainCar": Run(lambda: _ppo("MountainCar-v0"), 40_000, "same returns"),
-    "PPO Pendulum without time limit": Run(lambda: _ppo(_endless), 60_000, "no end"),
-    "PPO Pendulum, vf_clip_param=10": Run(
-        lambda: _ppo("Pendulum-v1"), 40_000, "value errors clipped"
-    ),
-    "DQN CartPole, 16 environments": Run(
-        lambda: _dqn().rollouts(num_envs_per_worker=16), 10_000, "few updates"
-    ),
-    "sound: PPO CartPole": Run(lambda: _tuned(PPOConfig(), "CartPole-v1"), 50_000),
-    "sound: PPO Pendulum": Run(lambda: _tuned(PPOConfig(), "Pendulum-v1"), 100_000),
-    "sound: DQN CartPole": Run(lambda: _tuned(DQNConfig(), "CartPole-v1"), 20_000),
-    "sound: SAC Pendulum": Run(lambda: _tuned(SACConfig(), "Pendulum-v1"), 10_000),
-    "sound: PPO on images": Run(
-        lambda: _ppo(Squares, model={"conv_filters": [[8, [4, 4], 2], [16, [8, 8], 1]]}), 20_000
-    ),
+    "DQN CartPole, lr=0.3": Run(_dqn("CartPole-v1", lr=0.3), 6_000, "large rate"),
+    "PPO Pendulum, rewards x 1e4": Run(_ppo(_costly, **_UNCLIPPED), 40_000, "value errors large"),
+    "PPO MountainCar": Run(_ppo("MountainCar-v0"), 40_000, "same returns"),
+    "PPO Pendulum without time limit": Run(_ppo(_endless), 60_000, "no end"),
+    "PPO Pendulum, vf_clip_param=10": Run(_ppo("Pendulum-v1"), 40_000, "value errors clipped"),
+    "DQN CartPole, 16 environments": Run(_dqn("CartPole-v1", envs=16), 10_000, "few updates"),
+    "sound: PPO CartPole": Run(_tuned(PPOConfig, "CartPole-v1"), 50_000),
+    "sound: PPO Pendulum": Run(_tuned(PPOConfig), 100_000),
+    "sound: DQN CartPole": Run(_tuned(DQNConfig, "CartPole-v1"), 20_000),
+    "sound: SAC Pendulum": Run(_tuned(SACConfig), 10_000),
+    "sound: PPO on images": Run(_ppo(Squares, model=_SQUARES), 20_000),
 }
 
-
+_LSTM = {"fcnet_hiddens": [32], "use_lstm": True, "lstm_cell_size": 32}
+_MINATAR = {"conv_filters": [[16, [3, 3], 1]], "post_fcnet_hiddens": [64]}
 HELD_OUT = {
-    "PPO Acrobot, gamma=0.2": Run(
-        lambda: _tuned(PPOConfig(), "Acrobot-v1").training(gamma=0.2), 60_000, "horizon"
-    ),
+    "PPO Acrobot, gamma=0.2": Run(_tuned(PPOConfig, "Acrobot-v1", gamma=0.2), 60_000, "horizon"),
     "PPO with pay after 200 steps, gamma=0.8": Run(
-        lambda: _ppo(Delayed, gamma=0.8, vf_clip_param=float("inf")), 40_000, "horizon"
+        _ppo(Delayed, gamma=0.8, **_UNCLIPPED), 40_000, "horizon"
     ),
-    "DQN Acrobot, lr=1e-7": Run(
-        lambda: _dqn(lr=1e-7).environment("Acrobot-v1"), 10_000, "small rate"
-    ),
-    "SAC Pendulum, lr=1e-7": Run(
-        lambda: _tuned(SACConfig(), "Pendulum-v1").training(lr=1e-7, **_SMALL), 9_000, "small rate"
-    ),
-    "A2C CartPole, lr=1e-8": Run(lambda: _a2c("CartPole-v1", lr=1e-8), 30_000, "small rate"),
+    "DQN Acrobot, lr=1e-7": Run(_dqn("Acrobot-v1", lr=1e-7), 10_000, "small rate"),
+    "SAC Pendulum, lr=1e-7": Run(_tuned(SACConfig, lr=1e-7, **_SMALL), 9_000, "small rate"),
+    "A2C CartPole, lr=1e-8": Run(_a2c("CartPole-v1", lr=1e-8), 30_000, "small rate"),
     "PPO Pendulum, entropy_coeff=1": Run(
-        lambda: _tuned(PPOConfig(), "Pendulum-v1").training(entropy_coeff=1.0),
-        60_000,
-        "entropy bonus",
+        _tuned(PPOConfig, entropy_coeff=1.0), 60_000, "entropy bonus"
     ),
     "A2C CartPole, entropy_coeff=20": Run(
-        lambda: _a2c("CartPole-v1", entropy_coeff=20.0), 30_000, "entropy bonus"
+        _a2c("CartPole-v1", entropy_coeff=20.0), 30_000, "entropy bonus"
     ),
     "A2C CartPole, one observation x 1e4": Run(
-        lambda: _a2c(lambda _: FastSpeeds(gym.make("CartPole-v1"))), 30_000, "observations"
+        _a2c(lambda _: FastSpeeds(gym.make("CartPole-v1"))), 30_000, "observations"
     ),
     "TD3 Pendulum, rewards x 1e4": Run(
-        lambda: _tuned(TD3Config(), "Pendulum-v1").environment(_costly).training(**_SMALL),
-        9_000,
-        "value errors large",
+        _tuned(TD3Config, source=_costly, **_SMALL), 9_000, "value errors large"
     ),
-    "DQN MountainCar": Run(
-        lambda: _dqn().environment("MountainCar-v0").rollouts(num_envs_per_worker=4),
-        22_000,
-        "same returns",
-    ),
+    "DQN MountainCar": Run(_dqn("MountainCar-v0", envs=4), 22_000, "same returns"),
     "TD3 Pendulum without time limit": Run(
-        lambda: _tuned(TD3Config(), "Pendulum-v1").environment(_endless).training(**_SMALL),
-        12_000,
-        "no end",
+        _tuned(TD3Config, source=_endless, **_SMALL), 12_000, "no end"
     ),
-    "SAC Pendulum, 16 environments": Run(
-        lambda: _tuned(SACConfig(), "Pendulum-v1").rollouts(num_envs_per_worker=16),
-        20_000,
-        "few updates",
-    ),
+    "SAC Pendulum, 16 environments": Run(_tuned(SACConfig, envs=16), 20_000, "few updates"),
     "PPO LunarLander, lr=0.1": Run(
-        lambda: _ppo("LunarLander-v3", lr=0.1, vf_clip_param=float("inf")), 30_000, "large steps"
+        _ppo("LunarLander-v3", lr=0.1, **_UNCLIPPED), 30_000, "large steps"
     ),
     "DDPG Pendulum, lr=0.1": Run(
-        lambda: _tuned(DDPGConfig(), "Pendulum-v1").training(actor_lr=0.1, critic_lr=0.1, **_SMALL),
-        9_000,
-        "large rate",
+        _tuned(DDPGConfig, actor_lr=0.1, critic_lr=0.1, **_SMALL), 9_000, "large rate"
     ),
-    "PPO, one of two agents is always paid": Run(
-        lambda: _two(pays_always=True), 20_000, "same returns"
-    ),
+    "PPO, one of two agents is always paid": Run(_two(pays_always=True), 20_000, "same returns"),
     "sound: PPO FrozenLake": Run(
-        lambda: _ppo("FrozenLake-v1").environment(env_config={"is_slippery": False}), 30_000
+        _ppo(lambda _: gym.make("FrozenLake-v1", is_slippery=False)), 30_000
     ),
     "sound: PPO Pendulum of 1,000 steps": Run(
-        lambda: _tuned(PPOConfig(), "Pendulum-v1").environment(
-            lambda _: gym.make("Pendulum-v1", max_episode_steps=1000)
-        ),
-        80_000,
+        _tuned(PPOConfig, source=lambda _: gym.make("Pendulum-v1", max_episode_steps=1000)), 80_000
     ),
-    "sound: SAC Pendulum, early": Run(
-        lambda: _tuned(SACConfig(), "Pendulum-v1").training(**_SMALL), 3_000
-    ),
-    "sound: DQN LunarLander, early": Run(lambda: _tuned(DQNConfig(), "LunarLander-v3"), 5_000),
-    "sound: PPO CartPole, LSTM": Run(
-        lambda: _ppo(
-            "CartPole-v1",
-            model={"fcnet_hiddens": [32], "use_lstm": True, "lstm_cell_size": 32},
-        ),
-        20_000,
-    ),
-    "sound: PPO MinAtar Breakout": Run(
-        lambda: _ppo(
-            "MinAtar/Breakout-v1",
-            model={"conv_filters": [[16, [3, 3], 1]], "post_fcnet_hiddens": [64]},
-        ),
-        20_000,
-    ),
-    "sound: PG CartPole": Run(
-        lambda: PGConfig().environment("CartPole-v1").rollouts(num_envs_per_worker=4), 30_000
-    ),
-    "sound: TD3 Pendulum": Run(
-        lambda: _tuned(TD3Config(), "Pendulum-v1").training(**_SMALL), 10_000
-    ),
-    "sound: PPO, two agents": Run(lambda: _two(pays_always=False), 20_000),
+    "sound: SAC Pendulum, early": Run(_tuned(SACConfig, **_SMALL), 3_000),
+    "sound: DQN LunarLander, early": Run(_tuned(DQNConfig, "LunarLander-v3"), 5_000),
+    "sound: PPO CartPole, LSTM": Run(_ppo("CartPole-v1", model=_LSTM), 20_000),
+    "sound: PPO MinAtar Breakout": Run(_ppo("MinAtar/Breakout-v1", model=_MINATAR), 20_000),
+    "sound: PG CartPole": Run(make_run(PGConfig, "CartPole-v1", {}, envs=4), 30_000),
+    "sound: TD3 Pendulum": Run(_tuned(TD3Config, **_SMALL), 10_000),
+    "sound: PPO, two agents": Run(_two(pays_always=False), 20_000),
 }
 """Chosen after the rules and their thresholds were set."""
 
 
-class _Kept(logging.Handler):
-    """Keeps what the log says."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 class Outcome(NamedTuple):
-    """What a run showed."""
-
     lines: list[str]
     at_steps: int  # when the first line came
     mean_return: float
@@ -353,50 +310,45 @@ class Outcome(NamedTuple):
 
 
 def train(run: Run, seed: int) -> Outcome:
-    """Trains a run and returns its warnings."""
-    kept, began, at_steps = _Kept(), time.perf_counter(), 0
+    lines: list[str] = []
+    handler, began, at_steps = logging.Handler(logging.WARNING), time.perf_counter(), 0
+    handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("tfpolicies")
-    logger.addHandler(kept)
+    logger.addHandler(handler)
     try:
         algorithm = run.make().debugging(seed=seed).build()
         while algorithm.counters["num_env_steps_sampled"] < run.steps:
             result = algorithm.train()
-            if kept.lines and not at_steps:
+            if lines and not at_steps:
                 at_steps = result["num_env_steps_sampled"]
         algorithm.stop()
     finally:
-        logger.removeHandler(kept)
+        logger.removeHandler(handler)
     mean = result["recent_returns"]["mean"]
-    return Outcome(kept.lines, at_steps, mean, time.perf_counter() - began)
+    return Outcome(lines, at_steps, mean, time.perf_counter() - began)
 
 
 def get_cause(line: str) -> str:
-    """Returns the name of the cause that a warning names."""
     return next((name for name, words in WORDS.items() if words in line), line[:60])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="a part of the names of runs")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lines", action="store_true", help="print the warnings, too")
-    parser.add_argument(
-        "--held-out", action=argparse.BooleanOptionalAction, help="the second set only, or not"
-    )
-    options = parser.parse_args()
-    logging.getLogger("tfpolicies").propagate = False
     sets = {"known": RUNS, "held out": HELD_OUT}
-    if options.held_out is not None:
-        sets.pop("known" if options.held_out else "held out")
-    is_good = [run_set(name, runs, options) for name, runs in sets.items()]
+    options = parse_options(
+        __doc__,
+        only=("", "a part of the names of runs"),
+        seed=0,
+        lines=(False, "print the warnings, too"),
+        sets=list(sets),
+    )
+    logging.getLogger("tfpolicies").propagate = False
+    is_good = [run_set(name, sets[name], options) for name in options.sets]
     return int(not all(is_good))
 
 
 def run_set(title: str, runs: dict[str, Run], options: argparse.Namespace) -> bool:
     """Trains the runs of a set, prints what they showed, and returns whether enough is right."""
-    table = Table(
-        "run", "cause", "warnings, in order", "at step", "return", "s", "right", title=title
-    )
+    print(f"{title}: run | cause | warnings, in order | at step | return | s | right")
     right = {True: [], False: []}
     for name, run in runs.items():
         if options.only not in name:
@@ -406,12 +358,11 @@ def run_set(title: str, runs: dict[str, Run], options: argparse.Namespace) -> bo
         is_right = causes[:1] == ([run.cause] if run.cause else [])
         right[run.cause is None].append(is_right)
         figures = [f"{outcome.at_steps:,}" if causes else "", f"{outcome.mean_return:.4g}"]
-        shown = [run.cause or "none", ", ".join(causes) or "none", *figures]
-        table.add_row(name, *shown, f"{outcome.seconds:.0f}", "yes" if is_right else "NO")
-        print(name, "|", " | ".join(shown), flush=True)
+        cells = [name, run.cause or "none", ", ".join(causes) or "none", *figures]
+        cells += [f"{outcome.seconds:.0f}", "yes" if is_right else "NO"]
+        print(" | ".join(cells), flush=True)
         if options.lines:
             print(*(f"    {line}" for line in outcome.lines), sep="\n", flush=True)
-    Console(width=150).print(table)
     broken, sound = right[False], right[True]
     print(f"{sum(broken)} of {len(broken)} broken runs have the true cause in their first warning;")
     print(f"{sum(sound)} of {len(sound)} sound runs have no warning.")

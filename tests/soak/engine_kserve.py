@@ -11,7 +11,6 @@ with open(sys.argv[1]) as file:
 
 
 def unknown(value, kind, path=""):
-    """Returns the keys that the published models lack."""
     model = getattr(kserve, kind, None)
     if not isinstance(value, dict) or model is None:
         return []

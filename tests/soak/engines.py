@@ -8,7 +8,6 @@ InferenceService. `tests/export/test_layouts.py` does the same for Triton, whose
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from soak.conformance import Combination, make_policy
+from helpers.policy_matrix import Combination, make_policy
+from helpers.scripts import parse_options
 from tfpolicies.export.verify import draw_random_inputs
 from tools.peers import KSERVE, MLSERVER, PEERS, TF_SERVING, Peer, interpreter
 
@@ -53,7 +53,6 @@ def expected(policy: Any, file: Path) -> None:
 
 
 def checked(layout: str, policy: Any, folder: Path, python: Path) -> str:
-    """Exports a policy, and returns what the engine's package says of it."""
     result = policy.export_model(folder / "arm", layout=layout)
     arguments = {
         "tf-serving": [result.path],
@@ -69,10 +68,7 @@ def checked(layout: str, policy: Any, folder: Path, python: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="layouts with this in the name")
-    parser.add_argument("--peers", type=Path, default=PEERS)
-    options = parser.parse_args()
+    options = parse_options(__doc__, only=("", "part of the name of a layout"), peers=PEERS)
     for layout, peer in LAYOUTS.items():
         if options.only not in layout:
             continue

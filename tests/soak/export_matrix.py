@@ -10,7 +10,6 @@ outputs in double precision differ by more than 3e-6: what changes less is round
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from helpers.scripts import parse_options
 from tfpolicies import A2CConfig, DDPGConfig, DQNConfig, PGConfig, PPOConfig, SACConfig, TD3Config
 from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
@@ -69,23 +69,17 @@ class World(gym.Env):
 
 
 SHAPES = {"image": (16, 16, 1), "stack": (16, 16, 4)}
+DENSE = {"fcnet_hiddens": [64, 64]}
+LSTM = {"use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 8}
 NETWORKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "mlp": ("vector", {"fcnet_hiddens": [64, 64]}, {}),
-    "mlp, filtered": (
-        "vector",
-        {"fcnet_hiddens": [64, 64]},
-        {"observation_filter": "MeanStdFilter"},
-    ),
+    "mlp": ("vector", DENSE, {}),
+    "mlp, filtered": ("vector", DENSE, {"observation_filter": "MeanStdFilter"}),
     "cnn": ("image", CONVOLUTIONS, {}),
     "stacked frames": ("stack", CONVOLUTIONS, {}),
-    "lstm": ("vector", {"use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 8}, {}),
+    "lstm": ("vector", LSTM, {}),
     "gru": ("vector", {"use_gru": True, "lstm_cell_size": 32, "max_seq_len": 8}, {}),
     "attention": ("vector", {"use_attention": True, "max_seq_len": 8}, {}),
-    "image and lstm": (
-        "image",
-        {**CONVOLUTIONS, "use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 8},
-        {},
-    ),
+    "image and lstm": ("image", {**CONVOLUTIONS, **LSTM}, {}),
 }
 ON_POLICY = {"PPO": PPOConfig, "PG": PGConfig, "A2C": A2CConfig}
 REPLAY = {"DQN": DQNConfig, "SAC": SACConfig, "TD3": TD3Config, "DDPG": DDPGConfig}
@@ -230,10 +224,8 @@ def cases(only: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--only", default="", help="part of an algorithm's and a network's name")
-    options = parser.parse_args()
+    only = ("", "part of an algorithm's and a network's name")
+    options = parse_options(__doc__, iterations=20, only=only)
     bad = rows = 0
     with tempfile.TemporaryDirectory() as place:
         for algo, network in cases(lambda name: options.only in name):

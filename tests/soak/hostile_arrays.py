@@ -50,4 +50,4 @@ def array_file_attempt(rng: random.Random) -> Attempt:
     """Returns a changed image of arrays, read as checkpoints read theirs."""
     what = rng.choice(list(_IMAGES))
     image = change_bytes(_IMAGES[what], rng)
-    return Attempt(what, lambda: unpack_arrays(image), lambda: None, lambda _: [])
+    return Attempt(what, lambda: unpack_arrays(image))

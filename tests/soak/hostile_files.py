@@ -1,4 +1,4 @@
-"""Files that somebody made to do harm, for `fuzz_attacks`: what they say, and who loads them."""
+"""Hostile files for `fuzz_attacks`: their contents, and the readers that load them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ import numpy as np
 from gymnasium import spaces
 
 import tfpolicies
-from soak.attempt import Attempt, Victim
-from soak.fuzz_states import damage_file, edit, same
+from helpers.differences import find_differences, get_owned
+from helpers.factories import OBS, make
+from soak.attempt import Attempt, Victim, damage_file
+from soak.fuzz_states import edit, renew, walk
 from soak.hostile_arrays import array_file_attempt, changed_array_files
 from soak.hostile_onnx import make_hostile, onnx_loaders
-from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig, PPOTF2Policy
+from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.training_state import get_progress
 from tfpolicies.cli.onnx_exports import play_in_subprocess
@@ -43,39 +45,26 @@ from tfpolicies.storage.checkpoint import (
 
 # What hostile files name --------------------------------------------------------------------------
 
-_ALIASES: tuple[tuple[Any, str], ...] = (
-    ("keras", "layers.Lambda"),
-    ("keras.layers", "Lambda"),
-    ("keras.src.layers.core.lambda_layer", "Lambda"),
-    ("keras", "src.layers.Lambda"),
-    ("keras.layers", "core.lambda_layer.Lambda"),
-    ("keras", "layers.TFSMLayer"),
-    ("keras.layers", "TFSMLayer"),
-    ("keras.layers", "TorchModuleWrapper"),
-    ("keras.layers", "JaxLayer"),
-    ("keras.layers", "FlaxLayer"),
-    ("keras.layers", "StringLookup"),
-    ("keras.layers", "IntegerLookup"),
-    ("keras.layers", "TextVectorization"),
-    ("keras.layers", "Hashing"),
-    ("keras.saving", "load_model"),
-    ("keras.utils", "get_file"),
-    ("keras", "config.enable_unsafe_deserialization"),
-    ("keras.config", "set_floatx"),
-    ("keras.utils", "set_random_seed"),
-    ("keras.src.utils.rng_utils", "set_random_seed"),
-    ("keras.models", "load_model"),
-    ("builtins", "eval"),
-    ("builtins", "function"),
-    ("builtins", "__lambda__"),
-    ("subprocess", "Popen"),
-    ("os", "system"),
-    ("keras.src.saving.saving_lib", "load_model"),
-    ("tfpolicies.cli", "main"),
-    (None, "Lambda"),
-    (None, "layers>Lambda"),
-    ("keras.ops", "stop_gradient"),
-)
+_NAMES = {
+    "keras": "layers.Lambda src.layers.Lambda layers.TFSMLayer"
+    " config.enable_unsafe_deserialization",
+    "keras.layers": "Lambda core.lambda_layer.Lambda TFSMLayer TorchModuleWrapper JaxLayer"
+    " FlaxLayer StringLookup IntegerLookup TextVectorization Hashing",
+    "keras.src.layers.core.lambda_layer": "Lambda",
+    "keras.saving": "load_model",
+    "keras.models": "load_model",
+    "keras.src.saving.saving_lib": "load_model",
+    "keras.utils": "get_file set_random_seed",
+    "keras.src.utils.rng_utils": "set_random_seed",
+    "keras.config": "set_floatx",
+    "keras.ops": "stop_gradient",
+    "builtins": "eval function __lambda__",
+    "subprocess": "Popen",
+    "os": "system",
+    "tfpolicies.cli": "main",
+    None: "Lambda layers>Lambda",
+}
+_ALIASES = [(module, name) for module, names in _NAMES.items() for name in names.split()]
 
 _HOSTILE_CONFIGS: tuple[dict[str, Any], ...] = (
     {"function": {"class_name": "function", "config": "set_floatx", "module": "keras.config"}},
@@ -89,18 +78,8 @@ _HOSTILE_CONFIGS: tuple[dict[str, Any], ...] = (
     {"units": 2, "activation": {"module": "builtins", "class_name": "function", "config": "eval"}},
 )
 
-_SIZES: tuple[Any, ...] = (
-    10**9,
-    2 * 10**8,
-    10**7,
-    2**31 - 1,
-    2**31,
-    2**62,
-    2**70,
-    1e9,
-    -(10**9),
-    10**400,
-)
+_LARGE = (10**9, 2 * 10**8, 10**7, 2**31 - 1, 2**31, 2**62, 2**70, 10**400)
+_SIZES: tuple[Any, ...] = (*_LARGE, 1e9, -(10**9))
 
 _SPACES: tuple[dict[str, Any], ...] = (
     {"type": "Discrete", "dtype": "int64", "n": 10**9, "start": 0},
@@ -143,18 +122,9 @@ def _named(rng: random.Random) -> str:
 # Places in JSON -----------------------------------------------------------------------------------
 
 
-def _places(tree: Any, expected: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
-    """Returns (container, key) of each entry of nested dicts and lists that is wanted."""
-    actual: list[tuple[Any, Any]] = []
-    stack = [tree]
-    while stack:
-        node = stack.pop()
-        for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
-            if expected(key, value):
-                actual.append((node, key))
-            if isinstance(value, dict | list):
-                stack.append(value)
-    return actual
+def _places(tree: Any, is_place: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
+    """Returns (container, key) of some entries of nested dicts and lists."""
+    return [(node, key) for node, key in walk(tree) if is_place(key, node[key])]
 
 
 def _attack_aliases(victim: Checkpoint, rng: random.Random) -> None:
@@ -236,8 +206,7 @@ def _attack_numbers(victim: Checkpoint, rng: random.Random) -> None:
 
 
 def _attack_junk(victim: Checkpoint, rng: random.Random) -> None:
-    manifest = _some_manifest(victim, rng)
-    edit(manifest, rng)
+    edit(_some_manifest(victim, rng), rng)
 
 
 def _some_manifest(victim: Checkpoint, rng: random.Random) -> dict[str, Any]:
@@ -291,7 +260,6 @@ def _nest(depth: int, shape: tuple[int, ...], times: int = 2) -> keras.Model:
 
 
 def _describe(model: keras.Model) -> dict[str, Any]:
-    """Returns the config of a model, unchecked."""
     config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
     return config
 
@@ -331,11 +299,8 @@ def _attack_work(victim: Checkpoint, rng: random.Random) -> None:
 
 
 _ATTACKS: dict[str, Callable[[Checkpoint, random.Random], None]] = {
-    "aliases": _attack_aliases,
-    "callables": _attack_callables,
-    "sizes": _attack_sizes,
-    "numbers": _attack_numbers,
-    "junk": _attack_junk,
+    name: globals()[f"_attack_{name}"]
+    for name in ("aliases", "callables", "sizes", "numbers", "junk")
 }
 
 # Files and folders --------------------------------------------------------------------------------
@@ -357,6 +322,13 @@ def _no_regular_file(path: Path, rng: random.Random) -> None:
         path.symlink_to(path if kind == "loop" else path.with_name("nowhere"))
 
 
+def _spoil(path: Path, rng: random.Random, what: str = "") -> str:
+    """Damages a file or puts something else in its place; returns what it did."""
+    what = what or ("no regular file" if rng.random() < 0.3 else "damage")
+    (damage_file if what == "damage" else _no_regular_file)(path, rng)
+    return what
+
+
 def _write(victim: Checkpoint, name: str, folder: Path) -> None:
     """Writes a checkpoint of edited parts, with names and checksums that are right."""
     parts = {
@@ -374,14 +346,6 @@ def _bare(manifest: dict[str, Any]) -> dict[str, Any]:
 # Victims ------------------------------------------------------------------------------------------
 
 
-def _unchanged() -> None:
-    return None
-
-
-def _no_arrays(_: Any) -> list[np.ndarray]:
-    return []
-
-
 def _weights(policy: Any) -> list[np.ndarray]:
     return list(policy.get_weights().values())
 
@@ -390,43 +354,30 @@ def _all_weights(algorithm: Any) -> list[np.ndarray]:
     return [x for policy in algorithm.worker.policy_map.values() for x in _weights(policy)]
 
 
-_SMALL = {"seed": 0, "inference": "tf", "jit_compile": False}
-
-
 def sample_policies() -> dict[str, Any]:
     """Returns small policies with every kind of thing that a checkpoint holds."""
-    space, actions = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
-    own = keras.Sequential(
-        [
-            keras.Input((3,)),
-            keras.layers.Dense(4, "tanh", kernel_initializer="he_normal"),
-            keras.layers.Dense(2),
-        ]
-    )
-    filtered = {"observation_filter": "MeanStdFilter", "model": {"fcnet_hiddens": [4]}}
-    nested = spaces.Dict({"a": space, "b": spaces.Discrete(3)})
+    hidden = keras.layers.Dense(4, "tanh", kernel_initializer="he_normal")
+    model = keras.Sequential([keras.Input((3,)), hidden, keras.layers.Dense(2)])
+    nested = spaces.Dict({"a": OBS, "b": spaces.Discrete(3)})
     return {
-        "catalogue": PPOTF2Policy(space, actions, {**_SMALL, **filtered}),
-        "keras": PPOTF2Policy(space, actions, {**_SMALL, "model": {"custom_model": own}}),
-        "dqn": DQNTF2Policy(nested, actions, {**_SMALL, "model": {"fcnet_hiddens": [4]}}),
+        "catalogue": make(observation_filter="MeanStdFilter"),
+        "keras": make(model={"custom_model": model}),
+        "dqn": make(DQNTF2Policy, nested),
     }
 
 
 def policy_victims(root: Path, policies: dict[str, Any]) -> dict[str, Victim]:
-    """Returns the checkpoints of policies."""
-    made = {}
+    victims = {}
     for name, policy in policies.items():
-        policy.export_checkpoint(root / name)
-        made[f"policy {name}"] = functools.partial(
-            _policy_attempt, root / name, root / f"{name} hostile", policy
-        )
-    return made
+        sound, hostile = root / name, root / f"{name} hostile"
+        policy.export_checkpoint(sound)
 
+        def attack(rng: random.Random, sound: Path = sound, hostile: Path = hostile) -> Attempt:
+            what = _make_hostile(sound, hostile, POLICY_MANIFEST, "Policy", rng)
+            return Attempt(what, lambda: Policy.from_checkpoint(hostile), arrays=_weights)
 
-def _policy_attempt(sound: Path, hostile: Path, policy: Any, rng: random.Random) -> Attempt:
-    what = _make_hostile(sound, hostile, POLICY_MANIFEST, "Policy", rng)
-    del policy  # it keeps its Program alive, so that sound files build no other
-    return Attempt(what, lambda: Policy.from_checkpoint(hostile), _unchanged, _weights)
+        victims[f"policy {name}"] = attack
+    return victims
 
 
 def work_victim(root: Path, policy: Any) -> Victim:
@@ -446,38 +397,29 @@ def work_victim(root: Path, policy: Any) -> Victim:
             loaded.compute_actions(observation)
             return loaded
 
-        return Attempt("work", load, _unchanged, _weights)
+        return Attempt("work", load, arrays=_weights)
 
     return attempt
 
 
 def _make_hostile(sound: Path, hostile: Path, name: str, kind: str, rng: random.Random) -> str:
     shutil.rmtree(hostile, ignore_errors=True)
+    victim = read_checkpoint(sound, name, kind=kind)
     if rng.random() < 0.1:
-        victim = read_checkpoint(sound, name, kind=kind)
         with changed_array_files(rng):
             _write(victim, name, hostile)
         return "array file"
     if rng.random() < 0.5:
-        victim = read_checkpoint(sound, name, kind=kind)
         attack = rng.choice(list(_ATTACKS))
         _ATTACKS[attack](victim, rng)
         with contextlib.suppress(TfPoliciesError):  # what JSON cannot hold is no file
             _write(victim, name, hostile)
             return attack
-        shutil.rmtree(hostile, ignore_errors=True)
-    shutil.copytree(sound, hostile)
-    path = rng.choice(sorted(path for path in hostile.rglob("*") if path.is_file()))
-    if rng.random() < 0.3:
-        _no_regular_file(path, rng)
-        return "no regular file"
-    damage_file(path, rng)
-    return "damage"
+    renew(sound, hostile)
+    return _spoil(rng.choice(sorted(path for path in hostile.rglob("*") if path.is_file())), rng)
 
 
 def sample_algorithms() -> tuple[Algorithm, Algorithm]:
-    """Returns a small algorithm with one policy, and one with two."""
-
     def built(config: PPOConfig) -> Algorithm:
         model = {"fcnet_hiddens": [4]}
         config.framework("tf2", inference="tf", jit_compile=False)
@@ -494,22 +436,19 @@ def sample_algorithms() -> tuple[Algorithm, Algorithm]:
 
 
 def policy_of_agent(agent_id: Any, episode: Any, **kwargs: Any) -> str:
-    """Returns the id of the policy that acts for an agent."""
     del episode, kwargs
     return "ab"[agent_id]
 
 
 def algorithm_victims(root: Path, single: Algorithm, algorithm: Algorithm) -> dict[str, Victim]:
-    """Returns the checkpoints of algorithms, built anew and restored into a living one."""
+    """Returns the checkpoints of algorithms, built again and restored into a living one."""
     sound, sound_single = root / "algorithm", root / "single"
     algorithm.save(sound)
     single.save(sound_single)
 
     def state() -> dict[str, Any]:
-        results = {pid: policy.get_state() for pid, policy in algorithm.worker.policy_map.items()}
-        for each in results.values():
-            each.pop("policy_spec", None)
-        return {"policies": results, "progress": repr(get_progress(algorithm))}
+        states = {pid: get_owned(policy) for pid, policy in algorithm.worker.policy_map.items()}
+        return {"policies": states, "progress": repr(get_progress(algorithm))}
 
     def restored(rng: random.Random) -> Attempt:
         hostile = root / "algorithm hostile"
@@ -518,14 +457,13 @@ def algorithm_victims(root: Path, single: Algorithm, algorithm: Algorithm) -> di
         what = _make_hostile(sound, hostile, ALGORITHM_MANIFEST, "Algorithm", rng)
 
         def changed() -> str | None:
-            return None if same(before, state()) else "a refused checkpoint changed the algorithm"
+            return next(find_differences(before, state()), None)
 
-        return Attempt(
-            f"restore, {what}",
-            lambda: algorithm.restore(hostile),
-            changed,
-            lambda _: _all_weights(algorithm),
-        )
+        def load() -> Algorithm:
+            algorithm.restore(hostile)
+            return algorithm
+
+        return Attempt(f"restore, {what}", load, changed, _all_weights)
 
     def built(rng: random.Random) -> Attempt:
         hostile = root / "single hostile"
@@ -536,13 +474,12 @@ def algorithm_victims(root: Path, single: Algorithm, algorithm: Algorithm) -> di
             results.stop()
             return results
 
-        return Attempt(what, load, _unchanged, _all_weights)
+        return Attempt(what, load, arrays=_all_weights)
 
     return {"algorithm restored": restored, "algorithm built": built}
 
 
 def stash_victim(root: Path, policy: Any) -> Victim:
-    """Returns a kept stash that another map opens."""
     sound, hostile = root / "stash", root / "stash hostile"
     with PolicyMap(capacity=1, path=sound) as policies:
         policies["main"] = policy.copy("main")
@@ -551,31 +488,25 @@ def stash_victim(root: Path, policy: Any) -> Victim:
         policies.flush()
 
     def attempt(rng: random.Random) -> Attempt:
-        shutil.rmtree(hostile, ignore_errors=True)
-        shutil.copytree(sound, hostile)
-        path = rng.choice(
-            [p for p in sorted(hostile.rglob("*")) if p.is_file() and p.name != "lock"]
-        )
-        what = "damage"
+        renew(sound, hostile)
+        files = [p for p in sorted(hostile.rglob("*")) if p.is_file() and p.name != "lock"]
+        path = rng.choice(files)
         if path.suffix == ".json" and rng.random() < 0.7:
             what = "record"
             record = json.loads(path.read_text())
             part = Checkpoint(record.get("policy", record), {}, {})
-            attack = rng.choice([each for each in _ATTACKS if each != "numbers"])
+            attack = rng.choice([name for name in _ATTACKS if name != "numbers"])
             with contextlib.suppress(KeyError, IndexError):
                 _ATTACKS[attack](part, rng)
             path.write_text(json.dumps(record))
-        elif rng.random() < 0.3:
-            what = "no regular file"
-            _no_regular_file(path, rng)
         else:
-            damage_file(path, rng)
+            what = _spoil(path, rng)
 
         def load() -> list[np.ndarray]:
             with PolicyMap(capacity=2, path=hostile) as result:
                 return [x for policy_id in list(result) for x in _weights(result[policy_id])]
 
-        return Attempt(what, load, _unchanged, lambda arrays: arrays)
+        return Attempt(what, load, arrays=lambda arrays: arrays)
 
     return attempt
 
@@ -588,8 +519,7 @@ def run_victim(root: Path, algorithm: Algorithm) -> Victim:
     algorithm.save(run.checkpoints / "latest")
 
     def attempt(rng: random.Random) -> Attempt:
-        shutil.rmtree(hostile, ignore_errors=True)
-        shutil.copytree(sound, hostile)
+        renew(sound, hostile)
         path = next(hostile.glob("*/run.json"))
         what = rng.choice(("settings", "damage", "no regular file"))
         if what == "settings":
@@ -599,10 +529,8 @@ def run_victim(root: Path, algorithm: Algorithm) -> Victim:
             bad = (f"callbacks={_named(rng)}", "env=os:system", f"model.custom_model={_named(rng)}")
             train[key] = rng.choice((_named(rng), [rng.choice(bad)], rng.choice(_SIZES), None, {}))
             path.write_text(json.dumps(content))
-        elif what == "damage":
-            damage_file(path, rng)
         else:
-            _no_regular_file(path, rng)
+            _spoil(path, rng, what)
 
         def load() -> None:
             result = find_run(str(hostile))
@@ -611,11 +539,12 @@ def run_victim(root: Path, algorithm: Algorithm) -> Victim:
                     result.settings.get("train", {}), str(result.run_json)
                 ).make_config().validate()
 
-        return Attempt(what, load, _unchanged, _no_arrays)
+        return Attempt(what, load)
 
     return attempt
 
 
+_PLAYER = str(Path(tfpolicies.__file__).parent / "export" / "player.py")
 _MARK = "Path(__file__).with_name('executed').write_text('x')"
 
 
@@ -625,8 +554,7 @@ def export_victim(root: Path, policy: Any) -> Victim:
     policy.export_model(sound, onnx=True)
 
     def attempt(rng: random.Random) -> Attempt:
-        shutil.rmtree(hostile, ignore_errors=True)
-        shutil.copytree(sound, hostile)
+        renew(sound, hostile)
         player = next(hostile.rglob("play.py"))
         player.write_text(f"from pathlib import Path\n{_MARK}\nprint('{{}}')\n")
         for name in ("numpy.py", "gymnasium.py", "json.py", "sitecustomize.py"):
@@ -638,19 +566,15 @@ def export_victim(root: Path, policy: Any) -> Victim:
             edit(content, rng)
             spec.write_text(json.dumps(content))
         elif what != "play.py":
-            path = rng.choice([spec, player.with_name("model.onnx")])
-            (damage_file if what == "damage" else _no_regular_file)(path, rng)
+            _spoil(rng.choice([spec, player.with_name("model.onnx")]), rng, what)
 
         def changed() -> str | None:
             return "play.py of the folder ran" if list(hostile.rglob("executed")) else None
 
-        return Attempt(
-            what,
-            lambda: play_in_subprocess(player.with_name("model.onnx"), "CartPole-v1", 1, 0),
-            changed,
-            _no_arrays,
-            may_start=str(Path(tfpolicies.__file__).parent / "export" / "player.py"),
-        )
+        def load() -> None:
+            play_in_subprocess(player.with_name("model.onnx"), "CartPole-v1", 1, 0)
+
+        return Attempt(what, load, changed, may_start=_PLAYER)
 
     return attempt
 
@@ -662,8 +586,7 @@ def onnx_victims(root: Path, policy: Any) -> dict[str, Victim]:
 
     def attempt(load: Callable[[Path], None], rng: random.Random) -> Attempt:
         what = make_hostile(sound, hostile, rng)
-        player = str(Path(tfpolicies.__file__).parent / "export" / "player.py")
-        return Attempt(what, lambda: load(hostile), _unchanged, _no_arrays, may_start=player)
+        return Attempt(what, lambda: load(hostile), may_start=_PLAYER)
 
     return {name: functools.partial(attempt, load) for name, load in onnx_loaders().items()}
 

@@ -1,4 +1,8 @@
-"""Hostile ONNX files for `fuzz_attacks`: built ones and damaged ones."""
+"""Hostile ONNX files for `fuzz_attacks`: built ones and damaged ones.
+
+`tests/importers/test_hostile_onnx.py` has models of other domains and models whose work depends on
+their inputs.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,18 @@ import contextlib
 import hashlib
 import json
 import random
-import shutil
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from helpers.onnx_graphs import constant, disguise, graph_before, value
+from soak.attempt import damage_bytes
+from soak.fuzz_states import renew
 from tfpolicies import import_policy
 from tfpolicies.errors import ExportError
 from tfpolicies.export import player
@@ -31,69 +35,6 @@ _LARGE = (0, -1, 1, 3, 10**5, 10**6, 10**8, 2**31, 2**40, 2**62, 2**63 - 1, -(2*
 _SECONDS = 1.0  # of a call, or of a trial of the server
 
 # Building -----------------------------------------------------------------------------------------
-
-
-def value(name: str, kind: int = TensorProto.FLOAT, shape: Any = None) -> onnx.ValueInfoProto:
-    """Returns an input or output of a graph."""
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def constant(name: str, array: Any) -> onnx.TensorProto:
-    """Returns a weight."""
-    return numpy_helper.from_array(np.asarray(array), name)
-
-
-def graph_before(
-    model: onnx.ModelProto, nodes: Sequence[Node], constants: Sequence[onnx.TensorProto] = ()
-) -> onnx.ModelProto:
-    """Returns a copy of a model that reads `harm` in place of its observation.
-
-    Args:
-        model: with an input `obs`.
-        nodes: compute `harm` from `obs`.
-        constants: that they read.
-    """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    for node in result.graph.node:
-        node.input[:] = ["harm" if name == "obs" else name for name in node.input]
-    for node in reversed(nodes):
-        result.graph.node.insert(0, node)
-    result.graph.initializer.extend(constants)
-    return result
-
-
-def disguise(content: bytes) -> bytes:
-    """Returns a model in ONNX Runtime's own format that is legal ONNX without a node, too.
-
-    The format begins with the offset of its first table, and `08 00 09 00` is a field of ONNX, as
-    is what follows. So the table is copied to the place that these bytes name.
-    """
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.save_model_format", "ORT")
-    with tempfile.TemporaryDirectory() as folder:
-        options.optimized_model_filepath = f"{folder}/model.ort"
-        onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        saved = Path(options.optimized_model_filepath).read_bytes()
-    (root,) = struct.unpack_from("<I", saved)
-    fields = root - struct.unpack_from("<i", saved, root)[0]
-    fields_size, table_size = struct.unpack_from("<HH", saved, fields)
-    place = struct.unpack("<I", b"\x08\x00\x09\x00")[0]
-    base = -(-(place + table_size) // 16) * 16
-    table = bytearray(saved[root : root + table_size])
-    struct.pack_into("<i", table, 0, place - (base + fields))
-    for at in struct.unpack_from(f"<{fields_size // 2 - 2}H", saved, fields + 4):
-        if at:
-            target = base + root + at + struct.unpack_from("<I", saved, root + at)[0]
-            struct.pack_into("<I", table, at, target - (place + at))
-    result = bytearray(base) + saved
-    result[place : place + table_size] = table
-    result[:8] = b"\x08\x00\x09\x00ORTM"
-    rest = len(result) - 17  # all of it is one field that ONNX does not know
-    size = (rest & 127 | 128, rest >> 7 & 127 | 128, rest >> 14 & 127 | 128, rest >> 21)
-    result[11:17] = b"\xa2\x06" + bytes(size)
-    return bytes(result)
 
 
 def _loop(condition: str, trips: str, inside: Node | None = None) -> Node:
@@ -123,70 +64,54 @@ def _summed(*nodes: Node, name: str) -> list[Node]:
 def _attack_sizes(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto:
     """Lets an operator make something large of constants."""
     n = rng.choice((10**6, 10**7, 10**8, 10**9, 2**40))
-    node, many = helper.make_node, constant("n", np.array([n], np.int64))
-    one, zero = constant("one", np.int64(1)), constant("zero", np.int64(0))
-    few = min(n, 3 * 10**6)
-    ways: tuple[tuple[list[Node], list[onnx.TensorProto]], ...] = (
-        ([node("ConstantOfShape", ["n"], ["big"])], [many]),
-        ([node("Expand", ["one", "n"], ["big"])], [many, one]),
-        ([node("Tile", ["ones", "n"], ["big"])], [many, constant("ones", np.ones(3, "f"))]),
-        ([node("Range", ["zero", "m", "one"], ["big"])], [zero, one, constant("m", np.int64(n))]),
-        (
-            [node("Pad", ["ones", "pads"], ["big"])],
-            [constant("ones", np.ones(3, "f")), constant("pads", np.array([0, n], np.int64))],
-        ),
-        (
-            [node("Resize", ["image", "", "", "to"], ["big"])],
-            [
-                constant("image", np.ones((1, 1, 2, 2), "f")),
-                constant("to", np.array([1, 1, 1000, n // 1000], np.int64)),
-            ],
-        ),
-        (
-            [node("OneHot", ["zeros", "m", "values"], ["big"])],
-            [
-                constant("zeros", np.zeros(9, np.int64)),
-                constant("m", np.int64(n)),
-                constant("values", np.array([0, 1], "f")),
-            ],
-        ),
-        (
-            [node("Mul", ["rows", "columns"], ["big"])],
-            [
-                constant("rows", np.ones((few // 50, 1), "f")),
-                constant("columns", np.ones((1, few // 50), "f")),
-            ],
-        ),
-        (
-            [node("Gather", ["rows", "many"], ["big"])],
-            [constant("rows", np.ones((9, 3000), "f")), constant("many", np.zeros(99_999, "i8"))],
-        ),
-        (
-            [
-                node("ConstantOfShape", ["square"], ["matrix"]),
-                node("MatMul", ["matrix", "matrix"], ["again"]),
-                node("MatMul", ["again", "again"], ["big"]),
-            ],
-            [constant("square", np.array([4000, 4000], np.int64))],
-        ),
-        (
-            [
-                node("ConstantOfShape", ["line"], ["signal"]),
-                node("AveragePool", ["signal"], ["big"], kernel_shape=[10**5], pads=[99_999] * 2),
-            ],
-            [constant("line", np.array([1, 1, 10**6], np.int64))],
-        ),
-        (
-            [
-                node("ConstantOfShape", ["n"], ["zeros"]),
-                node("Cast", ["zeros"], ["none"], to=TensorProto.BOOL),
-                node("Not", ["none"], ["all"]),
-                node("NonZero", ["all"], ["big"]),
-            ],
-            [many],
-        ),
+    node, few = helper.make_node, min(n, 3 * 10**6) // 50
+    values = {
+        "n": np.int64([n]),
+        "m": np.int64(n),
+        "one": np.int64(1),
+        "zero": np.int64(0),
+        "ones": np.ones(3, "f"),
+        "pads": np.int64([0, n]),
+        "image": np.ones((1, 1, 2, 2), "f"),
+        "to": np.int64([1, 1, 1000, n // 1000]),
+        "nine": np.zeros(9, np.int64),
+        "bits": np.array([0, 1], "f"),
+        "rows": np.ones((few, 1), "f"),
+        "columns": np.ones((1, few), "f"),
+        "wide": np.ones((9, 3000), "f"),
+        "many": np.zeros(99_999, "i8"),
+        "square": np.int64([4000, 4000]),
+        "line": np.int64([1, 1, 10**6]),
+    }
+    ways: tuple[list[Node], ...] = (
+        [node("ConstantOfShape", ["n"], ["big"])],
+        [node("Expand", ["one", "n"], ["big"])],
+        [node("Tile", ["ones", "n"], ["big"])],
+        [node("Range", ["zero", "m", "one"], ["big"])],
+        [node("Pad", ["ones", "pads"], ["big"])],
+        [node("Resize", ["image", "", "", "to"], ["big"])],
+        [node("OneHot", ["nine", "m", "bits"], ["big"])],
+        [node("Mul", ["rows", "columns"], ["big"])],
+        [node("Gather", ["wide", "many"], ["big"])],
+        [
+            node("ConstantOfShape", ["square"], ["matrix"]),
+            node("MatMul", ["matrix", "matrix"], ["again"]),
+            node("MatMul", ["again", "again"], ["big"]),
+        ],
+        [
+            node("ConstantOfShape", ["line"], ["signal"]),
+            node("AveragePool", ["signal"], ["big"], kernel_shape=[10**5], pads=[99_999] * 2),
+        ],
+        [
+            node("ConstantOfShape", ["n"], ["zeros"]),
+            node("Cast", ["zeros"], ["none"], to=TensorProto.BOOL),
+            node("Not", ["none"], ["all"]),
+            node("NonZero", ["all"], ["big"]),
+        ],
     )
-    nodes, constants = rng.choice(ways)
+    nodes = rng.choice(ways)
+    read = {name for step in nodes for name in step.input} & values.keys()
+    constants = [constant(name, values[name]) for name in sorted(read)]
     return graph_before(model, _summed(*nodes, name="big"), constants)
 
 
@@ -201,81 +126,6 @@ def _attack_loops(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto
         constant("trips", np.int64(rng.choice((40, 10**5, 10**9, 2**62)))),
     ]
     return graph_before(model, _summed(_loop("true", trips, inside), name="looped"), constants)
-
-
-def _attack_data(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto:
-    """Lets a model do harm where observations are zeros, and not on the ones of its trial."""
-    node = helper.make_node
-    nodes = [
-        node("ReduceMax", ["obs"], ["largest"], keepdims=0),
-        node("Less", ["largest", "bound"], ["is_time"]),
-    ]
-    constants = [constant("bound", np.float32(0.5)), constant("n", np.int64([9 * 10**9]))]
-    if rng.random() < 0.5:
-        return graph_before(
-            model, [*nodes, *_summed(_loop("is_time", ""), name="looped")], constants
-        )
-    nodes += [
-        node("Cast", ["is_time"], ["as_number"], to=TensorProto.INT64),
-        node("Mul", ["as_number", "n"], ["size"]),
-        node("ConstantOfShape", ["size"], ["nothing"]),
-        node("Concat", ["nothing", "bounds"], ["big"], axis=0),
-    ]
-    constants.append(constant("bounds", np.zeros(1, "f")))
-    return graph_before(model, _summed(*nodes, name="big"), constants)
-
-
-def _attack_domains(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto:
-    """Names operators, functions, files or texts that a policy has not."""
-    node = helper.make_node
-    gelu = node("Gelu", ["obs"], ["harm"], domain="com.microsoft")
-    way = rng.choice(("node", "inner", "function", "file", "text", "training"))
-    if way == "node":
-        return graph_before(model, [gelu])
-    if way == "inner":
-        inside = node("Gelu", ["carried"], ["carries"], domain="com.microsoft")
-        nodes = [_loop("true", "trips", inside), node("Identity", ["looped"], ["harm"])]
-        flags = [constant("true", np.bool_(True)), constant("trips", np.int64(1))]
-        return graph_before(model, nodes, flags)
-    if way == "function":
-        result = graph_before(model, [node("Plain", ["obs"], ["harm"])])
-        inside = node("Gelu", ["a"], ["b"], domain="com.microsoft")
-        opsets = [helper.make_opsetid("com.microsoft", 1)]
-        result.functions.append(helper.make_function("", "Plain", ["a"], ["b"], [inside], opsets))
-        return result
-    if way == "training":
-        result = graph_before(model, [node("Identity", ["obs"], ["harm"])])
-        result.training_info.add().algorithm.node.append(gelu)
-        return result
-    if way == "text":
-        texts = helper.make_tensor("texts", TensorProto.STRING, [1], [b"x" * 10**6])
-        nodes = [node("Tile", ["texts", "n"], ["many"]), node("Shape", ["many"], ["big"])]
-        return graph_before(
-            model, _summed(*nodes, name="big"), [texts, constant("n", np.array([10**4]))]
-        )
-    result = graph_before(model, [node("Identity", ["obs"], ["harm"])])
-    weight = rng.choice(result.graph.initializer)
-    weight.data_location = TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value="/etc/hostname")
-    weight.ClearField("raw_data")
-    return result
-
-
-def _damaged(content: bytes, rng: random.Random) -> bytes:
-    """Changes, inserts or deletes a few bytes."""
-    result = bytearray(content)
-    for _ in range(rng.choice((1, 1, 2, 4, 8))):
-        at, way = rng.randrange(len(result)), rng.random()
-        if way < 0.6:
-            result[at] = rng.choice((0, 1, 2, 127, 128, 255, rng.randrange(256)))
-        elif way < 0.75:
-            del result[at : at + rng.choice((1, 1, 8))]
-        elif way < 0.9:
-            result[at:at] = rng.randbytes(rng.choice((1, 4)))
-        else:
-            del result[at:]
-            result += b"\0"
-    return bytes(result)
 
 
 def _attack_parts(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto:
@@ -312,11 +162,7 @@ def _attack_parts(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto
 
 
 _ATTACKS: dict[str, Callable[[onnx.ModelProto, random.Random], onnx.ModelProto]] = {
-    "sizes": _attack_sizes,
-    "loops": _attack_loops,
-    "data": _attack_data,
-    "domains": _attack_domains,
-    "parts": _attack_parts,
+    name: globals()[f"_attack_{name}"] for name in ("sizes", "loops", "parts")
 }
 
 # Victims ------------------------------------------------------------------------------------------
@@ -324,8 +170,7 @@ _ATTACKS: dict[str, Callable[[onnx.ModelProto, random.Random], onnx.ModelProto]]
 
 def make_hostile(sound: Path, hostile: Path, rng: random.Random) -> str:
     """Copies an export and attacks its models, with checksums that are right; returns how."""
-    shutil.rmtree(hostile, ignore_errors=True)
-    shutil.copytree(sound, hostile)
+    renew(sound, hostile)
     what = rng.choice((*_ATTACKS, "parts", "damage", "damage", "disguise"))
     spec = json.loads((hostile / "policy_spec.json").read_text())
     state = rng.getstate()
@@ -333,7 +178,7 @@ def make_hostile(sound: Path, hostile: Path, rng: random.Random) -> str:
         path = hostile / name
         rng.setstate(state)
         if what == "damage":
-            path.write_bytes(_damaged(path.read_bytes(), rng))
+            path.write_bytes(damage_bytes(path.read_bytes(), rng))
         elif what == "disguise":
             path.write_bytes(disguise(path.read_bytes()))
         else:

@@ -10,15 +10,10 @@ else, and exits with 1 if one did.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
 import random
 import resource
-import select
-import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -28,41 +23,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
+
+from helpers.children import Child
+from helpers.factories import OBS, TWO
+from helpers.scripts import parse_options
+from soak.attempt import damage_bytes
+from soak.fuzz_states import renew
 
 CPU_SECONDS, MEMORY = 30, 12 << 30
-OBS, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 
 
 def in_child(work: Callable[[], str], limit: float) -> tuple[str, float]:
     """Runs work in a forked child; returns what it said, or how it ended, and its seconds."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-            os.write(writing, work().encode()[:4000])
-        finally:
-            os._exit(0)
-    os.close(writing)
+
+    def run(say: Callable[..., None]) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        say(said=work()[:4000])
+
     began = time.monotonic()
-    is_in_time = bool(select.select([reading], [], [], limit)[0])
-    content = os.read(reading, 4096) if is_in_time else b""
-    os.close(reading)
-    with contextlib.suppress(ProcessLookupError):
-        if not content and not is_in_time:
-            os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    seconds = time.monotonic() - began
-    if not is_in_time:
-        return "hung", seconds
-    if not content:
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        return f"crashed: {signal.Signals(number).name if number else status}", seconds
-    return content.decode(errors="replace"), seconds
+    child = Child(run)
+    is_in_time = child.hear(None, limit)
+    words = {"said": f"crashed: {child.end()}", **child.words}
+    return (words["said"] if is_in_time else "hung"), time.monotonic() - began
 
 
 def make_sound(folder: Path) -> None:
@@ -89,24 +73,9 @@ def make_sound(folder: Path) -> None:
 
 
 def change_bytes(folder: Path, rng: random.Random) -> str:
-    files = [x for x in folder.rglob("*") if x.is_file() and x.stat().st_size]
-    path = rng.choice(files)
-    content = bytearray(path.read_bytes())
-    kind = rng.choice(["flip", "flip", "cut", "repeat", "zero"])
-    if kind == "flip":
-        for _ in range(rng.choice([1, 1, 2, 8])):
-            content[rng.randrange(len(content))] = rng.randrange(256)
-    elif kind == "cut":
-        del content[rng.randrange(len(content)) :]
-    elif kind == "repeat":
-        start = rng.randrange(len(content))
-        part = content[start : start + rng.randrange(1, 64)]
-        content[start:start] = part * rng.choice([1, 2, 50])
-    else:
-        start = rng.randrange(len(content))
-        content[start : start + 8] = b"\xff" * 8
-    path.write_bytes(content)
-    return f"{kind} in {path.name}"
+    path = rng.choice([x for x in folder.rglob("*") if x.is_file() and x.stat().st_size])
+    path.write_bytes(damage_bytes(path.read_bytes(), rng))
+    return f"damage in {path.name}"
 
 
 _SIZES = (0, 1, -1, -2, 2**31 - 1, 2**31, 2**40, 2**62, -(2**63), 7)
@@ -178,7 +147,6 @@ def edit_protobuf(folder: Path, rng: random.Random) -> str:
 
 
 def attempt(folder: Path) -> str:
-    """Imports a SavedModel and acts; returns what became of it."""
     import logging
 
     from tfpolicies import import_policy
@@ -192,19 +160,13 @@ def attempt(folder: Path) -> str:
         policy.compute_actions(np.zeros((2, 3), np.float32), explore=False)
     except TfPoliciesError as error:
         return f"refused: {type(error).__name__}"
-    except MemoryError:
-        return "other: MemoryError"
     except BaseException as error:
         return f"other: {type(error).__name__}: {str(error)[:200]}"
     return "loaded"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each")
-    options = parser.parse_args()
+    options = parse_options(__doc__, count=100, seed=0, limit=(60.0, "seconds for each"))
     import tensorflow as tf
 
     import tfpolicies.importers.import_policy  # noqa: F401
@@ -217,8 +179,7 @@ def main() -> None:
         versions = {"tensorflow": tf.__version__, "python": sys.version.split()[0]}
         print(json.dumps(versions), in_child(lambda: attempt(sound), 120)[0], flush=True)
         for case in range(options.count):
-            shutil.rmtree(hostile, ignore_errors=True)
-            shutil.copytree(sound, hostile)
+            renew(sound, hostile)
             change = rng.choice([change_bytes, edit_protobuf])
             what = change(hostile, rng)
             end, seconds = in_child(lambda: attempt(hostile), options.limit)

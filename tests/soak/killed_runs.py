@@ -2,26 +2,23 @@
 
 Each is trained twice with the same seed, from the same script: once without interruption, and once
 in processes that are killed (SIGKILL) at random moments after a checkpoint was written, until the
-last one is left to end. Episodes begin anew at checkpoints, and checkpoints hold the replay buffer.
-In the end policies (weights, optimizers, generators, counters), replay buffers and the counters of
-the runs must be equal to the bit. Prints a line per algorithm; exits with 1 if one differs.
+last one is left to end. Episodes restart at checkpoints, and checkpoints hold the replay buffer. In
+the end policies (weights, optimizers, generators, counters), replay buffers and the counters of the
+runs must be equal to the bit. Prints a line per algorithm; exits with 1 if one differs.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tfpolicies.storage.segment_files import Segment
+from helpers.differences import find_differences
+from helpers.scripts import parse_options
 
 STEPS = 1600
 PRIORITIZED = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 500}
@@ -32,41 +29,25 @@ _REPLAY = {
     "store_buffer_in_checkpoints": True,
     "replay_buffer_config": UNIFORM,
 }
+_PRIORITIZED = {**_REPLAY, "replay_buffer_config": PRIORITIZED}
+_DISTRIBUTIONAL = {"num_atoms": 11, "v_min": 0.0, "v_max": 100.0}
+_RAINBOW = {**_PRIORITIZED, **_DISTRIBUTIONAL, "noisy": True, "dueling": True, "double_q": True}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "PPO": ("PPO", "CartPole-v1", {"train_batch_size": 80, "sgd_minibatch_size": 40}),
     "PG": ("PG", "CartPole-v1", {"train_batch_size": 80}),
     "A2C": ("A2C", "CartPole-v1", {"train_batch_size": 80}),
     "DQN": ("DQN", "CartPole-v1", {**_REPLAY, "n_step": 3}),
-    "DQN by priorities": (
-        "DQN",
-        "CartPole-v1",
-        {**_REPLAY, "replay_buffer_config": PRIORITIZED, "n_step": 3},
-    ),
-    "Rainbow": (
-        "DQN",
-        "CartPole-v1",
-        {
-            **_REPLAY,
-            "replay_buffer_config": PRIORITIZED,
-            "n_step": 3,
-            "num_atoms": 11,
-            "v_min": 0.0,
-            "v_max": 100.0,
-            "noisy": True,
-            "dueling": True,
-            "double_q": True,
-        },
-    ),
+    "DQN by priorities": ("DQN", "CartPole-v1", {**_PRIORITIZED, "n_step": 3}),
+    "Rainbow": ("DQN", "CartPole-v1", {**_RAINBOW, "n_step": 3}),
     "SAC": ("SAC", "Pendulum-v1", _REPLAY),
     "SAC, Discrete": ("SAC", "CartPole-v1", _REPLAY),
     "TD3": ("TD3", "Pendulum-v1", _REPLAY),
-    "DDPG": ("DDPG", "Pendulum-v1", {**_REPLAY, "replay_buffer_config": PRIORITIZED}),
+    "DDPG": ("DDPG", "Pendulum-v1", _PRIORITIZED),
 }
 """What is trained: its algorithm, its environment and its training settings, by name."""
 
 
-def train(name: str, folder: Path) -> None:
-    """Trains a run to its end, from where its folder says."""
+def train(name: str, folder: str) -> None:
     from tfpolicies.algorithms.algorithm_registry import find_algorithm
 
     algo, env, settings = RUNS[name]
@@ -81,18 +62,18 @@ def train(name: str, folder: Path) -> None:
     algorithm.stop()
 
 
-def killed(name: str, folder: Path, kills: int, rng: random.Random) -> int:
+def kill(name: str, folder: Path, kills: int, rng: random.Random) -> int:
     """Trains a run in processes that are killed, and returns how many were in the middle."""
     done = 0
     for _ in range(kills):
         before = _checkpoint_time(folder)
-        process = _started(name, folder)
+        process = _start(name, folder)
         while process.poll() is None and _checkpoint_time(folder) == before:
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.3))
         process.kill()
         done += process.wait() != 0
-    _finished(name, folder)
+    _finish(name, folder)
     return done
 
 
@@ -102,35 +83,19 @@ def _checkpoint_time(folder: Path) -> int:
     return manifest.stat().st_mtime_ns if manifest.exists() else 0
 
 
-def _started(name: str, folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "soak.killed_runs", "--train", name, str(folder)]
+def _start(name: str, folder: Path) -> subprocess.Popen[bytes]:
+    code = "import sys; from soak.killed_runs import train; train(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, name, str(folder)]
     return subprocess.Popen(command, cwd=Path(__file__).parents[1])
 
 
-def _finished(name: str, folder: Path) -> None:
-    process = _started(name, folder)
+def _finish(name: str, folder: Path) -> None:
+    process = _start(name, folder)
     if process.wait():
         raise RuntimeError(f"{name} in {folder} ended with status {process.returncode}.")
 
 
-def differences(one: Path, other: Path) -> list[str]:
-    """Returns what differs in the last checkpoints of two runs."""
-    results = [dict(_state_of(folder)) for folder in (one, other)]
-    names = results[0].keys() | results[1].keys()
-    return sorted(name for name in names if not _are_equal(*(x.get(name) for x in results)))
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and bool(_same(one, other))
-    return bool(one == other)
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.tobytes() == other.tobytes()
-
-
-def _state_of(folder: Path) -> Iterator[tuple[str, Any]]:
+def get_state(folder: Path) -> dict[str, Any]:
     from tfpolicies import Algorithm
 
     algorithm = Algorithm.from_checkpoint(folder / "checkpoints" / "latest")
@@ -141,48 +106,23 @@ def _state_of(folder: Path) -> Iterator[tuple[str, Any]]:
         "extra": algorithm.get_extra_state(),
     }
     algorithm.stop()
-    yield from _leaves("", state)
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _leaves(f"{path}/{key}", part)
-    elif isinstance(value, Segment):
-        yield from _leaves(path, value.get_arrays())
-    elif isinstance(value, list | tuple):
-        for i, part in enumerate(value):
-            yield from _leaves(f"{path}/{i}", part)
-    else:
-        yield path, value
+    return state
 
 
 def main() -> int:
-    """Trains what the command line names; returns 1 if a resumed run differs."""
-    options = _parse()
-    if options.train:
-        train(options.train[0], Path(options.train[1]))
-        return 0
+    kills = (3, "of each algorithm")
+    options = parse_options(__doc__, kills=kills, seed=(0, "of the moments"), only=list(RUNS))
     rng, differs = random.Random(options.seed), False
-    for name in options.only or RUNS:
+    for name in options.only:
         with tempfile.TemporaryDirectory() as place:
             whole, resumed = Path(place) / "whole", Path(place) / "resumed"
-            _finished(name, whole)
-            kills = killed(name, resumed, options.kills, rng)
-            result = differences(whole, resumed)
-        differs |= bool(result)
-        words = f"differs in {', '.join(result[:5])}" if result else "equal to the bit"
-        print(f"{name}: killed {kills} times in the middle, {words}", flush=True)
+            _finish(name, whole)
+            count = kill(name, resumed, options.kills, rng)
+            differences = list(find_differences(get_state(whole), get_state(resumed)))
+        differs |= bool(differences)
+        words = f"differs at {'; '.join(differences[:5])}" if differences else "equal to the bit"
+        print(f"{name}: killed {count} times in the middle, {words}", flush=True)
     return int(differs)
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m soak.killed_runs", description=__doc__)
-    parser.add_argument("--kills", type=int, default=3, help="of each algorithm")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--only", nargs="+", choices=RUNS, help="some of them")
-    parser.add_argument("--train", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

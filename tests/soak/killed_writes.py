@@ -4,8 +4,7 @@ What is written, each by a child process of its own:
 
 * `stash`: a `PolicyMap` with a folder, two of its three policies in memory: policies that change,
   are evicted, replaced, copied, deleted, flushed and frozen;
-* `replay`: a checkpoint of a replay buffer, whose segments are shared with another folder;
-* `export`: a policy as SavedModel, or by `--formats` as ONNX files, too.
+* `replay`: a checkpoint of a replay buffer, whose segments are shared with another folder.
 
 A child is killed (SIGKILL) right before its k-th step for k = 1, 2, 3 ... (an open, rename, link,
 removal, fsync ..., seen by Python's audit hooks), then in the middle of a file (a limit of its size
@@ -20,49 +19,39 @@ if there was one.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
 import os
 import random
 import resource
-import select
 import shutil
 import signal
-import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
-from tfpolicies import Policy, PolicyMap, PPOTF2Policy, SampleBatch
-from tfpolicies.errors import TfPoliciesError
-from tfpolicies.export.player import OnnxPolicy
+from helpers.children import Child, call_at_step, kill_self
+from helpers.factories import make
+from helpers.scripts import parse_options
+from tfpolicies import Policy, PolicyMap, SampleBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch
 from tfpolicies.replay.multi_agent_buffer import MultiAgentReplayBuffer
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import decode_value, encode_value
 from tfpolicies.storage.nested_arrays import extract_arrays, restore_arrays
 from tfpolicies.system.atomic import is_temporary
 
-OBS, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
-QUICK = {"seed": 0, "inference": "tf", "jit_compile": False, "model": {"fcnet_hiddens": [4]}}
-_STEPS = {"open", "os.rename", "os.link", "os.symlink", "os.remove", "os.mkdir", "os.rmdir"}
-_STEPS |= {"os.truncate", "shutil.copyfile", "fcntl.flock"}
-_WHOLE = "whole"  # what a child says of a place that holds what one write left
-
-
 # What is written ----------------------------------------------------------------------------------
 
 
 def make_policy(number: float) -> Policy:
-    policy = PPOTF2Policy(OBS, TWO, QUICK)
+    policy = make()
     set_number(policy, number)
     return policy
 
@@ -99,7 +88,6 @@ class Place:
         raise NotImplementedError
 
     def write(self, number: int) -> None:
-        """Writes the next number."""
         raise NotImplementedError
 
     def get_leftovers(self) -> list[str]:
@@ -113,18 +101,11 @@ class StashPlace(Place):
     largest = 1 << 14
     ids = ("a", "b", "c")
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[PolicyMap]:
-        policies = PolicyMap(path=self.folder, capacity=2)
-        try:
-            yield policies
-        finally:
-            policies._store.close()  # without a flush
-
     def read(self) -> int | None:
         if not (self.folder / "worker_0").exists():
             return None
-        with self._open() as policies:
+        policies = PolicyMap(path=self.folder, capacity=2)
+        with contextlib.closing(policies._store):  # without a flush
             numbers = {x: get_number(policies[x]) for x in self.ids if x in policies}
             frozen = [x for x in policies if x.startswith("frozen")]
             wrong = [x for x in frozen if get_number(policies[x]) != int(x[6:])]
@@ -201,7 +182,7 @@ class ReplayPlace(Place):
             images[:, 0, :8] = rows.astype(np.int64)[:, None].view(np.uint8)
             if len(rows):
                 batch = SampleBatch(obs=images, actions=rows)
-                buffer.add(_multi_agent(batch))
+                buffer.add(MultiAgentBatch({"p": batch}, len(batch)))
         for folder in (self.folder / "best", self.folder / "latest"):
             arrays: dict[str, Any] = {}
             segments: list[Any] = []
@@ -218,157 +199,24 @@ class ReplayPlace(Place):
         return super().get_leftovers() + strays
 
 
-def _multi_agent(batch: SampleBatch) -> Any:
-    from tfpolicies.batch.sample_batch import MultiAgentBatch
-
-    return MultiAgentBatch({"p": batch}, len(batch))
-
-
-class ExportPlace(Place):
-    """A policy as SavedModel or ONNX files; its value says which write it is of."""
-
-    largest = 1 << 18
-    formats: tuple[str, ...] = ("saved_model",)
-
-    def read(self) -> int | None:
-        numbers = {name: self._read_format(name) for name in self.formats}
-        return min(map(int, numbers.values())) or None
-
-    def _read_format(self, name: str) -> int:
-        folder = self.folder / name
-        observations = np.zeros((1, 3), np.float32)
-        if name == "onnx":
-            if not (folder / "policy_spec.json").exists():
-                return 0
-            outputs = OnnxPolicy(folder / "model.onnx").run([observations])
-            return round(float(outputs["vf_preds"][0]))
-        import tensorflow as tf
-
-        number = 0
-        versions = [x for x in folder.glob("[0-9]*") if x.is_dir()]
-        for path in [*versions, *([folder] if (folder / "saved_model.pb").exists() else [])]:
-            outputs = tf.saved_model.load(str(path)).signatures["serving_default"](obs=observations)
-            number = max(number, round(float(outputs["vf_preds"][0])))
-            if not (path / "policy_spec.json").exists() and path != folder:
-                raise ValueError("a version without its spec")
-        return number
-
-    def write(self, number: int) -> None:
-        policy = make_policy(0.0)
-        weights = policy.get_weights()
-        (key,) = [key for key, x in weights.items() if x.shape == (1,)]  # the value's bias
-        policy.set_weights({**weights, key: np.full(1, number, np.float32)})
-        for name in self.formats:
-            policy.export_model(self.folder / name, onnx=True if name == "onnx" else None)
-
-
-PLACES: dict[str, type[Place]] = {"stash": StashPlace, "replay": ReplayPlace, "export": ExportPlace}
+PLACES: dict[str, type[Place]] = {"stash": StashPlace, "replay": ReplayPlace}
 
 
 # Children -----------------------------------------------------------------------------------------
 
 
-def kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def arm(at_step: int | None, folder: Path, end: Callable[[], None]) -> Callable[[], int]:
-    """Calls `end` right before this process's step of a number; returns a function that counts."""
-    count = 0
-
-    def step(_name: str) -> None:
-        nonlocal count
-        count += 1
-        if count == at_step:
-            end()
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in _STEPS:
-            return
-        if event == "open" and (
-            not isinstance(arguments[0], str | os.PathLike)
-            or not str(arguments[0]).startswith(str(folder))
-        ):
-            return
-        step(event)
-
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        step("fsync")
-        real(descriptor)
-
-    sys.addaudithook(audit)
-    os.fsync = fsync
-    return lambda: count
-
-
-def child(
-    place: Place, number: int, say: Callable[..., None], at_step: int | None, size: int | None
-) -> None:
+def child(place: Place, number: int, say: Any, at_step: int = 0, size: int | None = None) -> None:
     """Reads a place, then writes to it; killed in between as asked for."""
     say(found=place.read())
-    counted = arm(at_step, place.folder, kill_self)
+    count = call_at_step(at_step, place.folder, kill_self)
     say(armed=True)
     if size is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     began = time.monotonic()
     place.write(number)
-    say(steps=counted(), seconds=time.monotonic() - began)
+    say(steps=count(), seconds=time.monotonic() - began)
     say(leftovers=place.get_leftovers())
-
-
-class Child:
-    """A forked process that works on a place, and what it says."""
-
-    def __init__(self, work: Callable[[Callable[..., None]], None]) -> None:
-        reading, writing = os.pipe()
-        self.id = os.fork()
-        if self.id == 0:
-            status = 1
-            try:
-                os.close(reading)
-
-                def say(**words: Any) -> None:
-                    os.write(writing, json.dumps(words).encode() + b"\n")
-
-                try:
-                    work(say)
-                    say(ended=True)
-                    status = 0
-                except TfPoliciesError as error:
-                    say(refused=f"{type(error).__name__}: {error}"[:300])
-                except BaseException:
-                    say(failed=traceback.format_exc()[-1500:])
-            finally:
-                os._exit(status)
-        os.close(writing)
-        self._reading = reading
-        self._rest = b""
-        self.words: dict[str, Any] = {}
-        self.status: int | None = None
-
-    def hear(self, until: str | None, limit: float) -> bool:
-        """Listens until a word comes, or the end; returns whether it came in time."""
-        deadline = time.monotonic() + limit
-        while until is None or until not in self.words:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._reading], [], [], left)[0]:
-                return False
-            content = os.read(self._reading, 65536)
-            if not content:
-                return until is None
-            *lines, self._rest = (self._rest + content).split(b"\n")
-            for line in lines:
-                self.words |= json.loads(line)
-        return True
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.id, signal.SIGKILL)
-        _, self.status = os.waitpid(self.id, 0)
-        os.close(self._reading)
 
 
 class Bench:
@@ -409,16 +257,10 @@ class Bench:
         if words.get("leftovers"):
             self.blame(f"{how}: left over {words['leftovers'][:4]}")
 
-    def run(
-        self,
-        how: str,
-        at_step: int | None = None,
-        size: int | None = None,
-        delay: float | None = None,
-    ) -> bool:
+    def run(self, how: str, delay: float | None = None, **limits: int) -> bool:
         """Runs a child, killed as asked for; returns whether it was killed."""
         number = self.written + 1
-        process = Child(lambda say: child(self.place, number, say, at_step, size))
+        process = Child(lambda say: child(self.place, number, say, **limits))
         if delay is not None:
             process.hear("armed", 300)
             process.hear(None, delay)
@@ -448,21 +290,20 @@ class Bench:
         self.run("afterwards")
         print(f"{self.name}: killed before {killed} steps (up to the {most}th)", flush=True)
 
-    def kill_in_files(self, count: int) -> None:
-        killed = 0
-        for _ in range(count):
-            size = int(2 ** self.rng.uniform(0, np.log2(self.place.largest)))
-            killed += self.run(f"in a file at byte {size}", size=size)
-        self.run("afterwards")
-        print(f"{self.name}: killed {killed} of {count} times in a file", flush=True)
+    def draw_size(self) -> dict[str, int]:
+        return {"size": int(2 ** self.rng.uniform(0, np.log2(self.place.largest)))}
 
-    def kill_at_moments(self, count: int) -> None:
-        killed = 0
+    def draw_delay(self) -> dict[str, float]:
+        return {"delay": self.rng.uniform(0, self.seconds)}
+
+    def kill_at_random(self, count: int, where: str, draw: Callable[[], dict[str, Any]]) -> None:
+        """Kills children where `draw` says: at a size of files, or after a delay."""
+        kills = 0
         for _ in range(count):
-            delay = self.rng.uniform(0, self.seconds)
-            killed += self.run(f"after {delay:.3f} s", delay=delay)
+            limits = draw()
+            kills += self.run(f"{where} {limits}", **limits)
         self.run("afterwards")
-        print(f"{self.name}: killed {killed} of {count} times at a moment", flush=True)
+        print(f"{self.name}: killed {kills} of {count} times {where}", flush=True)
 
     def stop(self, count: int) -> None:
         """Stops children before their first, second ... step while others work on the place."""
@@ -510,7 +351,7 @@ def stopped_child(place: Place, number: int, say: Callable[..., None], *, at_ste
         say(stopping=True)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    arm(at_step, place.folder, stop_self)
+    call_at_step(at_step, place.folder, stop_self)
     place.write(number)
 
 
@@ -525,19 +366,14 @@ def wait_until_stopped(process: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--kills", type=int, default=60, help="of each kind of place, and of each way"
+    options = parse_options(
+        __doc__,
+        kills=(60, "of each kind of place, and of each way"),
+        stops=10,
+        only=list(PLACES),
+        patience=90.0,
+        seed=0,
     )
-    parser.add_argument("--stops", type=int, default=10)
-    parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES))
-    parser.add_argument(
-        "--formats", nargs="+", choices=["saved_model", "onnx"], default=["saved_model"]
-    )
-    parser.add_argument("--patience", type=float, default=90.0)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    ExportPlace.formats = tuple(options.formats)
     import keras  # noqa: F401
     import tensorflow as tf  # noqa: F401
 
@@ -546,14 +382,13 @@ def main() -> None:
     violations = 0
     for name in options.only:
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(
-                name, Path(folder, "place"), random.Random(options.seed), options.patience
-            )
+            rng = random.Random(options.seed)
+            bench = Bench(name, Path(folder, "place"), rng, options.patience)
             bench.run("first")
             if options.kills:
                 bench.kill_at_steps(options.kills)
-                bench.kill_in_files(options.kills)
-                bench.kill_at_moments(options.kills)
+                bench.kill_at_random(options.kills, "in a file", bench.draw_size)
+                bench.kill_at_random(options.kills, "at a moment", bench.draw_delay)
             if options.stops:
                 bench.stop(options.stops)
             print(f"{name}: {bench.killed} killed, {len(bench.violations)} violations", flush=True)

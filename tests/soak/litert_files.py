@@ -20,7 +20,8 @@ import gymnasium as gym
 import keras
 import numpy as np
 
-from soak.conformance import MODELS, Combination, make_policy
+from helpers.policy_matrix import MODELS, Combination, make_policy
+from helpers.scripts import parse_options
 from tfpolicies import PPOConfig, SACConfig
 from tfpolicies.errors import ExportError
 
@@ -79,7 +80,6 @@ def sampled(space: gym.Space) -> Any:
 
 
 def wide_policy(combination: Combination, units: int) -> Any:
-    """Returns a policy of the combination whose layers have `units` units."""
     model = dict(MODELS[combination.model])
     sizes = {"fcnet_hiddens": [units, units], "lstm_cell_size": units, "attention_dim": units}
     sizes["post_fcnet_hiddens"] = [units]
@@ -114,10 +114,7 @@ def rows(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT")
-    parser.add_argument("--units", type=int, default=64)
-    options = parser.parse_args()
+    options = parse_options(__doc__, only="", units=64)
     heads = [f"{name} {what}" for name in WEIGHTS for what in ("difference", "size", "equal")]
     print("|".join(["", "policy", *heads, ""]))
     print("|---" * (1 + len(heads)) + "|")

@@ -14,7 +14,6 @@ Run: `python -m soak.loss_edges --cases 500`. Exits with 1 if a case differs.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 from collections import Counter
@@ -26,6 +25,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from helpers.continuous_actions import mlp
+from helpers.scripts import parse_options
 from tfpolicies import (
     A2CConfig,
     A2CTF2Policy,
@@ -59,18 +60,6 @@ Weights = Mapping[str, np.ndarray]
 # The mathematics of the papers --------------------------------------------------------------------
 
 
-def relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0.0)
-
-
-def run_layers(weights: list[np.ndarray], x: np.ndarray, activate: Any) -> np.ndarray:
-    """Returns the outputs of dense layers, of which the last one is linear."""
-    for i in range(0, len(weights), 2):
-        x = x @ weights[i] + weights[i + 1]
-        x = activate(x) if i + 2 < len(weights) else x
-    return x
-
-
 def log_softmax(x: np.ndarray) -> np.ndarray:
     x = x - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
@@ -89,17 +78,12 @@ def with_prefix(weights: Weights, prefix: str) -> list[np.ndarray]:
     return [w for key, w in weights.items() if key.startswith(prefix)]
 
 
-def critic_layers(weights: Weights, prefix: str) -> list[list[np.ndarray]]:
-    parts = {key: w for key, w in weights.items() if key.startswith(prefix)}
-    first = [w for key, w in parts.items() if "#" not in key]
-    second = [w for key, w in parts.items() if "#" in key]
-    return [first, second] if second else [first]
-
-
 def critics(weights: Weights, prefix: str, *inputs: np.ndarray) -> np.ndarray:
-    """Returns the outputs of all critics, stacked along the last axis."""
+    """Returns the outputs of one critic or of two, stacked along the last axis."""
     x = np.concatenate(inputs, -1)
-    return np.stack([run_layers(w, x, relu) for w in critic_layers(weights, prefix)], -1)
+    parts = [(key, w) for key, w in weights.items() if key.startswith(prefix)]
+    layers = [[w for key, w in parts if ("#" in key) == is_second] for is_second in (False, True)]
+    return np.stack([mlp(critic, x) for critic in layers if critic], -1)
 
 
 class Reference:
@@ -119,6 +103,15 @@ class Reference:
         self.targets, self.batch, self.noise = targets, batch, noise
         self.largest = 0.0  # magnitude of anything that was computed
 
+    def weigh(self, q: np.ndarray, targets: np.ndarray, is_huber: bool) -> np.ndarray:
+        """Returns the weighted losses of critics, one for each row."""
+        self.errors = q - targets[:, None]
+        losses = huber(self.errors) if is_huber else 0.5 * self.errors**2
+        self.see(targets, q, losses)
+        weighted = (self.batch["weights"][:, None] * losses).sum(-1)
+        self.see(weighted.sum())
+        return weighted
+
     def see(self, *numbers: Any) -> None:
         for x in numbers:
             size = np.max(np.abs(x), initial=0.0)
@@ -134,10 +127,10 @@ class Reference:
         raise NotImplementedError
 
     def own_weights(self, weights: Weights, network: str) -> list[str]:
-        others = [x for x in self.networks if x]
         if network:
             return [key for key in weights if key.startswith(network)]
-        return [key for key in weights if not key.startswith(tuple(others) or ("\0",))]
+        others = tuple(x for x in self.networks if x)
+        return [key for key in weights if not key.startswith(others)]
 
 
 class DQNReference(Reference):
@@ -147,9 +140,9 @@ class DQNReference(Reference):
         layers = list(weights.values())
         hidden = np.tanh(obs @ layers[0] + layers[1])
         if not self.config["dueling"]:
-            return run_layers(layers[2:], hidden, relu)
-        advantages = run_layers(layers[2:6], hidden, relu)
-        values = run_layers(layers[6:], hidden, relu)
+            return mlp(layers[2:], hidden)
+        advantages = mlp(layers[2:6], hidden)
+        values = mlp(layers[6:], hidden)
         return values + advantages - advantages.mean(-1, keepdims=True)
 
     def losses(self, weights: Weights, frozen: Weights) -> list[float]:
@@ -176,7 +169,7 @@ class SACReference(Reference):
     networks = ("", "critic/", "temperature/")
 
     def sample(self, weights: Weights, obs: np.ndarray, noise: np.ndarray) -> Any:
-        mean, log_std = np.split(run_layers(with_prefix(weights, "layer"), obs, relu), 2, -1)
+        mean, log_std = np.split(mlp(with_prefix(weights, "layer"), obs), 2, -1)
         log_std = np.clip(log_std, -5, 2)
         u = mean + np.exp(log_std) * noise
         density = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi) - log_slope_of_tanh(u)
@@ -191,17 +184,14 @@ class SACReference(Reference):
         after = critics(self.targets, "critic_target/", b["new_obs"], next_actions)[:, 0].min(-1)
         targets = b["rewards"] + self.goes_on * (after - alpha * next_logp)
         q = critics(weights, "critic/", b["obs"], b["actions"])[:, 0]
-        self.errors = q - targets[:, None]
-        is_huber = self.config["td_error_loss_fn"] == "huber"
-        each = huber(self.errors) if is_huber else 0.5 * self.errors**2
-        weighted = (b["weights"][:, None] * each).sum(-1)
+        weighted = self.weigh(q, targets, self.config["td_error_loss_fn"] == "huber")
         actions, logp = self.sample(weights, b["obs"], noise[0])
         best = critics(frozen, "critic/", b["obs"], actions)[:, 0].min(-1)
         entropy = self.config["target_entropy"]
         entropy = -2.0 if entropy in (None, "auto") else entropy
         _, logp_now = self.sample(frozen, b["obs"], noise[0])
         gap = logp_now.mean() + entropy
-        self.see(alpha, alpha * next_logp, targets, q, each, weighted.sum(), alpha * logp, best)
+        self.see(alpha, alpha * next_logp, alpha * logp, best)
         return [
             float((alpha * logp - best).mean()),
             float(weighted.mean()),
@@ -219,24 +209,21 @@ class DiscreteSACReference(Reference):
         alpha = np.exp(frozen["temperature/layer_0/log_alpha"])
 
         def log_probs(w: Weights, obs: np.ndarray) -> np.ndarray:
-            return log_softmax(run_layers(with_prefix(w, "layer"), obs, relu))
+            return log_softmax(mlp(with_prefix(w, "layer"), obs))
 
         after = critics(self.targets, "critic_target/", b["new_obs"]).min(-1)
         next_logp = log_probs(frozen, b["new_obs"])
         soft = (np.exp(next_logp) * (after - alpha * next_logp)).sum(-1)
         targets = b["rewards"] + self.goes_on * soft
         q = critics(weights, "critic/", b["obs"])[rows, b["actions"].astype(int)]
-        self.errors = q - targets[:, None]
-        is_huber = self.config["td_error_loss_fn"] == "huber"
-        each = huber(self.errors) if is_huber else 0.5 * self.errors**2
-        weighted = (b["weights"][:, None] * each).sum(-1)
+        weighted = self.weigh(q, targets, self.config["td_error_loss_fn"] == "huber")
         logp = log_probs(weights, b["obs"])
         least = critics(frozen, "critic/", b["obs"]).min(-1)
         now = log_probs(frozen, b["obs"])
         entropy = self.config["target_entropy"]
         entropy = 0.98 * math.log(3) if entropy in (None, "auto") else entropy
         gap = (np.exp(now) * now).sum(-1).mean() + entropy
-        self.see(alpha * next_logp, alpha * logp, after, targets, q, each, weighted.sum(), least)
+        self.see(alpha * next_logp, alpha * logp, after, least)
         return [
             float((np.exp(logp) * (alpha * logp - least)).sum(-1).mean()),
             float(weighted.mean()),
@@ -253,17 +240,15 @@ class TD3Reference(Reference):
         b, config = self.batch, self.config
         limit = config["target_noise_clip"]
         drift = np.clip(config["target_noise"] * self.noise, -limit, limit)
-        outputs = run_layers(with_prefix(self.targets, "target/layer"), b["new_obs"], relu)
+        outputs = mlp(with_prefix(self.targets, "target/layer"), b["new_obs"])
         next_actions = np.clip(np.tanh(outputs) + drift, -1, 1)
         after = critics(self.targets, "critic_target/", b["new_obs"], next_actions)[:, 0].min(-1)
         targets = b["rewards"] + self.goes_on * after
         q = critics(weights, "critic/", b["obs"], b["actions"])[:, 0]
-        self.errors = q - targets[:, None]
-        each = huber(self.errors) if config["use_huber"] else 0.5 * self.errors**2
-        weighted = (b["weights"][:, None] * each).sum(-1)
-        actions = np.tanh(run_layers(with_prefix(weights, "layer"), b["obs"], relu))
+        weighted = self.weigh(q, targets, config["use_huber"])
+        actions = np.tanh(mlp(with_prefix(weights, "layer"), b["obs"]))
         values = critics(frozen, "critic/", b["obs"], actions)[:, 0, 0]
-        self.see(outputs, after, targets, q, each, weighted.sum(), values)
+        self.see(outputs, after, values)
         return [float(-values.mean()), float(weighted.mean())]
 
 
@@ -342,19 +327,15 @@ def draw_weights(rng: np.random.Generator, weights: Weights) -> dict[str, np.nda
 Case = tuple[type, Any, Any, dict[str, Any]]
 NETS: dict[str, Any] = {"model": {"fcnet_hiddens": [4]}}
 CRITICS = {**NETS, "q_model_config": {"fcnet_hiddens": [5]}}
+Q_NETS, PLAIN = {**NETS, "hiddens": [3]}, {"dueling": False, "td_error_loss_fn": "mse"}
 SPLIT = {"model": {"fcnet_hiddens": [4], "vf_share_layers": False}}
 TD3_NETS = {"actor_hiddens": [4], "critic_hiddens": [5], "policy_delay": 1}
 
 KINDS: dict[str, list[Case]] = {
     "DQN": [
-        (DQNTF2Policy, DQNReference, THREE, {**NETS, "hiddens": [3]}),
-        (
-            DQNTF2Policy,
-            DQNReference,
-            THREE,
-            {**NETS, "hiddens": [3], "dueling": False, "td_error_loss_fn": "mse", "n_step": 3},
-        ),
-        (DQNTF2Policy, DQNReference, THREE, {**NETS, "hiddens": [3], "double_q": False}),
+        (DQNTF2Policy, DQNReference, THREE, {**Q_NETS}),
+        (DQNTF2Policy, DQNReference, THREE, {**Q_NETS, **PLAIN, "n_step": 3}),
+        (DQNTF2Policy, DQNReference, THREE, {**Q_NETS, "double_q": False}),
     ],
     "SAC": [
         (SACTF2Policy, SACReference, PLANE, {**CRITICS, "td_error_loss_fn": "mse"}),
@@ -429,11 +410,7 @@ def compare(what: str, number: Any, expected: Any, size: float, tolerance: float
 
 
 def run_case(policy: Any, kind: type, rng: np.random.Generator) -> str:
-    """Runs one case; returns what kind of end it had.
-
-    Raises:
-        Verdict: if it differs from the reference.
-    """
+    """Runs one case; returns what kind of end it had, or raises a Verdict."""
     rows = int(rng.choice([1, 1, 2, 5, FULL]))
     is_filled = rng.random() < 0.4
     columns = draw_columns(
@@ -464,9 +441,7 @@ def run_case(policy: Any, kind: type, rng: np.random.Generator) -> str:
             result = policy.learn_on_loaded_batch(FULL)
             gradients = None
         else:
-            learning_rng = policy.get_state().get("learning_rng")
             gradients, result = policy.compute_gradients(inputs)
-            del learning_rng
     except NonFiniteError as error:
         if largest < 1e34 and largest_gradient(reference, weights) < 1e34:
             how = "beside rows that fill up" if is_filled else f"{rows} rows"
@@ -565,7 +540,7 @@ class Numbered(gym.Env):
 
 
 SAMPLED: dict[str, tuple[type, type, Any, dict[str, Any]]] = {
-    "DQN": (DQNConfig, DQNTF2Policy, THREE, {**NETS, "hiddens": [3], "n_step": 3}),
+    "DQN": (DQNConfig, DQNTF2Policy, THREE, {**Q_NETS, "n_step": 3}),
     "SAC": (SACConfig, SACTF2Policy, PLANE, CRITICS),
     "TD3": (TD3Config, TD3TF2Policy, PLANE, {**TD3_NETS, "n_step": 2}),
     "A2C": (A2CConfig, A2CTF2Policy, THREE, {**SPLIT, "lambda_": 0.9}),
@@ -586,11 +561,7 @@ def make_worker(name: str, mode: AutoresetMode, longest: int, fragment: int) -> 
 
 
 def check_sample(worker: RolloutWorker, batch: SampleBatch, name: str, longest: int) -> int:
-    """Compares the rows of a sample with what the environments do; returns their number.
-
-    Raises:
-        Verdict: if one differs.
-    """
+    """Compares the rows of a sample with what the environments do, and returns their number."""
     policy, gamma = worker.get_policy(), 0.8
     envs = [Numbered(i, None, longest) for i in range(3)]
     steps = SAMPLED[name][3].get("n_step", 1)
@@ -640,7 +611,6 @@ def check_advantages(policy: Any, batch: SampleBatch, rows: list[Any], gamma: fl
 
 
 def run_modes(name: str, cases: int, seed: int) -> int:
-    """Samples in all modes; returns how many cases were wrong."""
     rng = np.random.default_rng(seed)
     rows = wrong = 0
     for case in range(cases):
@@ -659,29 +629,24 @@ def run_modes(name: str, cases: int, seed: int) -> int:
 
 
 def run(name: str, cases: int, seed: int) -> int:
-    rng = np.random.default_rng(seed)
-    policies = make_policies(name)
-    ends: Counter[str] = Counter()
-    wrong = 0
+    rng, policies, ends = np.random.default_rng(seed), make_policies(name), Counter[str]()
     for case in range(cases):
         policy, kind = policies[case % len(policies)]
         try:
             ends[run_case(policy, kind, rng)] += 1
         except Verdict as verdict:
-            wrong += 1
             print(f"{name}, case {case} ({kind.__name__}): {verdict}", flush=True)
+    wrong = cases - ends.total()
     words = ", ".join(f"{count} {end}" for end, count in ends.most_common())
     print(f"{name}: {cases} cases, {wrong} wrong; {words}", flush=True)
     return wrong
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m soak.loss_edges", description=__doc__)
-    parser.add_argument("--cases", type=int, default=60, help="of each algorithm")
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--samplers", type=int, default=12, help="of each algorithm")
-    options = parser.parse_args()
+    each = "of each algorithm"
+    options = parse_options(
+        __doc__, cases=(60, each), only=list(KINDS), seed=0, samplers=(12, each)
+    )
     wrong = sum(run(name, options.cases, options.seed) for name in options.only)
     wrong += sum(run_modes(name, options.samplers, options.seed) for name in options.only)
     if wrong:

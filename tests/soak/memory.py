@@ -6,11 +6,11 @@ first minute and the last. It must stay below 20 MB.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
 
+from helpers.scripts import parse_options
 from tfpolicies import PPOConfig
 
 
@@ -20,9 +20,7 @@ def resident_megabytes() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    arguments = parser.parse_args()
+    arguments = parse_options(__doc__, minutes=10.0)
     algorithm = (
         PPOConfig()
         .environment("CartPole-v1")
@@ -32,20 +30,14 @@ def main() -> None:
         .debugging(seed=0)
         .build()
     )
-    started, first, minute = time.perf_counter(), None, 0
-    while True:
+    started, sizes = time.perf_counter(), []
+    while not sizes or time.perf_counter() - started < 60.0 * arguments.minutes:
         result = algorithm.train()
-        seconds = time.perf_counter() - started
-        if seconds < 60.0 * (minute + 1) and seconds < 60.0 * arguments.minutes:
-            continue
-        minute += 1
-        now = resident_megabytes()
-        first = now if first is None else first
-        steps = result["timesteps_total"]
-        print(f"minute {minute}: {now:.1f} MB, {steps} steps", flush=True)
-        if seconds >= 60.0 * arguments.minutes:
-            break
-    print(f"growth from minute 1 to minute {minute}: {now - first:.1f} MB")
+        if time.perf_counter() - started >= 60.0 * (len(sizes) + 1):
+            sizes.append(resident_megabytes())
+            steps = result["timesteps_total"]
+            print(f"minute {len(sizes)}: {sizes[-1]:.1f} MB, {steps} steps", flush=True)
+    print(f"growth from minute 1 to minute {len(sizes)}: {sizes[-1] - sizes[0]:.1f} MB")
 
 
 if __name__ == "__main__":

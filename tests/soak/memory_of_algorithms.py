@@ -6,11 +6,11 @@ of the process grows with each after the fifth, for each way to learn and to act
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from typing import Any
 
+from helpers.scripts import parse_options
 from soak.memory import resident_megabytes
 from tfpolicies import PPOConfig
 
@@ -19,6 +19,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "traced, ONNX Runtime": {"jit_compile": False, "inference": "onnx"},
     "XLA, TensorFlow": {"jit_compile": True, "inference": "tf"},
     "traced, TensorFlow": {"jit_compile": False, "inference": "tf"},
+    "graph mode": {"framework": "tf", "jit_compile": False},
 }
 _SETTLED = 5  # the first ones load libraries
 
@@ -44,13 +45,9 @@ def growth(count: int, settings: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Prints one line for each way to run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=25)
-    parser.add_argument("--only", type=int, help="the number of one way, from 0")
-    options = parser.parse_args()
-    for i, (name, settings) in enumerate(_SETTINGS.items()):
-        if options.only in (None, i):
+    options = parse_options(__doc__, count=25, only=("", "a part of the name of a way"))
+    for name, settings in _SETTINGS.items():
+        if options.only in name:
             started = time.perf_counter()
             grown, seconds = growth(options.count, settings), time.perf_counter() - started
             print(f"{name}: {grown:+.1f} MB each ({options.count} in {seconds:.0f} s)")

@@ -5,8 +5,6 @@ Run: `python -m soak.policy_churn --times 200`
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +12,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from helpers.scripts import parse_options
+from soak.memory import resident_megabytes
 from tfpolicies import MultiAgentEnv, PolicySpec, PPOConfig, PPOTF2Policy
 
 LIVING = 8  # policies at a time, beside the one that is always there
@@ -54,23 +54,18 @@ class Matches:
         return self.others[episode.episode_id % len(self.others)]
 
 
-def contents_of(worker: Any) -> dict[str, list[bytes]]:
-    """Returns the policies of a worker with their weights."""
+def get_contents(worker: Any) -> dict[str, list[bytes]]:
     weights = worker.get_weights()
     return {pid: [x.tobytes() for x in parts.values()] for pid, parts in weights.items()}
 
 
-def memory_of(worker: Any) -> float:
-    """Returns the memory of a worker's process in MB."""
+def get_memory(worker: Any) -> float:
     del worker
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return resident_megabytes()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=200)
-    options = parser.parse_args()
+    options = parse_options(__doc__, times=200)
     algorithm = (
         PPOConfig()
         .environment(Pair)
@@ -101,15 +96,15 @@ def main() -> None:
         took.append(time.perf_counter() - started)
         result = algorithm.train()
         if "evaluation" in result:
-            actual = algorithm.workers.foreach_worker(contents_of)
-            actual += algorithm.evaluation_workers.foreach_worker(contents_of)
+            actual = algorithm.workers.foreach_worker(get_contents)
+            actual += algorithm.evaluation_workers.foreach_worker(get_contents)
             if actual[0].keys() != {"main", *living} or any(x != actual[0] for x in actual[1:]):
                 # Evaluation took place after the last update, so that all have its weights.
                 raise SystemExit(f"workers differ after {i + 1} policies")
             checks += 1
             memory.append(
-                algorithm.workers.foreach_worker(memory_of)
-                + algorithm.evaluation_workers.foreach_worker(memory_of, local_worker=False)
+                algorithm.workers.foreach_worker(get_memory)
+                + algorithm.evaluation_workers.foreach_worker(get_memory, local_worker=False)
             )
             print(f"{i + 1:4d} added, MB: {[round(x) for x in memory[-1]]}", flush=True)
     algorithm.stop()

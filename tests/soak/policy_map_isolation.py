@@ -12,7 +12,6 @@ state must be as before.
 
 from __future__ import annotations
 
-import argparse
 import random
 import threading
 import time
@@ -22,10 +21,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gymnasium import spaces
 from keras.src.backend.common import global_state
 
-from soak.policy_map_model import owned, require_same
+from helpers.differences import require_same, require_same_policy
+from helpers.factories import OBS, TWO
+from helpers.scripts import parse_options
+from soak.policy_map_model import run_together
 from tfpolicies import (
     DQNTF1Policy,
     DQNTF2Policy,
@@ -38,7 +39,6 @@ from tfpolicies import (
 from tfpolicies.policy_map.state_cache import CacheStatistics
 from tfpolicies.testing import random_batch
 
-OBS, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 CLASSES = (PPOTF2Policy, PPOTF1Policy, PGTF2Policy, PGTF1Policy, DQNTF2Policy, DQNTF1Policy)
 CAPACITY = 4
 _QUICK = {"inference": "tf", "jit_compile": False, "model": {"fcnet_hiddens": [4]}, "seed": 3}
@@ -83,6 +83,7 @@ def _global_state() -> dict[str, Any]:
         "NumPy's random": str(np.random.get_state()),
         "Keras": {k: len(v) if hasattr(v, "__len__") else str(v) for k, v in tracked.items()},
         "threads": tf.config.threading.get_inter_op_parallelism_threads(),
+        "threads of an operation": tf.config.threading.get_intra_op_parallelism_threads(),
     }
 
 
@@ -133,7 +134,7 @@ def run(accesses: int, threads: int) -> CacheStatistics:
                 alone.do_next(apart[name])
             for step, pair in enumerate(zip(plan.results, alone.results, strict=True)):
                 require_same(*pair, f"result {step} of {name}")
-            require_same(owned(m[name]), owned(apart[name]), name)
+            require_same_policy(m[name], apart[name], name)
     return statistics
 
 
@@ -162,22 +163,13 @@ def _from_threads(m: PolicyMap, plans: dict[str, Planned], accesses: int, thread
         except BaseException as error:
             failed.append(error)
 
-    started = [threading.Thread(target=access, args=(i,), daemon=True) for i in range(threads)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join(600)
-        if thread.is_alive():
-            raise AssertionError("a thread hangs")
+    run_together([threading.Thread(target=access, args=(i,), daemon=True) for i in range(threads)])
     if failed:
         raise AssertionError("a thread failed") from failed[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--accesses", type=int, default=2000)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = parse_options(__doc__, accesses=2000, threads=2)
     begun = time.perf_counter()
     result = run(args.accesses, args.threads)
     print(

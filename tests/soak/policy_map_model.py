@@ -11,7 +11,6 @@ update must have counted.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import random
 import tempfile
@@ -33,13 +32,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tfpolicies import (
-    DQNTF2Policy,
-    PGTF1Policy,
-    PGTF2Policy,
-    PolicyMap,
-    PPOTF2Policy,
-)
+from helpers.differences import get_owned, require_same, require_same_policy
+from helpers.scripts import parse_options
+from tfpolicies import DQNTF2Policy, PGTF1Policy, PGTF2Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import FrozenPolicyError
 from tfpolicies.testing import random_batch
 
@@ -65,7 +60,7 @@ def make(kind: str, policy_id: str, seed: int) -> Any:
     return policy_class(OBS, TWO, {**_QUICK, **config, "seed": seed, "__policy_id": policy_id})
 
 
-def batch_of(kind: str) -> Any:
+def get_batch(kind: str) -> Any:
     """Returns the batch that policies of a kind learn from; keeps the kind's Program alive."""
     if kind not in _kept_alive:
         policy = make(kind, "x", 0)
@@ -75,45 +70,16 @@ def batch_of(kind: str) -> Any:
     return _kept_alive[kind][1]
 
 
-def kind_of(policy: Any) -> str:
-    """Returns the name of a policy's kind."""
+def get_kind(policy: Any) -> str:
     for kind in KINDS:
-        batch_of(kind)
+        get_batch(kind)
     return next(k for k, (one, _) in _kept_alive.items() if one.program is policy.program)
-
-
-def owned(policy: Any) -> dict[str, Any]:
-    """Returns all that a policy owns."""
-    return {key: x for key, x in policy.get_state().items() if key != "policy_spec"}
-
-
-def difference(left: Any, right: Any, path: str = "") -> str | None:
-    """Returns where two nested values differ first, or None if they are equal to the bit."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        if list(left) != list(right):
-            return f"{path}: {list(left)} != {list(right)}"
-        result = (difference(left[key], right[key], f"{path}/{key}") for key in left)
-        return next(filter(None, result), None)
-    if isinstance(left, np.ndarray | np.generic):
-        x, y = np.asarray(left), np.asarray(right)
-        same = x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
-    else:
-        same = left == right or (left != left and right != right)
-    return None if same else f"{path}: {left!r} != {right!r}"
-
-
-def require_same(left: Any, right: Any, what: str) -> None:
-    """Raises an AssertionError that says where two values differ, if they do."""
-    result = difference(left, right)
-    if result:
-        raise AssertionError(f"{what} differs at {result}")
 
 
 # -- one step, done to a policy -------------------------------------------------------------------
 
 
 def act(policy: Any, seed: int) -> dict[str, Any]:
-    """Acts on 1 to 3 rows, with exploration or without."""
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(1 + seed % 3, 2)).astype(np.float32)
     result = policy.compute_actions(rows, explore=bool(seed % 2))
@@ -121,13 +87,11 @@ def act(policy: Any, seed: int) -> dict[str, Any]:
 
 
 def learn(policy: Any, seed: int) -> dict[str, Any]:
-    """Learns for one or two epochs."""
-    batch = batch_of(kind_of(policy))
+    batch = get_batch(get_kind(policy))
     return policy.learn_epochs(batch, 1 + seed % 2, 4)["learner_stats"]
 
 
 def set_weights(policy: Any, seed: int) -> dict[str, Any]:
-    """Sets random weights."""
     rng = np.random.default_rng(seed)
     weights = policy.get_weights()
     policy.set_weights({k: rng.normal(size=x.shape).astype(x.dtype) for k, x in weights.items()})
@@ -135,7 +99,6 @@ def set_weights(policy: Any, seed: int) -> dict[str, Any]:
 
 
 def set_hyper(policy: Any, seed: int) -> dict[str, Any]:
-    """Sets the learning rate."""
     policy.set_hyperparameter("lr", (1 + seed) / 1000)
     return {}
 
@@ -150,6 +113,12 @@ def observe(policy: Any, seed: int) -> dict[str, Any]:
 
 CHANGES = (learn, set_weights, set_hyper)
 STEPS = (act, act, *CHANGES, observe)
+
+
+def policy_rule(**arguments: Any) -> Any:
+    """Makes a method a rule for one of the policies, by index, which needs that there is one."""
+    has_policies = precondition(lambda self: self.plain)
+    return lambda method: has_policies(rule(index=_seeds, **arguments)(method))
 
 
 class MapAndDict(RuleBasedStateMachine):
@@ -177,7 +146,9 @@ class MapAndDict(RuleBasedStateMachine):
         self.pinned.discard(policy_id)
         self.frozen.pop(policy_id, None)
 
-    def _one(self, index: int) -> str:
+    def _choose(self, index: int, name: str) -> str:
+        """Counts a step, and returns the id of the policy that it is done to."""
+        self._count(name)
         return sorted(self.plain)[index % len(self.plain)]
 
     def _count(self, name: str) -> None:
@@ -189,35 +160,31 @@ class MapAndDict(RuleBasedStateMachine):
     @rule(policy_id=_ids, kind=_kinds, seed=_seeds)
     def add(self, policy_id: str, kind: str, seed: int) -> None:
         self._count("add")
-        batch_of(kind)
+        get_batch(kind)
         self.m[policy_id] = make(kind, policy_id, seed)
         self._put(policy_id, self.m.get_handle(policy_id), make(kind, policy_id, seed))
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds, seed=_seeds)
+    @policy_rule(seed=_seeds)
     def act(self, index: int, seed: int) -> None:
         self._use(index, act, seed, by_map=True)
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds, seed=_seeds)
+    @policy_rule(seed=_seeds)
     def learn(self, index: int, seed: int) -> None:
         self._use(index, learn, seed, by_map=True)
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds, step=st.sampled_from(STEPS), seed=_seeds, by_map=st.booleans())
+    @policy_rule(step=st.sampled_from(STEPS), seed=_seeds, by_map=st.booleans())
     def use(self, index: int, step: Any, seed: int, by_map: bool) -> None:
         self._use(index, step, seed, by_map)
 
     def _use(self, index: int, step: Any, seed: int, by_map: bool) -> None:
-        self._count(step.__name__)
-        policy_id = self._one(index)
+        policy_id = self._choose(index, step.__name__)
         policy = self.m[policy_id] if by_map else self.m.get_handle(policy_id)
         if policy_id in self.frozen and step in CHANGES:
-            before = owned(policy)
+            before = get_owned(policy)
             try:
                 step(policy, seed)
             except FrozenPolicyError:
-                require_same(owned(policy), before, f"{policy_id} after a refused change")
+                require_same(get_owned(policy), before, f"{policy_id} after a refused change")
                 return
             raise AssertionError(f"{step.__name__} changed the frozen {policy_id}")
         if policy_id in self.frozen and step is observe:
@@ -226,18 +193,14 @@ class MapAndDict(RuleBasedStateMachine):
         actual, expected = step(policy, seed), step(self.plain[policy_id], seed)
         require_same(actual, expected, f"what {step.__name__} of {policy_id} gives")
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds)
+    @policy_rule()
     def compare(self, index: int) -> None:
-        self._count("compare")
-        policy_id = self._one(index)
-        require_same(owned(self.m[policy_id]), owned(self.plain[policy_id]), policy_id)
+        policy_id = self._choose(index, "compare")
+        require_same_policy(self.m[policy_id], self.plain[policy_id], policy_id)
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds, onto=_ids, lr=st.sampled_from([0.25, 0.5]))
+    @policy_rule(onto=_ids, lr=st.sampled_from([0.25, 0.5]))
     def copy(self, index: int, onto: str, lr: float) -> None:
-        self._count("copy")
-        source = self._one(index)
+        source = self._choose(index, "copy")
         if source == onto:
             return
         present, twin = self.plain.get(onto), self.plain[source].copy(onto)
@@ -249,38 +212,32 @@ class MapAndDict(RuleBasedStateMachine):
         else:
             self._put(onto, copied, twin)
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds)
+    @policy_rule()
     def freeze(self, index: int) -> None:
-        self._count("freeze")
-        policy_id = self._one(index)
+        policy_id = self._choose(index, "freeze")
         self.m.freeze(policy_id)
-        self.frozen.setdefault(policy_id, owned(self.plain[policy_id]))
+        self.frozen.setdefault(policy_id, get_owned(self.plain[policy_id]))
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds, pinned=st.booleans())
+    @policy_rule(pinned=st.booleans())
     def pin(self, index: int, pinned: bool) -> None:
-        self._count("pin")
-        policy_id = self._one(index)
+        policy_id = self._choose(index, "pin")
         (self.m.pin if pinned else self.m.unpin)(policy_id)
         (self.pinned.add if pinned else self.pinned.discard)(policy_id)
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds)
+    @policy_rule()
     def evict(self, index: int) -> None:
-        self._count("evict")
-        policy_id = self._one(index)
+        policy_id = self._choose(index, "evict")
         self.m.evict(policy_id)
         if (policy_id in self.m.in_memory()) != (policy_id in self.pinned):
             raise AssertionError(f"{policy_id} was evicted although pinned, or not although not")
 
-    @precondition(lambda self: self.plain)
-    @rule(index=_seeds)
+    @policy_rule()
     def delete(self, index: int) -> None:
-        self._count("delete")
-        policy_id = self._one(index)
+        policy_id = self._choose(index, "delete")
         policy = self.m.pop(policy_id)
-        require_same(owned(policy), owned(self.plain.pop(policy_id)), f"the deleted {policy_id}")
+        require_same(
+            get_owned(policy), get_owned(self.plain.pop(policy_id)), f"the deleted {policy_id}"
+        )
         self.handles.pop(policy_id, None)
         self._gone(policy_id)
 
@@ -321,10 +278,13 @@ class MapAndDict(RuleBasedStateMachine):
             return
         try:
             for policy_id, policy in self.m.items():
-                require_same(owned(policy), owned(self.plain[policy_id]), policy_id)
+                require_same_policy(policy, self.plain[policy_id], policy_id)
         finally:
             self.m.close()
             self.folder.cleanup()
+
+
+THINGS = {"add", "act", "learn", "compare", "copy", "delete", "evict", "freeze", "pin", "reopen"}
 
 
 def run_machine(examples: int, steps: int, seed: int | None = None) -> Counter[str]:
@@ -333,22 +293,23 @@ def run_machine(examples: int, steps: int, seed: int | None = None) -> Counter[s
     Args:
         examples: fresh starts.
         steps: after each, at most.
-        seed: None for the same run every time.
+        seed: None for seeds from 0 on, until everything has been done, five times at most.
     """
     for kind in KINDS:
-        batch_of(kind)
+        get_batch(kind)
     MapAndDict.steps_done = Counter()
     chosen = settings(
         max_examples=examples,
         stateful_step_count=steps,
         deadline=None,
         database=None,
-        derandomize=seed is None,
         suppress_health_check=list(HealthCheck),
     )
-    if seed is not None:
-        MapAndDict._hypothesis_internal_use_seed = seed  # type: ignore[attr-defined]
-    run_state_machine_as_test(MapAndDict, settings=chosen)
+    for number in range(5) if seed is None else [seed]:
+        MapAndDict._hypothesis_internal_use_seed = number  # type: ignore[attr-defined]
+        run_state_machine_as_test(MapAndDict, settings=chosen)
+        if MapAndDict.steps_done.keys() >= THINGS:
+            break
     return MapAndDict.steps_done
 
 
@@ -372,7 +333,7 @@ class Worker(threading.Thread):
             for _ in range(self.steps):
                 (self._use_own if self.random.random() < 0.5 else self._use_shared)()
             for policy_id, twin in self.plain.items():
-                require_same(owned(self.m[policy_id]), owned(twin), policy_id)
+                require_same_policy(self.m[policy_id], twin, policy_id)
         except BaseException as error:
             self.error = error
 
@@ -386,7 +347,9 @@ class Worker(threading.Thread):
         elif draw < 0.2:
             self.m.evict(policy_id)
         elif draw < 0.25:
-            require_same(owned(self.m.pop(policy_id)), owned(self.plain.pop(policy_id)), policy_id)
+            require_same(
+                get_owned(self.m.pop(policy_id)), get_owned(self.plain.pop(policy_id)), policy_id
+            )
         elif draw < 0.3:
             self.m.copy_policy(policy_id, f"{policy_id} copy")
             require_same(
@@ -418,6 +381,17 @@ class Worker(threading.Thread):
             self.m.flush()
 
 
+def run_together(threads: list[Any], seconds: float = 600.0) -> None:
+    """Runs threads to their ends; raises an AssertionError if one takes too long."""
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            raise AssertionError(f"{thread.name} hangs")
+
+
 def run_threads(threads: int, steps: int, *, seconds: float = 600.0) -> Counter[str]:
     """Does things to one map from many threads; returns the updates of the shared policies.
 
@@ -426,18 +400,12 @@ def run_threads(threads: int, steps: int, *, seconds: float = 600.0) -> Counter[
     """
     shared = [f"shared {kind}" for kind in KINDS]
     for kind in KINDS:
-        batch_of(kind)
+        get_batch(kind)
     with tempfile.TemporaryDirectory() as folder, PolicyMap(capacity=3, path=folder) as m:
         for kind, policy_id in zip(KINDS, shared, strict=True):
             m[policy_id] = make(kind, policy_id, 0)
         workers = [Worker(m, i, steps, shared) for i in range(threads)]
-        for worker in workers:
-            worker.start()
-        end = time.monotonic() + seconds
-        for worker in workers:
-            worker.join(max(0.0, end - time.monotonic()))
-            if worker.is_alive():
-                raise AssertionError(f"thread {worker.index} hangs")
+        run_together(workers, seconds)
         for worker in workers:
             if worker.error is not None:
                 raise AssertionError(f"thread {worker.index} failed") from worker.error
@@ -463,12 +431,7 @@ def _require_counts(policy: Any, learned: int, acted: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--thread-steps", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = parse_options(__doc__, steps=10_000, threads=8, thread_steps=500, seed=0)
     begun, done, seed = time.perf_counter(), Counter[str](), args.seed
     while done.total() < args.steps:
         done += copy.copy(run_machine(20, 100, seed))

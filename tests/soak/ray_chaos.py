@@ -8,7 +8,6 @@ Run: `python -m soak.ray_chaos --seconds 180 --every 10`
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -18,13 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from helpers.scripts import parse_options
 from tfpolicies import PPOConfig
-
-
-def process_of(worker: Any) -> int:
-    """Returns the id of a worker's process."""
-    del worker
-    return os.getpid()
 
 
 class Killer(threading.Thread):
@@ -39,20 +33,14 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(self.every):
-            victims = list(self.processes)
-            if victims:
-                victim = random.choice(victims)
-                self.processes.remove(victim)
+            if self.processes:
+                victim = self.processes.pop(random.randrange(len(self.processes)))
                 os.kill(victim, signal.SIGKILL)
                 self.killed += 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--every", type=float, default=10.0)
-    parser.add_argument("--workers", type=int, default=2)
-    options = parser.parse_args()
+    options = parse_options(__doc__, seconds=180.0, every=10.0, workers=2)
     algorithm = (
         PPOConfig()
         .environment("CartPole-v1")
@@ -85,13 +73,15 @@ def main() -> None:
         restarts = algorithm.workers.num_remote_worker_restarts()
         if (restarts, algorithm.workers.num_healthy_remote_workers()) != known:
             known = restarts, algorithm.workers.num_healthy_remote_workers()
-            killer.processes = algorithm.workers.foreach_worker(process_of, local_worker=False)
+            killer.processes = algorithm.workers.foreach_worker(
+                lambda worker: os.getpid(), local_worker=False
+            )
         result = algorithm.train()
     killer.over.set()
     counted, rows = result["num_env_steps_sampled"], np.concatenate(seen)
     distinct = len(np.unique(rows, axis=0))
     observed = algorithm.worker.filters["default_policy"].statistics[0].count
-    print(f"{killer.killed} workers killed, {result['num_remote_worker_restarts']} made anew")
+    print(f"{killer.killed} workers killed, {result['num_remote_worker_restarts']} restarted")
     print(f"steps counted {counted}, learned from {len(rows)}, distinct {distinct}")
     print(f"observations in the filter {observed:.0f}; mean return {result['episode_reward_mean']}")
     algorithm.stop()

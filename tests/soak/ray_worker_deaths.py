@@ -8,7 +8,6 @@ have the policies and the weights that the algorithm has.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -23,28 +22,14 @@ import gymnasium as gym
 import numpy as np
 import ray
 
+from helpers.differences import find_differences
+from helpers.scripts import parse_options
 from tfpolicies import PPOConfig
 from tfpolicies.errors import TfPoliciesError
 
 
-def process_of(worker: Any) -> int:
-    """Returns the id of a worker's process."""
-    del worker
-    return os.getpid()
-
-
-def state_of(worker: Any) -> dict[str, list[np.ndarray]]:
-    """Returns the weights of each policy of a worker."""
-    return {
-        policy_id: list(worker.get_policy(policy_id).get_weights().values())
-        for policy_id in sorted(worker.policy_map)
-    }
-
-
-def map_to_default(agent_id: Any, episode: Any = None, **kwargs: Any) -> str:
-    """Maps all agents to one policy."""
-    del agent_id, episode, kwargs
-    return "default_policy"
+def get_weights(worker: Any) -> dict[str, list[np.ndarray]]:
+    return {pid: list(x.values()) for pid, x in sorted(worker.get_weights().items())}
 
 
 def make_algorithm() -> Any:
@@ -67,29 +52,15 @@ def train_until_whole(algorithm: Any, limit: float) -> None:
         algorithm.train()
 
 
-def find_differences(algorithm: Any) -> list[str]:
-    """Returns what remote workers have that the local one does not, or the other way round."""
-    own, *others = algorithm.workers.foreach_worker(state_of)
-    results = []
-    if len(others) != 2:
-        results.append(f"{len(others)} workers")
-    for state in others:
-        if state.keys() != own.keys():
-            results.append(f"policies {sorted(state)}, not {sorted(own)}")
-            continue
-        for policy_id, arrays in own.items():
-            pairs = zip(arrays, state[policy_id], strict=True)
-            if not all(np.array_equal(a, b) for a, b in pairs):
-                results.append(f"other weights of {policy_id}")
-    return results
+def find_faults(algorithm: Any) -> list[str]:
+    """Returns where remote workers differ from the local one."""
+    local, *others = algorithm.workers.foreach_worker(get_weights)
+    faults = [] if len(others) == 2 else [f"{len(others)} workers"]
+    return faults + [x for weights in others for x in find_differences(local, weights)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for each call")
-    options = parser.parse_args()
+    options = parse_options(__doc__, rounds=10, seed=0, limit=(120.0, "seconds for each call"))
     rng = random.Random(options.seed)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     algorithm = make_algorithm()
@@ -116,7 +87,9 @@ def main() -> None:
             if name == "sync_weights":
                 policy = algorithm.get_policy()
                 policy.set_weights([x + 0.01 for x in policy.get_weights().values()])
-            victims = algorithm.workers.foreach_worker(process_of, local_worker=False)
+            victims = algorithm.workers.foreach_worker(
+                lambda worker: os.getpid(), local_worker=False
+            )
             victim, delay = rng.choice(victims), rng.choice([0.0, rng.uniform(0, 0.3)])
             killer = threading.Timer(delay, os.kill, (victim, signal.SIGKILL))
             killer.start()
@@ -135,7 +108,7 @@ def main() -> None:
             ends[f"{name} {end.partition(':')[0]}"] += 1
             train_until_whole(algorithm, options.limit)
             algorithm.workers.sync_weights()
-            result = find_differences(algorithm)
+            result = find_faults(algorithm)
             if result or seconds > options.limit or not end.startswith("done"):
                 wrong += bool(result) or seconds > options.limit
                 print(f"{turn} {name} after {delay:.3f} s ({seconds:.1f} s): {end}; {result}")

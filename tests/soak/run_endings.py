@@ -18,7 +18,6 @@ with 1 if there was one. Processes that this script did not start are left alone
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -30,8 +29,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
+from helpers.scripts import parse_options
 from tfpolicies.cli.exit_codes import DONE, RUN_IN_USE
 from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
@@ -58,7 +57,7 @@ runpy.run_module("tfpolicies", run_name="__main__", alter_sys=True)
 Process = subprocess.Popen[bytes]
 
 
-def iteration_of(run: Path) -> int:
+def get_iteration(run: Path) -> int:
     """Returns the iteration of a run's checkpoint, all of which is read; 0 if there is none."""
     folder = run / "checkpoints" / "latest"
     if not (folder / ALGORITHM_MANIFEST).exists():
@@ -67,7 +66,7 @@ def iteration_of(run: Path) -> int:
     return checkpoint.manifest["progress"]["iteration"]
 
 
-def rows_of(run: Path) -> list[int]:
+def get_rows(run: Path) -> list[int]:
     if not (run / "progress.csv").exists():
         return []
     return [int(row["iteration"]) for row in read_progress(run / "progress.csv")]
@@ -89,28 +88,20 @@ class Bench:
         self.violations: list[str] = []
         self.errors = folder / "errors"
 
-    def start(self, *words: str) -> tuple[Process, int]:
-        """Starts a training; returns it with a file that tells of its first line."""
-        reading, writing = os.pipe()
-        with self.errors.open("ab") as errors:
-            process = self._popen(writing, errors, words)
-        os.close(writing)
-        return process, reading
-
-    def _popen(self, writing: int, errors: IO[bytes], words: tuple[str, ...]) -> Process:
-        return subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(writing), "train", *words],
-            pass_fds=[writing],
-            start_new_session=True,
-            env={**os.environ, "TMPDIR": str(self.temporary)},
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
-
     @contextlib.contextmanager
     def training(self, *words: str) -> Iterator[tuple[Process, int]]:
-        """Starts a training that is over, at the latest, on leaving."""
-        process, reading = self.start(*words)
+        """Starts a training, and a file that tells of its first line; ends it on leaving."""
+        reading, writing = os.pipe()
+        with self.errors.open("ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCHER, str(writing), "train", *words],
+                pass_fds=[writing],
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+        os.close(writing)
         try:
             yield process, reading
         finally:
@@ -137,7 +128,7 @@ class Bench:
 
     def check(self, what: str, run: Path, before: int) -> int:
         """Checks a run after a process of its has ended; returns the checkpoint's iteration."""
-        now, rows = iteration_of(run), rows_of(run)
+        now, rows = get_iteration(run), get_rows(run)
         self.expect(
             f"{what} (iteration {before} -> {now}, {len(rows)} rows)",
             checkpoint_as_new_as_before=now >= before,
@@ -147,7 +138,7 @@ class Bench:
         return now
 
 
-def processes_of(session: int) -> list[int]:
+def find_processes(session: int) -> list[int]:
     """Returns the processes of a session that are no zombies."""
     results = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -158,10 +149,15 @@ def processes_of(session: int) -> list[int]:
     return results
 
 
+def wait_at_most(process: Process, seconds: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
 def wait_for(run: Path, seen: int, process: Process) -> bool:
     """Waits for a checkpoint after iteration `seen`; False if the process ends before."""
     while process.poll() is None:
-        if iteration_of(run) > seen:
+        if get_iteration(run) > seen:
             return True
         time.sleep(0.01)
     return False
@@ -169,7 +165,7 @@ def wait_for(run: Path, seen: int, process: Process) -> bool:
 
 def kills(bench: Bench, count: int) -> None:
     run = bench.new_run("--steps", str(BATCH))
-    seen = iteration_of(run)
+    seen = get_iteration(run)
     often = ["--checkpoint-every", "1", "--steps", str(FOREVER)]
     for kill in range(1, count + 1):
         with bench.training("--resume", str(run), *often) as (process, _):
@@ -182,7 +178,7 @@ def kills(bench: Bench, count: int) -> None:
 
 def pairs(bench: Bench, count: int) -> None:
     run = bench.new_run("--steps", str(BATCH))
-    seen, result = iteration_of(run), len(bench.violations)
+    seen, result = get_iteration(run), len(bench.violations)
     ends: Counter[tuple[int, ...]] = Counter()
     for pair in range(1, count + 1):
         words = ["--resume", str(run), "--steps", str((seen + 20) * BATCH)]
@@ -209,22 +205,20 @@ def signals(bench: Bench, number: signal.Signals, count: int) -> None:
     began = time.monotonic()
     with bench.training("--resume", str(run), *_more(0)) as (process, _):
         process.wait()
-    whole = time.monotonic() - began  # of a process that nobody ends
+    whole = time.monotonic() - began
     for turn in range(1, count + 1):
-        seen = iteration_of(run)
+        seen = get_iteration(run)
         moment = bench.moments.uniform(0.0, 1.0 if turn % 5 < 2 else whole)
         heard = bench.errors.stat().st_size
         what = f"{number.name} {turn} after {moment:.3f} s"
         with bench.training("--resume", str(run), *_more(seen)) as (process, reading):
             os.read(reading, 1)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(moment)
+            wait_at_most(process, moment)
             process.send_signal(number)
             sent = time.monotonic()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60)
+            wait_at_most(process, 60)
             seconds = time.monotonic() - sent
-            left = processes_of(process.pid)
+            left = find_processes(process.pid)
         # As shells tell it of who was ended by a signal itself: at the very end, Python no longer
         # sees to signals.
         status = process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -236,7 +230,7 @@ def signals(bench: Bench, number: signal.Signals, count: int) -> None:
             a_documented_status=status in (DONE, 128 + number),
             in_time=seconds < LIMIT,
             without_a_traceback=b"Traceback" not in bench.errors.read_bytes()[heard:],
-            all_iterations_saved=len(rows_of(run)) - now <= 1,
+            all_iterations_saved=len(get_rows(run)) - now <= 1,
             without_temporary_files=not list(run.rglob(".*.tfp-tmp")) + _left(bench),
             without_processes=not left,
         )
@@ -244,7 +238,7 @@ def signals(bench: Bench, number: signal.Signals, count: int) -> None:
     new = len(bench.violations) - result
     print(
         f"{count} {number.name} over {whole:.1f} s: ended {actual}; slowest {slowest:.1f} s, "
-        f"iteration {iteration_of(run)}, {new} violations",
+        f"iteration {get_iteration(run)}, {new} violations",
         flush=True,
     )
 
@@ -260,21 +254,15 @@ def _left(bench: Bench) -> list[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--signals", type=int, default=50, help="of each kind")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parse_options(__doc__, kills=100, pairs=20, signals=(50, "of each kind"), seed=0)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), arguments.seed)
         if arguments.kills:
             kills(bench, arguments.kills)
         if arguments.pairs:
             pairs(bench, arguments.pairs)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if arguments.signals:
-                signals(bench, number, arguments.signals)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if arguments.signals else ():
+            signals(bench, number, arguments.signals)
     if bench.violations:
         raise SystemExit(f"{len(bench.violations)} violations")
 

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import tfpolicies
-from tfpolicies import (
-    Algorithm,
-    DQNConfig,
-    MultiAgentEnv,
-    PolicyMap,
-    PPOConfig,
-    PPOTF1Policy,
-    PPOTF2Policy,
-    TFPolicy,
-)
+from tfpolicies import Algorithm, MultiAgentEnv, PolicyMap, PPOTF1Policy, PPOTF2Policy, TFPolicy
 from tfpolicies.cli import main as run_command
 from tfpolicies.connectors import ClipActions, FrameStack
 from tfpolicies.export.player import OnnxPolicy
@@ -124,7 +115,6 @@ class Pair(MultiAgentEnv):
 
 
 def policy_of(agent_id: str, *args: Any, **kwargs: Any) -> str:
-    """Maps each walker to the policy of its name."""
     return agent_id
 
 
@@ -139,30 +129,31 @@ for _object in (Line, Corners, Pair, policy_of):
     _object.__module__ = STORED_AS
 
 
+def _configure(algorithm: str, env: Any, *, jit_compile: Any = False, **training: Any) -> Any:
+    config = getattr(tfpolicies, f"{algorithm}Config")().environment(env)
+    config = config.training(**{"train_batch_size": 64, "model": NETWORK, **training})
+    return config.framework(jit_compile=jit_compile).debugging(seed=3)
+
+
+def _map_pair(config: Any) -> Any:
+    return config.multi_agent(policies={"left", "right"}, policy_mapping_fn=policy_of)
+
+
 def configs() -> dict[str, Any]:
     """Returns the config of each algorithm whose checkpoint is kept."""
-    small = {"train_batch_size": 64, "model": NETWORK}
-    ppo = {**small, "sgd_minibatch_size": 32, "num_sgd_iter": 2}
-    results = {
-        "ppo": PPOConfig().environment(Line).training(**ppo).rollouts(num_envs_per_worker=4),
-        "lstm": PPOConfig()
-        .environment(Corners)
-        .training(**{**ppo, "model": {**NETWORK, "use_lstm": True, "lstm_cell_size": 4}})
-        .framework(jit_compile=False),
-        "dqn": DQNConfig().environment(Corners).training(**small, hiddens=[8]),
-        "graph": PPOConfig().environment(Corners).training(**ppo).framework("tf"),
-        "multi_agent": PPOConfig()
-        .environment(Pair)
-        .training(**ppo)
-        .framework(jit_compile=False)
-        .multi_agent(policies={"left", "right"}, policy_mapping_fn=policy_of),
-    }
-    results["ppo"].rollouts(observation_filter="MeanStdFilter")
-    results["dqn"].training(num_steps_sampled_before_learning_starts=32)
+    ppo = {"sgd_minibatch_size": 32, "num_sgd_iter": 2}
+    lstm = {**NETWORK, "use_lstm": True, "lstm_cell_size": 4}
     buffer = {"type": "MultiAgentReplayBuffer", "capacity": 128}
-    results["dqn"].training(replay_buffer_config=buffer).framework(jit_compile=False)
-    results |= _of_each_algorithm() | _of_each_feature()
-    return {name: config.debugging(seed=3) for name, config in results.items()}
+    dqn = {"num_steps_sampled_before_learning_starts": 32, "replay_buffer_config": buffer}
+    results = {
+        "ppo": _configure("PPO", Line, jit_compile="auto", **ppo),
+        "lstm": _configure("PPO", Corners, **{**ppo, "model": lstm}),
+        "dqn": _configure("DQN", Corners, hiddens=[8], **dqn),
+        "graph": _configure("PPO", Corners, jit_compile="auto", **ppo).framework("tf"),
+        "multi_agent": _map_pair(_configure("PPO", Pair, **ppo)),
+    }
+    results["ppo"].rollouts(num_envs_per_worker=4, observation_filter="MeanStdFilter")
+    return results | _of_each_algorithm() | _of_each_feature()
 
 
 def _of_each_algorithm() -> dict[str, Any]:
@@ -187,43 +178,32 @@ def _of_each_algorithm() -> dict[str, Any]:
                 config.training(replay_buffer_config={"capacity": 128})
             if algorithm not in ("SAC", "TD3", "DDPG"):
                 config.training(model=NETWORK)
-            configs[f"{algorithm.lower()}_{framework}"] = config
+            configs[f"{algorithm.lower()}_{framework}"] = config.debugging(seed=3)
     return configs
 
 
 def _of_each_feature() -> dict[str, Any]:
     """Returns configs of what a checkpoint keeps besides weights: connectors, memory, noise."""
-    ppo = {"train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 2}
+    ppo = {"sgd_minibatch_size": 32, "num_sgd_iter": 2}
     gru = {**NETWORK, "use_gru": True, "lstm_cell_size": 4, "lstm_use_prev_action": True}
-    attention = {
-        **NETWORK,
-        "use_attention": True,
-        "attention_dim": 8,
-        "attention_num_heads": 2,
-        "attention_head_dim": 4,
-        "attention_memory_inference": 4,
-        "attention_memory_training": 4,
-        "attention_position_wise_mlp_dim": 8,
-    }
+    sizes = {"dim": 8, "num_heads": 2, "head_dim": 4, "memory_inference": 4}
+    sizes |= {"memory_training": 4, "position_wise_mlp_dim": 8}
+    attention = {f"attention_{name}": size for name, size in sizes.items()}
     rainbow = {"num_atoms": 5, "v_min": -4.0, "v_max": 0.0, "noisy": True, "n_step": 2}
+    rainbow |= {"train_batch_size": 32, "num_steps_sampled_before_learning_starts": 32}
     prioritized = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 128}
-    pair = PPOConfig().environment(Pair).training(**ppo, model=NETWORK)
-    pair.multi_agent(policies={"left", "right"}, policy_mapping_fn=policy_of)
-    configs = {
-        "connectors": PPOConfig()
-        .environment(Line)
-        .training(**ppo, model=NETWORK)
-        .rollouts(agent_connectors=[FrameStack(2)], action_connectors=[ClipActions()]),
-        "gru": PPOConfig().environment(Corners).training(**ppo, model=gru),
-        "attention": PPOConfig().environment(Corners).training(**ppo, model=attention),
+    rainbow |= {"replay_buffer_config": prioritized, "store_buffer_in_checkpoints": True}
+    connectors = {"agent_connectors": [FrameStack(2)], "action_connectors": [ClipActions()]}
+    pair = _map_pair(_configure("PPO", Pair, **ppo))
+    return {
+        "connectors": _configure("PPO", Line, **ppo).rollouts(**connectors),
+        "gru": _configure("PPO", Corners, **ppo, model=gru),
+        "attention": _configure(
+            "PPO", Corners, **ppo, model={**NETWORK, "use_attention": True, **attention}
+        ),
         "agents": pair.rollouts(observation_filter="MeanStdFilter"),
-        "rainbow": DQNConfig()
-        .environment(Corners)
-        .training(train_batch_size=32, model=NETWORK, hiddens=[8], **rainbow)
-        .training(num_steps_sampled_before_learning_starts=32, replay_buffer_config=prioritized)
-        .training(store_buffer_in_checkpoints=True),
+        "rainbow": _configure("DQN", Corners, hiddens=[8], **rainbow),
     }
-    return {name: config.framework(jit_compile=False) for name, config in configs.items()}
 
 
 def make(folder: Path, commit: str) -> None:
@@ -235,12 +215,11 @@ def make(folder: Path, commit: str) -> None:
             algorithm.train()
         algorithm.save(folder / "algorithms" / name)
         algorithm.stop()
+    gru = {**NETWORK, "use_gru": True, "lstm_cell_size": 4}
     policies = {
         "continuous": PPOTF2Policy(OBS, ACTIONS, {"seed": 1, "model": NETWORK}),
         "graph": PPOTF1Policy(OBS, ACTIONS, {"seed": 2, "model": NETWORK}),
-        "memory": PPOTF2Policy(
-            OBS, ACTIONS, {"seed": 3, "model": {**NETWORK, "use_gru": True, "lstm_cell_size": 4}}
-        ),
+        "memory": PPOTF2Policy(OBS, ACTIONS, {"seed": 3, "model": gru}),
     }
     for name, policy in policies.items():
         policy.export_checkpoint(folder / "policies" / name)
@@ -306,19 +285,19 @@ def _algorithm(path: Path) -> Arrays:
         config={"env": config.env, **_STEADY},
         policy_mapping_fn=policy_of if config.env is Pair else None,
     )
+    with _running(algorithm):
+        results = {"return": np.float64(algorithm.train()["episode_reward_mean"])}
+        for policy_id, policy in sorted(algorithm.worker.policy_map.items()):
+            results |= {f"{policy_id}/{key}": x for key, x in policy.get_weights().items()}
+        return results
+
+
+@contextlib.contextmanager
+def _running(algorithm: Algorithm) -> Iterator[None]:
     try:
-        return _trained_on(algorithm)
+        yield
     finally:
         algorithm.stop()
-
-
-def _trained_on(algorithm: Algorithm) -> Arrays:
-    result = algorithm.train()
-    results = {"return": np.float64(result["episode_reward_mean"])}
-    for policy_id, policy in sorted(algorithm.worker.policy_map.items()):
-        for key, array in policy.get_weights().items():
-            results[f"{policy_id}/{key}"] = array
-    return results
 
 
 def _policy(path: Path) -> Arrays:
@@ -353,10 +332,8 @@ def _answers_of_onnx(path: Path) -> Arrays:
 def _resumed_command(path: Path) -> Arrays:
     _command("--resume", str(path), "--steps", "800")
     algorithm = Algorithm.from_checkpoint(path / "checkpoints" / "latest")
-    try:
+    with _running(algorithm):
         return dict(algorithm.get_policy().get_weights())
-    finally:
-        algorithm.stop()
 
 
 def _command(*words: str) -> None:
@@ -374,20 +351,15 @@ def _command(*words: str) -> None:
 
 def _run(path: Path) -> Arrays:
     algorithm = configs()["ppo"].build()
-    try:
-        learned = algorithm.learn(192, run_dir=path, progress=False)
-        steps = {"steps": np.int64(learned.result["num_env_steps_sampled"])}
+    with _running(algorithm):
+        result = algorithm.learn(192, run_dir=path, progress=False).result
+        steps = {"steps": np.int64(result["num_env_steps_sampled"])}
         return {**steps, **algorithm.get_policy().get_weights()}
-    finally:
-        algorithm.stop()
 
 
 def _stash(path: Path) -> Arrays:
-    stash = PolicyMap(capacity=1, path=path)
-    try:
+    with PolicyMap(capacity=1, path=path) as stash:
         results = {name: _acted(stash[name]) for name in sorted(stash)}
-    finally:
-        stash.close()
     return {f"{name}/{key}": x for name, arrays in results.items() for key, x in arrays.items()}
 
 
@@ -411,7 +383,6 @@ def arrays_of(folder: Path) -> Arrays:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Returns a digest of the bits of each array that `arrays_of` gives, by name."""
     return {name: _digest(array) for name, array in arrays_of(folder).items()}
 
 
@@ -447,7 +418,6 @@ def digests_of(tree: Path, folder: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Makes, plays or compares; returns 1 where digests differ."""
     parser = argparse.ArgumentParser(
         prog="python -m soak.stored_formats",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""Array files that may come from a stranger are read in Python, or refused."""
+"""Array files of strangers, which are read in Python or refused."""
 
 import contextlib
 import io
@@ -116,7 +116,7 @@ def test_a_bool_is_a_zero_or_a_one():
         unpack_arrays(changed)
 
 
-def test_a_name_that_no_reader_would_take_is_refused_before_it_is_written():
+def test_a_name_that_no_reader_accepts_is_refused_before_it_is_written():
     check_arrays("weights", {"x" * 4000: np.ones(1)})
     with pytest.raises(CheckpointError, match="at most 4000 bytes, got 4001 characters"):
         check_arrays("weights", {"x" * 4001: np.ones(1)})

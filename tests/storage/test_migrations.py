@@ -19,19 +19,15 @@ ROLES = ("policy_class", "exploration", "custom_action_dist")
 def test_an_object_is_found_under_its_old_path_where_it_is_allowed(old_path):
     objects = [resolve_import_path(old_path, role) for role in ROLES]
     paths = [f"{x.__module__}:{x.__qualname__}" for x in objects if isinstance(x, type)]
-
     assert set(paths) <= {OBJECTS[old_path]}
-    assert resolve_import_path(old_path, "callbacks") == UnresolvedObject(
-        OBJECTS[old_path], importable=True
-    )
+    unresolved = UnresolvedObject(OBJECTS[old_path], importable=True)
+    assert resolve_import_path(old_path, "callbacks") == unresolved
 
 
 def test_a_class_name_of_a_file_becomes_the_present_path():
     old_name = "tfpolicies.compat.policies.RandomPolicy"
-
-    assert (
-        check_class_name(old_name, "policy_class") == "tfpolicies.compat.random_policy:RandomPolicy"
-    )
+    name = "tfpolicies.compat.random_policy:RandomPolicy"
+    assert check_class_name(old_name, "policy_class") == name
     assert check_class_name(old_name, "exploration") == UnresolvedObject(old_name, importable=True)
 
 
@@ -45,7 +41,6 @@ def test_old_paths_name_modules_or_objects_that_are_gone():
 def test_settings_get_their_present_names_and_values_at_any_depth():
     specs = {"a": {"config": {"on_nan": "stop", "lr": 0.5}}, "b": {"on_nan": "warn"}}
     record = encode_value({"new_episodes_at_checkpoint": True, "policies": specs})
-
     assert decode_settings(record) == {
         "reset_episodes_at_checkpoint": True,
         "policies": {"a": {"config": {"on_nan": "raise", "lr": 0.5}}, "b": {"on_nan": "warn"}},
@@ -57,7 +52,6 @@ def test_a_run_that_began_with_old_settings_continues_with_the_present_ones():
     train = json.loads(stored.read_text())["settings"]["train"]
     words = [*train["set"], "new_episodes_at_checkpoint=True", "on_nan=stop", "lr=stop"]
     settings = TrainSettings.from_json({**train, "set": words, "from_file": {"on_nan": "stop"}}, "")
-
     assert settings.set[-3:] == ("reset_episodes_at_checkpoint=True", "on_nan=raise", "lr=stop")
     assert settings.from_file == {"on_nan": "raise"}
 

@@ -1,9 +1,9 @@
-"""What converts a policy leaves the process as it was: logging, warnings, environment."""
+"""Conversions of policies, which change neither logging, warnings nor the environment."""
 
 import contextlib
+import copy
 import logging
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -13,86 +13,71 @@ import pytest
 import tensorflow as tf
 
 from helpers.factories import OBS, make, rows_of
+from helpers.processes import run_python
 from tfpolicies.errors import ExportError
 from tfpolicies.system.log_suppression import suppress_conversion_output, suppress_native_stderr
 
 TOUCHED = ("", "absl", "keras", "onnx", "tensorflow", "tf2onnx", "tf2onnx.tfonnx", "mine")
 
 
-def process():
-    loggers = {name: logging.getLogger(name) for name in TOUCHED}
-    results = {
-        name: (each.level, list(each.handlers), list(each.filters), each.propagate, each.disabled)
-        for name, each in loggers.items()
-    }
-    return results, list(warnings.filters), sys.stderr, sys.stdout, dict(os.environ)
+def get_process_state():
+    loggers = [logging.getLogger(name) for name in TOUCHED]
+    names = ("level", "handlers", "filters", "propagate", "disabled")
+    settings = [[copy.copy(getattr(logger, name)) for name in names] for logger in loggers]
+    return settings, list(warnings.filters), sys.stderr, sys.stdout, dict(os.environ)
 
 
 @contextlib.contextmanager
 def fresh_root(level=logging.WARNING):
-    """Gives a root logger as a fresh process has it, before somebody calls `basicConfig`."""
+    """Gives a root logger as a fresh process has it; asserts that the process is left as it is."""
     root = logging.getLogger()
-    kept, root.handlers[:] = (root.level, list(root.handlers)), []
+    before, root.handlers[:] = (root.level, list(root.handlers)), []
     root.setLevel(level)
+    state = get_process_state()
     try:
         yield root
+        now = get_process_state()
     finally:
-        root.level, root.handlers[:] = kept
-
-
-def saved_model(policy, folder):
-    policy.export_model(folder)
-
-
-def onnx_file(policy, folder):
-    policy.export_model(folder, onnx=True)
+        root.level, root.handlers[:] = before
+    assert now == state
 
 
 class LogGamma(keras.Layer):
-    """What ONNX has no operator for."""
+    """A layer without an operator of ONNX."""
 
     def call(self, inputs):
         return tf.math.lgamma(inputs)
 
 
-def failing_export(policy, folder):
-    del policy
+def fail_to_export(folder):
     model = keras.Sequential([LogGamma(), keras.layers.Dense(2)])
     with pytest.raises(ExportError, match="lacks operators for it: Lgamma"):
         make(model={"custom_model": model}).export_model(folder, onnx=True)
 
 
-def acting(policy, folder):
-    del folder
+def act(folder):
     make(inference="onnx", model={"fcnet_hiddens": [3, 2]}).compute_actions(rows_of(OBS, 2))
 
 
-@pytest.mark.parametrize("convert", [saved_model, onnx_file, failing_export, acting])
+CONVERSIONS = {
+    "SavedModel": lambda folder: make().export_model(folder),
+    "ONNX": lambda folder: make().export_model(folder, onnx=True),
+    "failing export": fail_to_export,
+    "acting": act,
+}
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
 @pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])
-def test_conversions_leave_logging_warnings_and_the_environment_as_they_were(
-    convert, level, tmp_path, monkeypatch
-):
+def test_conversions_change_no_settings_of_the_process(convert, level, tmp_path, monkeypatch):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    policy = make()
+    make()
     with fresh_root(level):
-        before = process()
-        convert(policy, tmp_path / "model")
-        after = process()
-
-    assert after == before
+        convert(tmp_path / "model")
 
 
-def test_a_handler_and_a_level_that_a_library_sets_are_undone():
-    with fresh_root():
-        before = process()
-        with suppress_conversion_output():
-            libraries_do_as_they_like()
-        after = process()
-
-    assert after == before
-
-
-def libraries_do_as_they_like():
+def change_process():
+    """Changes what libraries change."""
     logging.basicConfig(level=logging.DEBUG)
     logging.getLogger("tf2onnx").addHandler(logging.StreamHandler())
     logging.getLogger("absl").setLevel(logging.ERROR)
@@ -101,54 +86,49 @@ def libraries_do_as_they_like():
     warnings.simplefilter("error")
 
 
+def test_a_handler_and_a_level_that_a_library_sets_are_reverted():
+    with fresh_root(), suppress_conversion_output():
+        change_process()
+
+
 def test_a_handler_that_the_user_adds_meanwhile_stays():
-    mine = logging.NullHandler()
+    handler = logging.NullHandler()
     with fresh_root() as root:
         with suppress_conversion_output():
-            root.addHandler(mine)
+            root.addHandler(handler)
         after = list(root.handlers)
+        root.removeHandler(handler)
+    assert after == [handler]
 
-    assert after == [mine]
 
-
-def test_two_threads_that_convert_leave_everything_as_it_was():
+def test_two_threads_that_convert_change_nothing():
     inside, outside = threading.Event(), threading.Event()
 
     def other():
         with suppress_conversion_output():
             inside.set()
             outside.wait(10)
-            libraries_do_as_they_like()
+            change_process()
 
     thread = threading.Thread(target=other)
     with fresh_root():
-        before = process()
         with suppress_conversion_output():
             thread.start()
             inside.wait(10)
         level = logging.getLogger("tf2onnx").level
         outside.set()
         thread.join()
-        after = process()
-
     assert level == logging.CRITICAL  # the other one was still inside
-    assert after == before
 
 
-def convert_nothing():
-    with suppress_conversion_output():
-        libraries_do_as_they_like()
-        _ = 1 / 0
+def test_an_error_inside_is_raised_with_everything_reverted():
+    def fail():
+        with suppress_conversion_output():
+            change_process()
+            raise ExportError("It is not possible.")
 
-
-def test_what_is_raised_inside_comes_out_with_everything_undone():
-    with fresh_root():
-        before = process()
-        with pytest.raises(ZeroDivisionError):
-            convert_nothing()
-        after = process()
-
-    assert after == before
+    with fresh_root(), pytest.raises(ExportError, match="not possible"):
+        fail()
 
 
 def write_to_stderr(*lines):
@@ -157,7 +137,7 @@ def write_to_stderr(*lines):
 
 
 @pytest.mark.core
-def test_native_logs_are_held_back_and_other_lines_are_not(capfd):
+def test_native_logs_are_suppressed_and_other_lines_are_not(capfd):
     write_to_stderr("before")
     inside, leave = threading.Event(), threading.Event()
 
@@ -207,14 +187,9 @@ algorithm.add_policy("other", PPOTF2Policy, policy_mapping_fn=mapping)
 algorithm.train()
 algorithm.stop()
 """
-    shown = {name: x for name, x in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=shown, capture_output=True, text=True, check=True
-    )
-    assert done.stderr.partition("ADDING\n")[2] == ""
+    printed = run_python(script, TF_CPP_MIN_LOG_LEVEL=None).stderr
+    assert printed.partition("ADDING\n")[2] == ""
 
-
-# -- the start of TensorFlow -------------------------------------------------------------------
 
 SCRIPT = """
 import os, sys
@@ -228,23 +203,11 @@ print([finder for finder in finders if finder.__module__.startswith("tfpolicies.
 """
 
 
-def run_script(script, level=None):
-    environ = {name: x for name, x in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    environ |= {} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-
-
-def test_tensorflow_starts_without_a_line_where_this_package_was_imported_first():
-    done = run_script(SCRIPT)
-    assert done.stderr == "before\n"
-    assert done.stdout == "None True\n[]\n"  # the environment and the finders are as they were
-
-
-def test_a_level_that_the_user_has_set_decides_what_tensorflow_prints():
-    done = run_script(SCRIPT, level="0")
-    assert "tensorflow" in done.stderr.lower()
-    assert done.stdout == "0 True\n[]\n"
+@pytest.mark.parametrize("level", [None, "0"])
+def test_tensorflow_starts_without_a_line_unless_the_user_has_set_a_level(level):
+    ran = run_python(SCRIPT, TF_CPP_MIN_LOG_LEVEL=level)
+    assert ran.stderr == "before\n" if level is None else "tensorflow" in ran.stderr.lower()
+    assert ran.stdout == f"{level} True\n[]\n"  # the environment and the finders are as before
 
 
 def test_lines_of_others_are_written_while_tensorflow_is_imported(capfd):
@@ -261,5 +224,5 @@ def test_looking_for_tensorflow_does_not_import_it_and_keeps_its_start_quiet():
     look = "import importlib.util; assert importlib.util.find_spec('tensorflow')"
     look += "; assert importlib.util.find_spec('no_such_package') is None"
     look += "; assert 'tensorflow' not in sys.modules"
-    done = run_script(SCRIPT.replace('print("before"', f'{look}; print("before"'))
-    assert done.stderr == "before\n"
+    script = SCRIPT.replace('print("before"', f'{look}; print("before"')
+    assert run_python(script, TF_CPP_MIN_LOG_LEVEL=None).stderr == "before\n"

@@ -1,5 +1,6 @@
-"""Paths that users give: absolute from the door on, `~` expanded, named in errors as written."""
+"""Paths of users: made absolute, with `~` expanded, and named in errors as they were written."""
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -9,7 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from helpers.factories import OBS, TWO, batch_for, make, rows_of
+from helpers.checkpoints import edit_manifest
+from helpers.factories import OBS, TWO, assert_equal, batch_for, make, rows_of
+from helpers.policy_maps import get_number, make_filled, make_map
 from helpers.rendering_envs import Painted
 from tfpolicies import (
     DQNConfig,
@@ -21,6 +24,7 @@ from tfpolicies import (
 )
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.cli import main
+from tfpolicies.cli.arguments import parse
 from tfpolicies.cli.serve import _parse_source
 from tfpolicies.compat.import_rllib import import_checkpoint
 from tfpolicies.errors import (
@@ -42,11 +46,11 @@ pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
 class Place:
-    """A working folder and a home, both empty; `leave` goes from the first to another folder.
+    """A working folder and a home, both empty; `leave` changes the first to another folder.
 
     Attributes:
-        written: what a user writes.
-        path: which folder or file that is.
+        written: the path as a user writes it.
+        path: the absolute path.
     """
 
     def __init__(self, root, in_home):
@@ -77,13 +81,13 @@ class Wanderer(Painted):
 
     leaves = True
 
-    def __init__(self, config=None, **how):
-        super().__init__(length=4, **how)
+    def __init__(self, config=None, **options):
+        super().__init__(length=4, **options)
         if self.leaves:
             os.chdir(Path.cwd().parent / "other")
 
 
-gym.register("tests/Wanderer-v0", lambda **how: Wanderer(**how))
+gym.register("tests/Wanderer-v0", lambda **options: Wanderer(**options))
 
 
 def build(env=Painted, **settings):
@@ -93,15 +97,11 @@ def build(env=Painted, **settings):
     return config.debugging(seed=1).update_from_dict(settings).build()
 
 
-# -- the function ---------------------------------------------------------------------------------
-
-
 def test_a_path_becomes_absolute_and_keeps_its_links(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.chdir(tmp_path)
-
     assert resolve_path("link/x") == tmp_path / "link" / "x"
     assert str(resolve_path("link/../x")) == f"{tmp_path}/link/../x"  # of the real folder's parent
     assert resolve_path("~") == tmp_path / "me"
@@ -115,7 +115,7 @@ def test_a_path_becomes_absolute_and_keeps_its_links(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["", b"runs", 5, None, type("Odd", (), {})()])
-def test_what_is_no_path_is_refused(path):
+def test_other_objects_than_paths_are_refused(path):
     with pytest.raises(UsageError, match=r"A path must be a text or an os\.PathLike"):
         resolve_path(path)
 
@@ -129,19 +129,14 @@ def test_a_relative_path_in_a_folder_that_was_removed_is_refused(tmp_path, monke
     assert resolve_path(tmp_path) == tmp_path
 
 
-# -- doors that write, and keep what they are given ----------------------------------------------
-
-
 def test_a_run_stays_in_its_folder(place):
     algorithm = build()
-    learned = algorithm.learn(
-        16, run_dir=place.written, progress=False, callbacks=lambda *_: place.leave()
-    )
+    options = {"progress": False, "callbacks": lambda *_: place.leave()}
+    learned = algorithm.learn(16, run_dir=place.written, **options)
     algorithm.learn(32, run_dir=learned.run_dir, progress=False, keep_best=True)
     algorithm.stop()
-
     assert learned.run_dir == algorithm.run_dir == place.path
-    names = {each.name for each in place.path.iterdir()}
+    names = {path.name for path in place.path.iterdir()}
     assert {"run.json", "progress.csv", "events", "checkpoints", "learning_curve.png"} <= names
     assert read_progress(place.path / "progress.csv")[-1]["env_steps"] >= 32
     assert (place.path / "checkpoints" / "latest" / "algorithm.json").exists()
@@ -158,12 +153,11 @@ def test_a_run_whose_environments_leave_the_folder_stays_in_its_folder(place, mo
     monkeypatch.setattr(Wanderer, "leaves", True)  # when the first video is recorded
     learned = algorithm.learn(8, run_dir=place.written, progress=False, record_every=1)
     algorithm.stop()
-
     assert learned.run_dir == place.path
     assert [each.suffix for each in (place.path / "videos").iterdir()] == [".mp4"]
 
 
-def test_checkpoints_are_found_by_what_saving_them_returned(place):
+def test_checkpoints_are_found_by_the_result_of_saving_them(place):
     algorithm = build()
     algorithm.train()
     saved = algorithm.save(place.written)
@@ -178,8 +172,7 @@ def test_checkpoints_are_found_by_what_saving_them_returned(place):
     place.leave()
     expected = algorithm.get_policy().get_weights()
     for each in (*(x.get_policy() for x in loaded), policies["default_policy"]):
-        for name, array in each.get_weights().items():
-            np.testing.assert_array_equal(array, expected[name])
+        assert_equal(each.get_weights(), expected)
     for each in (algorithm, *loaded):
         assert each._last_finite_checkpoint == str(place.path)
         each.stop()
@@ -195,7 +188,7 @@ def test_a_checkpoint_without_a_name_stays_where_it_was_written(place):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_a_policys_checkpoint_and_weights_are_read_from_what_the_user_wrote(place):
+def test_a_policys_checkpoint_and_weights_are_read_from_the_path_of_the_user(place):
     policy = make(export_native_model_files=False)
     policy.export_checkpoint(place.written)
     place.path.joinpath("policy.json").stat()
@@ -204,15 +197,11 @@ def test_a_policys_checkpoint_and_weights_are_read_from_what_the_user_wrote(plac
     policy.import_model_from_h5(f"{place.written}/model.keras", allow_missing=True)
     kernel = model.get_weights()[0]
     assert any(np.array_equal(array, kernel) for array in policy.get_weights().values())
-    imported = import_policy(
-        f"{place.written}/model.keras",
-        observation_space=OBS,
-        action_space=TWO,
-        names={"logits": "output_0"},
-    )
-    assert imported.compute_actions(rows_of(OBS, 2))[0].shape == (2,)
-    loaded = Policy.from_checkpoint(place.written)
-    assert loaded.compute_actions(rows_of(OBS, 2))[0].shape == (2,)
+    spaces = {"observation_space": OBS, "action_space": TWO}
+    path = f"{place.written}/model.keras"
+    imported = import_policy(path, **spaces, names={"logits": "output_0"})
+    for each in (imported, Policy.from_checkpoint(place.written)):
+        assert each.compute_actions(rows_of(OBS, 2))[0].shape == (2,)
 
 
 def test_exports_stay_and_imports_travel_to_processes_in_other_folders(place):
@@ -231,22 +220,16 @@ def test_exports_stay_and_imports_travel_to_processes_in_other_folders(place):
 
 
 def test_a_stash_stays_in_its_folder(place):
-    policies = PolicyMap(capacity=1, path=place.written)
-    expected = {}
-    for name in ("a", "b"):
-        policies[name] = make()
-        expected[name] = policies[name].get_weights()
-        place.leave()
+    policies = make_map("a", capacity=1, path=place.written)
+    place.leave()
+    policies["b"] = make_filled(2)
     policies.freeze("b")
     policies.close()
     place.come_back()
-    again = PolicyMap(capacity=1, path=place.written)
-    place.leave()
-    for name in ("a", "b"):
-        for key, array in again[name].get_weights().items():
-            np.testing.assert_array_equal(array, expected[name][key])
-    again.close()
-    assert {each.name for each in place.path.iterdir()} >= {"worker_0", "frozen"}
+    with PolicyMap(capacity=1, path=place.written) as again:
+        place.leave()
+        assert [get_number(again[name]) for name in "ab"] == [1, 2]
+    assert {path.name for path in place.path.iterdir()} >= {"worker_0", "frozen"}
 
 
 def test_a_replay_buffer_keeps_its_folder(place):
@@ -256,18 +239,18 @@ def test_a_replay_buffer_keeps_its_folder(place):
     place.leave()
     buffer.add(batch_for(make(), 8))
     assert buffer.allocator.bytes_in_files > 0
-    assert config.replay_buffer_config["storage_path"] == str(place.path)
-    assert config.copy().replay_buffer_config["storage_path"] == str(place.path)
+    for each in (config, config.copy()):
+        assert each.replay_buffer_config["storage_path"] == str(place.path)
     with pytest.raises(ConfigError, match="must be an existing folder, or None, but got 'no'"):
         config.copy().training(replay_buffer_config={"storage_path": "no"})
 
 
 @pytest.mark.soak
-def test_a_run_that_was_stored_with_a_relative_folder_of_its_buffer_goes_on(tmp_path, monkeypatch):
+def test_a_run_with_a_relative_folder_of_its_buffer_continues(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows").mkdir()
 
-    def trained(steps):
+    def train(steps):
         buffer = {"capacity": 64, "storage_path": "rows"}
         config = DQNConfig().environment(Painted).debugging(seed=1, log_level="ERROR")
         config = config.training(replay_buffer_config=buffer, train_batch_size=4, lr=1e-3)
@@ -278,39 +261,25 @@ def test_a_run_that_was_stored_with_a_relative_folder_of_its_buffer_goes_on(tmp_
         algorithm.stop()
         return learned
 
-    trained(4)
+    train(4)
     manifest = tmp_path / "run" / "checkpoints" / "latest" / "algorithm.json"
     absolute = str(tmp_path / "rows")
     assert absolute in manifest.read_text()
-    _store_as_before(manifest, absolute, "rows")
-    assert trained(8).result["training_iteration"] == 2
+    with edit_manifest(manifest) as content:
+        text = json.dumps(content).replace(json.dumps(absolute), json.dumps("rows"))
+        content.update(json.loads(text))
+    assert train(8).result["training_iteration"] == 2
 
 
-def _store_as_before(manifest, new, old):
-    """Puts another text into a manifest, and the checksum that belongs to it."""
-    import json
-
-    from tfpolicies.storage.manifest import dump_manifest
-
-    content = json.loads(manifest.read_text().replace(json.dumps(new), json.dumps(old)))
-    entries = [content.pop(name, []) for name in ("arrays", "policies", "segments")]
-    for name in ("format_version", "tfpolicies_version", "checksum"):
-        content.pop(name)
-    manifest.write_bytes(dump_manifest(content, *entries))
-
-
-def test_a_video_lies_where_the_user_wrote(place):
+def test_a_video_is_written_to_the_path_of_the_user(place):
     policy = make(obs=Painted.observation_space)
     recorded = record_video(policy, [f"{place.written}.mp4"], "tests/Wanderer-v0")
     assert recorded.paths == [place.path.with_suffix(".mp4")]
     assert recorded.paths[0].exists()
 
 
-# -- the command line -----------------------------------------------------------------------------
-
-
 @pytest.mark.soak
-def test_commands_read_and_write_where_their_words_say(place, capsys):
+def test_commands_read_and_write_at_the_paths_of_their_options(place, capsys):
     settings = place.root / "home" / "settings.json"
     settings.write_text('{"inference": "tf", "jit_compile": false, "train_batch_size": 8}')
     words = ["train", "tests/Wanderer-v0", "--algo", "PG", "--steps", "8", "--seed", "1"]
@@ -330,7 +299,7 @@ def test_commands_read_and_write_where_their_words_say(place, capsys):
     assert run.name.startswith("pg-")
 
 
-def test_the_server_and_porting_read_what_their_words_say(place):
+def test_the_server_and_porting_read_the_paths_of_their_options(place):
     place.path.mkdir(parents=True)
     (place.path / "token").write_text("secret\n")
     (place.path / "token").chmod(0o600)
@@ -343,14 +312,9 @@ def test_the_server_and_porting_read_what_their_words_say(place):
     assert "tfpolicies" in script.read_text()
 
 
-# -- what is not there ----------------------------------------------------------------------------
-
-
-def run_command(words):
-    """Runs a command that fails; raises what it printed."""
-    from tfpolicies.cli.arguments import parse
-
-    args = parse(words)
+def run_command(*words):
+    """Runs a command that fails; raises its error."""
+    args = parse([*words])
     args.debug = False
     args.run(args)
 
@@ -362,6 +326,7 @@ def deploy(path):
     deployment(path)
 
 
+CARTPOLE = ("--env", "CartPole-v1")
 MISSING = {
     "Algorithm.from_checkpoint": (Algorithm.from_checkpoint, CheckpointError),
     "Policy.from_checkpoint": (Policy.from_checkpoint, CheckpointError),
@@ -369,34 +334,18 @@ MISSING = {
     "import_policy": (import_policy, MissingModelFileError),
     "import_model_from_h5": (lambda x: make().import_model_from_h5(x), MissingModelFileError),
     "OnnxPolicy": (OnnxPolicy, FileNotFoundError),
-    "ort_web": (
-        lambda x: make().export_model("never", onnx=True, web=True, ort_web=x),
-        ExportError,
-    ),
+    "ort_web": (lambda x: make().export_model("x", onnx=True, web=True, ort_web=x), ExportError),
     "import-rllib": (import_checkpoint, CheckpointError),
-    "evaluate": (lambda x: run_command(["evaluate", x]), CheckpointError),
-    "export": (lambda x: run_command(["export", x, "--to", "never"]), CheckpointError),
-    "play-exported": (
-        lambda x: run_command(["play-exported", x, "--env", "CartPole-v1"]),
-        ExportError,
-    ),
-    "serve": (lambda x: run_command(["serve", x]), ExportError),
+    "evaluate": (lambda x: run_command("evaluate", x), CheckpointError),
+    "export": (lambda x: run_command("export", x, "--to", "never"), CheckpointError),
+    "play-exported": (lambda x: run_command("play-exported", x, *CARTPOLE), ExportError),
+    "serve": (lambda x: run_command("serve", x), ExportError),
     "deployment": (deploy, UsageError),
 }
-
-
-@pytest.mark.parametrize(("read", "error"), MISSING.values(), ids=MISSING)
-def test_what_is_not_there_is_named_as_the_user_wrote_it_and_in_full(place, read, error):
-    with pytest.raises(error) as raised:
-        read(place.written)
-    assert repr(place.written) in str(raised.value)
-    assert f"({place.path}" in str(raised.value)
-
-
-WRITTEN = {
+UNREADABLE = {
     "restore": (lambda x: build().restore(x), CheckpointError),
-    "--config": (lambda x: run_command(["train", "CartPole-v1", "--config", x]), UsageError),
-    "--resume": (lambda x: run_command(["train", "--resume", x]), CheckpointError),
+    "--config": (lambda x: run_command("train", "CartPole-v1", "--config", x), UsageError),
+    "--resume": (lambda x: run_command("train", "--resume", x), CheckpointError),
     "token": (lambda x: read_token(Path(x), print), UsageError),
     "storage_path": (
         lambda x: DQNConfig().training(replay_buffer_config={"storage_path": x}),
@@ -406,15 +355,16 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize(("read", "error"), WRITTEN.values(), ids=WRITTEN)
-def test_what_cannot_be_read_is_named_as_the_user_wrote_it(place, read, error):
+@pytest.mark.parametrize("name", [*MISSING, *UNREADABLE])
+def test_missing_paths_are_named_as_the_user_wrote_them_and_most_in_full(place, name):
+    read, error = (MISSING | UNREADABLE)[name]
     with pytest.raises(error) as raised:
         read(place.written)
-    assert isinstance(raised.value, TfPoliciesError)
     assert repr(place.written) in str(raised.value)
-
-
-# -- names of folders -----------------------------------------------------------------------------
+    if name in MISSING:
+        assert f"({place.path}" in str(raised.value)
+    else:
+        assert isinstance(raised.value, TfPoliciesError)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A stranger's folder may hold FIFOs and devices where files belong; nobody waits for them."""
+"""Folders of strangers with FIFOs and devices in place of files, for which no reader waits."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ ROW = {**dict.fromkeys(FIXED_COLUMNS, 1.0), "iteration": 1}
 
 @pytest.fixture(autouse=True)
 def alarm():
-    """What waits for ever ends after a minute, as an error."""
+    """Ends after a minute what would wait for ever."""
 
     def give_up(*_):
         raise TimeoutError("it waits for a file that never comes")
@@ -93,13 +93,13 @@ def test_a_checkpoint_with_something_else_for_a_file_is_refused(tmp_path, put, n
 
 
 @irregular
-def test_a_checkpoint_is_written_beside_what_is_no_file(tmp_path, put):
+def test_a_checkpoint_is_written_next_to_irregular_files(tmp_path, put):
     put(tmp_path / "other.json")
     assert read_checkpoint(checkpoint(tmp_path), "algorithm.json", kind="Algorithm").policies
 
 
 @pytest.mark.parametrize("put", [fifo, endless], ids=lambda put: put.__name__)
-def test_a_file_takes_the_place_of_what_is_none(tmp_path, put):
+def test_a_file_replaces_an_irregular_one(tmp_path, put):
     put(tmp_path / "file")
     write_atomically(tmp_path / "file", b"content")
     assert (tmp_path / "file").read_bytes() == b"content"
@@ -116,10 +116,9 @@ def test_a_stash_reads_no_image_and_no_record_from_something_else(tmp_path, put)
     with pytest.raises(StashError, match="not a regular file"):
         stash.read_record("main~1")
     put(stash.get_path("main~1"))
-    with pytest.raises(StashError, match="not a regular file"):
-        stash.read("main~1", 8)
-    with pytest.raises(StashError, match="not a regular file"):
-        stash.map("main~1", 8)
+    for read in (stash.read, stash.map):
+        with pytest.raises(StashError, match="not a regular file"):
+            read("main~1", 8)
 
 
 @irregular
@@ -134,13 +133,14 @@ def test_a_run_folder_with_something_else_for_a_file_is_refused(tmp_path, put):
     run = RunFolder.create(tmp_path, "run")
     ProgressCsv(run.progress_csv).append(ROW)
     put(run.progress_csv)
-    with pytest.raises(CheckpointError, match="not a regular file"):
-        read_progress(run.progress_csv)
-    with pytest.raises(CheckpointError, match="not a regular file"):
-        ProgressCsv(run.progress_csv).append(ROW)
     put(run.run_json)
-    with pytest.raises(CheckpointError, match="not a regular file"):
-        RunFolder.open(run.path)
+    for read in (
+        lambda: read_progress(run.progress_csv),
+        lambda: ProgressCsv(run.progress_csv).append(ROW),
+        lambda: RunFolder.open(run.path),
+    ):
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            read()
     assert find_runs(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""`check_policy`: the package's policies keep the contract, and each way to break it is found."""
+"""`check_policy`, on policies that keep the contract and on policies that break each part of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import tensorflow as tf
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from helpers import factories
+from helpers.factories import OBS, PLANE, TWO, assert_equal, make, rows_of
 from helpers.marks import telling
+from helpers.workers import make_config
 from soak.conformance import Combination, make_policy
-from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOConfig, PPOTF2Policy
+from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOTF2Policy
 from tfpolicies.errors import PolicyCheckError, UsageError
 from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.models.distributions import DiagGaussian, SquashedGaussian
@@ -25,11 +26,9 @@ from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv
 from tfpolicies.testing.runner import CHECKS
 
 LSTM = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4}
-MASKED = spaces.Dict(observations=factories.OBS, action_mask=spaces.Box(0, 1, (3,), np.int8))
+MASKED = spaces.Dict(observations=OBS, action_mask=spaces.Box(0, 1, (3,), np.int8))
 THREE = spaces.Discrete(3)
 
-
-# -- policies that keep the contract --------------------------------------------------------------
 
 COVERING = [  # every observation space, every action space and every model; most pairs of the last
     ("box", "discrete", "mlp"),
@@ -49,9 +48,9 @@ COVERING = [  # every observation space, every action space and every model; mos
 ]
 
 
-@pytest.mark.parametrize(("seen", "done", "model"), telling(COVERING, soak=COVERING[1:]))
-def test_the_packages_policies_keep_the_contract(seen, done, model):
-    report = check_policy(make_policy(Combination(seen, done, model)), exports=False)
+@pytest.mark.parametrize(("obs", "actions", "model"), telling(COVERING, soak=COVERING[1:]))
+def test_the_packages_policies_keep_the_contract(obs, actions, model):
+    report = check_policy(make_policy(Combination(obs, actions, model)), exports=False)
     missing = {"memory", "masks", "exports"} - set(report.passes)
     assert {result.check for result in report.results} - set(report.passes) == missing
     assert ("memory" in report.passes) == (model in ("lstm", "gru", "attention"))
@@ -59,12 +58,12 @@ def test_the_packages_policies_keep_the_contract(seen, done, model):
 
 
 @pytest.mark.soak
-def test_a_policy_with_everything_is_exported_too_and_left_as_it_was():
+def test_a_policy_with_everything_passes_with_its_export_and_stays_as_it_was():
     model = {**LSTM, "lstm_use_prev_action": True, "lstm_use_prev_reward": True}
-    actions = spaces.Dict(arm=factories.PLANE, gear=spaces.Discrete(3, start=1))
-    policy = tf_policy(PPOTF2Policy, MASKED, actions, model=model, inference="auto")
+    actions = spaces.Dict(arm=PLANE, gear=spaces.Discrete(3, start=1))
+    policy = make_tf(PPOTF2Policy, MASKED, actions, model=model, inference="auto")
     session = policy.session(2)
-    session.act(factories.rows_of(policy.observation_space, 2))
+    session.act(rows_of(policy.observation_space, 2))
     before = copy.deepcopy(policy.get_state())
     report = check_policy(policy)
     assert set(report.passes) == set(CHECKS)
@@ -72,30 +71,34 @@ def test_a_policy_with_everything_is_exported_too_and_left_as_it_was():
     assert lines[0] == f"check_policy: {type(policy).__name__}"
     assert "masks: passed (10000 draws)" in lines
     after = policy.get_state()
-    factories.assert_equal(after["weights"], before["weights"])
-    factories.assert_equal(after["_optimizer_variables"], before["_optimizer_variables"])
+    assert_equal(after["weights"], before["weights"])
+    assert_equal(after["_optimizer_variables"], before["_optimizer_variables"])
     assert after["rng"] == before["rng"]
-    assert after["global_timestep"] == 2
-    assert after["num_grad_updates"] == 0
-
-
-def test_a_policy_of_another_algorithm_and_one_with_memory_pass():
-    check_policy(factories.make(PGTF2Policy), exports=False)
-    check_policy(factories.make(model=LSTM), checks=["memory", "batch_invariance", "outputs"])
+    assert (after["global_timestep"], after["num_grad_updates"]) == (2, 0)
 
 
 class Dozing(EpsilonGreedy):
     """A strategy that no file may name."""
 
 
-def test_a_policy_with_a_target_network_and_a_strategy_of_ones_own_passes():
-    check_policy(factories.make(DQNTF2Policy), checks=["state", "checkpoint"])
-    dozing = {"exploration_config": {"type": Dozing, "final_epsilon": 0.5}}
-    check_policy(factories.make(DQNTF2Policy, **dozing), checks=["state", "checkpoint"])
+DOZING = {"exploration_config": {"type": Dozing, "final_epsilon": 0.5}}
 
 
-class HandWritten(Policy):
-    """A linear policy that learns by adding up rewards, all by hand."""
+@pytest.mark.parametrize(
+    ("cls", "config", "checks"),
+    [
+        (PGTF2Policy, {}, None),
+        (PPOTF2Policy, {"model": LSTM}, ["memory", "batch_invariance", "outputs"]),
+        (DQNTF2Policy, {}, ["state", "checkpoint"]),  # has a target network
+        (DQNTF2Policy, DOZING, ["state", "checkpoint"]),
+    ],
+)
+def test_policies_of_further_algorithms_and_strategies_pass(cls, config, checks):
+    check_policy(make(cls, **config), checks=checks, exports=False)
+
+
+class LinearPolicy(Policy):
+    """A custom linear policy that learns by adding up rewards."""
 
     def __init__(self, observation_space, action_space, config):
         super().__init__(observation_space, action_space, config)
@@ -105,11 +108,12 @@ class HandWritten(Policy):
     def scores(self, obs_batch):
         return np.asarray(obs_batch, np.float64) @ self.weights
 
-    def compute_actions(self, obs_batch, state_batches=None, explore=None, **kwargs):
+    def draw_scores(self, obs_batch, explore):
         scores = self.scores(obs_batch)
-        if explore:
-            scores = scores + self.rng.gumbel(size=scores.shape)
-        return ActionBatch(scores.argmax(axis=1), [], {})
+        return scores + self.rng.gumbel(size=scores.shape) if explore else scores
+
+    def compute_actions(self, obs_batch, state_batches=None, explore=None, **kwargs):
+        return ActionBatch(self.draw_scores(obs_batch, explore).argmax(axis=1), [], {})
 
     def learn_on_batch(self, samples):
         self.weights[:, 0] += samples["rewards"].mean()
@@ -130,8 +134,8 @@ class HandWritten(Policy):
 
 
 @pytest.mark.core
-def test_a_hand_written_policy_is_held_to_what_it_can_do():
-    report = check_policy(HandWritten(factories.OBS, THREE, {"seed": 1}))
+def test_a_custom_policy_is_checked_for_its_abilities():
+    report = check_policy(LinearPolicy(OBS, THREE, {"seed": 1}))
     assert set(report.passes) == {
         *("outputs", "action_space", "batch_invariance", "determinism", "aliasing", "state"),
         *("checkpoint", "learning", "untouched"),
@@ -140,7 +144,7 @@ def test_a_hand_written_policy_is_held_to_what_it_can_do():
     assert notes["traces"] == "traces are counted by a Program, and a custom policy has none"
 
 
-class Remembers(HandWritten):
+class Remembers(LinearPolicy):
     """Adds up observations in a memory that starts at 1."""
 
     def get_initial_state(self):
@@ -151,45 +155,42 @@ class Remembers(HandWritten):
         return ActionBatch(self.scores(after).argmax(axis=1), [after], {})
 
 
-def test_a_hand_written_memory_may_start_anywhere():
-    assert "memory" in check_policy(by_hand(Remembers)).passes
-    session = by_hand(Remembers).session(2)
+def test_a_custom_recurrent_state_may_start_anywhere():
+    assert "memory" in check_policy(make_custom(Remembers)).passes
+    session = make_custom(Remembers).session(2)
     session.act(np.ones((2, 3), np.float32))
     session.reset([1])
     assert session.recurrent_state.get_state()["state_0"].tolist() == [[2, 2, 2], [1, 1, 1]]
 
 
-# -- policies that break it -----------------------------------------------------------------------
-
-
-def failures_of(policy, **options):
+def get_failures(policy, **options):
     with pytest.raises(PolicyCheckError) as caught:
         check_policy(policy, **{"exports": False, **options})
     return str(caught.value)
 
 
-def names_in(message):
+def get_failed_checks(message):
     return [line.partition(":")[0] for line in message.splitlines() if ": expected" in line]
 
 
-class WrongDtype(HandWritten):
+class WrongDtype(LinearPolicy):
     def compute_actions(self, *args, **kwargs):
         acted = super().compute_actions(*args, **kwargs)
         return acted._replace(actions=acted.actions.astype(np.float64))
 
 
-class OutOfSpace(HandWritten):
+class OutOfSpace(LinearPolicy):
     def to_env_action(self, action, **kwargs):
         return action + 1
 
 
-class LooksAtTheBatch(HandWritten):
+class LooksAtTheBatch(LinearPolicy):
     def scores(self, obs_batch):
         obs = np.asarray(obs_batch, np.float64)
         return super().scores(obs - obs.mean(axis=0)) if len(obs) else super().scores(obs)
 
 
-class GlobalNoise(HandWritten):
+class GlobalNoise(LinearPolicy):
     def compute_actions(self, obs_batch, state_batches=None, explore=None, **kwargs):
         self.rng.random()
         noise = np.random.default_rng().gumbel(size=(len(obs_batch), 3)) if explore else 0.0
@@ -202,18 +203,15 @@ class Forgets(PPOTF2Policy):
         return super().compute_actions(obs_batch, fresh, **kwargs)
 
 
-class IgnoresMasks(HandWritten):
+class IgnoresMasks(LinearPolicy):
     def scores(self, obs_batch):
         return super().scores(obs_batch["observations"])
 
 
-class RespectsMasks(HandWritten):
-    def compute_actions(self, obs_batch, state_batches=None, explore=None, **kwargs):
-        scores = self.scores(obs_batch["observations"])
-        if explore:
-            scores = scores + self.rng.gumbel(size=scores.shape)
-        allowed = np.where(obs_batch["action_mask"] > 0, scores, -np.inf)
-        return ActionBatch(allowed.argmax(axis=1), [], {})
+class RespectsMasks(LinearPolicy):
+    def draw_scores(self, obs_batch, explore):
+        scores = super().draw_scores(obs_batch["observations"], explore)
+        return np.where(obs_batch["action_mask"] > 0, scores, -np.inf)
 
 
 class OtherLikelihoods(PPOTF2Policy):
@@ -263,29 +261,29 @@ class Forgetful(DiagGaussian):
         return super().sampled_logp(0.0 * noise)
 
 
-class HandsOutItsWeights(HandWritten):
+class HandsOutItsWeights(LinearPolicy):
     def get_weights(self):
         return {"w": self.weights}
 
 
-class KeepsWhatItGets(HandWritten):
+class KeepsWhatItGets(LinearPolicy):
     def set_weights(self, weights):
         self.weights = weights["w"]
 
 
-class EatsItsArgument(HandWritten):
+class EatsItsArgument(LinearPolicy):
     def set_state(self, state):
         super().set_state(state)
         state.pop("rng")
 
 
-class WritesIntoObservations(HandWritten):
+class WritesIntoObservations(LinearPolicy):
     def scores(self, obs_batch):
         obs_batch[...] *= 1.5
         return super().scores(obs_batch)
 
 
-class LosesItsGenerator(HandWritten):
+class LosesItsGenerator(LinearPolicy):
     def get_state(self):
         return {"weights": self.get_weights()}
 
@@ -293,9 +291,9 @@ class LosesItsGenerator(HandWritten):
         self.set_weights(state["weights"])
 
     def __deepcopy__(self, memo):
-        made = type(self)(self.observation_space, self.action_space, self.config)
-        made.set_weights(self.get_weights())
-        return made
+        copied = type(self)(self.observation_space, self.action_space, self.config)
+        copied.set_weights(self.get_weights())
+        return copied
 
 
 class LosesItsOptimizer(PPOTF2Policy):
@@ -334,14 +332,14 @@ class ShiftsItsRows(PPOTF2Policy):
         return batch
 
 
-class TracesAnew(PPOTF2Policy):
+class RetracesActing(PPOTF2Policy):
     def compute_actions(self, obs_batch, *args, **kwargs):
         self.program.functions.traces[f"act on {len(obs_batch)} rows"] += 1
         return super().compute_actions(obs_batch, *args, **kwargs)
 
 
 class DriftingTF2Policy(PPOTF2Policy):
-    """Its graph-mode twin is below, and does something else."""
+    """Its graph-mode class does something else."""
 
 
 class DriftingTF1Policy(DriftingTF2Policy):
@@ -369,51 +367,51 @@ class ExportsSomethingElse(PPOTF2Policy):
         return super().compute_actions(*args, **kwargs)
 
 
-class SharesItsWeights(HandWritten):
+class SharesItsWeights(LinearPolicy):
     def __deepcopy__(self, memo):
         return self
 
 
-SHARED = {"seed": 0, "inference": "tf", "jit_compile": False, "lr": 0.1}
-
-
-def tf_policy(cls, obs=factories.OBS, actions=factories.TWO, **config):
-    policy = factories.make(cls, obs, actions, lr=0.1, **config)
+def make_tf(cls, obs=OBS, actions=TWO, **config):
+    policy = make(cls, obs, actions, lr=0.1, **config)
     rng = np.random.default_rng(0)
     policy.set_weights([w + 0.3 * rng.normal(size=w.shape) for w in policy.get_weights().values()])
     return policy
 
 
-def drawing(kind):
-    return tf_policy(PPOTF2Policy, actions=factories.PLANE, model={"custom_action_dist": kind})
+def make_drawing(dist):
+    return make_tf(PPOTF2Policy, actions=PLANE, model={"custom_action_dist": dist})
 
 
-def by_hand(cls, obs=factories.OBS):
+def make_custom(cls, obs=OBS):
     return cls(obs, THREE, {"seed": 1})
 
 
 BROKEN = {
-    "outputs": (lambda: by_hand(WrongDtype), "return actions as int64"),
-    "action_space": (lambda: by_hand(OutOfSpace), r"env_action\(explore=True\) to be in Discrete"),
-    "batch_invariance": (lambda: by_hand(LooksAtTheBatch), "of 12 to give the same by itself"),
-    "determinism": (lambda: by_hand(GlobalNoise), "never from global ones"),
+    "outputs": (lambda: make_custom(WrongDtype), "return actions as int64"),
+    "action_space": (
+        lambda: make_custom(OutOfSpace),
+        r"env_action\(explore=True\) to be in Discrete",
+    ),
+    "batch_invariance": (lambda: make_custom(LooksAtTheBatch), "of 12 to give the same by itself"),
+    "determinism": (lambda: make_custom(GlobalNoise), "never from global ones"),
     "memory": (
-        lambda: tf_policy(Forgets, model=LSTM),
+        lambda: make_tf(Forgets, model=LSTM),
         "6 single steps to give the same as one sequence",
     ),
-    "masks": (lambda: by_hand(IgnoresMasks, MASKED), r"under the mask \["),
-    "log_likelihoods": (lambda: tf_policy(OtherLikelihoods), "the action_logp of the same rows"),
-    "distribution": (lambda: drawing(Overconfident), r"`entropy` to be .* as samples show"),
-    "aliasing": (lambda: by_hand(HandsOutItsWeights), "get_weights to return copies"),
-    "state": (lambda: by_hand(LosesItsGenerator), "to explore like the original"),
-    "checkpoint": (lambda: tf_policy(SavesOldWeights), "restore what export_checkpoint saved"),
-    "learning": (lambda: tf_policy(LearnsNothing), "change at least one weight"),
-    "gradients": (lambda: tf_policy(AppliesGradientsEarly), "compute_gradients to change nothing"),
-    "learner": (lambda: tf_policy(ShiftsItsRows), "the same as acting for the same rows"),
-    "traces": (lambda: tf_policy(TracesAnew), "act on 2 rows': '0 -> "),
-    "runtimes": (lambda: tf_policy(DriftingTF2Policy), "DriftingTF1Policy to act like Drifting"),
-    "exports": (lambda: tf_policy(ExportsSomethingElse), "the exported player to act like"),
-    "untouched": (lambda: by_hand(SharesItsWeights), "nothing mutable on the class"),
+    "masks": (lambda: make_custom(IgnoresMasks, MASKED), r"under the mask \["),
+    "log_likelihoods": (lambda: make_tf(OtherLikelihoods), "the action_logp of the same rows"),
+    "distribution": (lambda: make_drawing(Overconfident), r"`entropy` to be .* as samples show"),
+    "aliasing": (lambda: make_custom(HandsOutItsWeights), "get_weights to return copies"),
+    "state": (lambda: make_custom(LosesItsGenerator), "to explore like the original"),
+    "checkpoint": (lambda: make_tf(SavesOldWeights), "restore what export_checkpoint saved"),
+    "learning": (lambda: make_tf(LearnsNothing), "change at least one weight"),
+    "gradients": (lambda: make_tf(AppliesGradientsEarly), "compute_gradients to change nothing"),
+    "learner": (lambda: make_tf(ShiftsItsRows), "the same as acting for the same rows"),
+    "traces": (lambda: make_tf(RetracesActing), "act on 2 rows': '0 -> "),
+    "runtimes": (lambda: make_tf(DriftingTF2Policy), "DriftingTF1Policy to act like Drifting"),
+    "exports": (lambda: make_tf(ExportsSomethingElse), "the exported player to act like"),
+    "untouched": (lambda: make_custom(SharesItsWeights), "nothing mutable on the class"),
 }
 
 
@@ -422,17 +420,17 @@ def test_there_is_a_broken_policy_for_each_check():
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_policy_that_breaks_the_contract_is_told_which_part_and_what_to_do(name):
-    make, text = BROKEN[name]
+def test_a_broken_policy_fails_its_check_with_a_next_step(name):
+    build, text = BROKEN[name]
     checks = None if name in ALONE else ["outputs", name]
     checks = ["aliasing", name] if name == "untouched" else checks
     checks = [name] if name == "outputs" else checks
     with pytest.raises(PolicyCheckError, match=text) as caught:
-        check_policy(make(), checks=checks, exports=name == "exports")
+        check_policy(build(), checks=checks, exports=name == "exports")
     message = str(caught.value)
-    assert names_in(message) == [name]
-    for part in ("    got: ", "    next step: "):
-        assert part in message
+    assert get_failed_checks(message) == [name]
+    assert "    got: " in message
+    assert "    next step: " in message
 
 
 ALONE = {"outputs", "action_space", "batch_invariance", "masks"}
@@ -447,8 +445,8 @@ ALONE = {"outputs", "action_space", "batch_invariance", "masks"}
         (WritesIntoObservations, "compute_actions not to change its arguments"),
     ],
 )
-def test_every_way_in_and_out_is_checked_for_aliasing(cls, text):
-    message = failures_of(by_hand(cls), checks=["aliasing"])
+def test_all_arguments_and_results_are_checked_for_aliasing(cls, text):
+    message = get_failures(make_custom(cls), checks=["aliasing"])
     assert text in message
     assert "next step: Copy arrays where they enter and leave the policy" in message
 
@@ -465,20 +463,20 @@ def test_every_way_in_and_out_is_checked_for_aliasing(cls, text):
     ],
 )
 def test_every_part_of_a_distribution_is_checked(kind, text):
-    message = failures_of(drawing(kind), checks=["distribution"])
+    message = get_failures(make_drawing(kind), checks=["distribution"])
     assert re.search(text, message)
     assert "over samples of p, the entropy is the mean of -log p" in message
 
 
 def test_the_distribution_of_a_policy_that_acts_by_its_own_method_is_checked():
-    report = check_policy(tf_policy(ExportsSomethingElse), checks=["distribution"])
+    report = check_policy(make_tf(ExportsSomethingElse), checks=["distribution"])
     assert report.passes == ("distribution",)
 
 
-def test_a_state_without_the_optimizer_and_weights_that_diverge_are_found():
-    message = failures_of(tf_policy(LosesItsOptimizer), checks=["state"])
+def test_a_state_without_the_optimizer_and_diverging_weights_fail():
+    message = get_failures(make_tf(LosesItsOptimizer), checks=["state"])
     assert "after one more update" in message
-    message = failures_of(tf_policy(Diverges), checks=["learning"])
+    message = get_failures(make_tf(Diverges), checks=["learning"])
     assert "weights and statistics to stay finite" in message
 
 
@@ -487,30 +485,30 @@ def test_all_failures_are_listed_in_one_assertion_error():
     class Broken(WrongDtype, OutOfSpace):
         pass
 
-    message = failures_of(by_hand(Broken), checks=["outputs", "action_space", "memory"])
+    message = get_failures(make_custom(Broken), checks=["outputs", "action_space", "memory"])
     assert message.startswith("Broken fails 2 of 3 checks.\n\noutputs: expected ")
-    assert names_in(message) == ["outputs", "action_space"]
+    assert get_failed_checks(message) == ["outputs", "action_space"]
     assert issubclass(PolicyCheckError, AssertionError)
 
 
-def test_an_error_that_a_policy_raises_is_a_failure_that_says_where():
-    class Raises(HandWritten):
+def test_an_error_that_a_policy_raises_is_a_failure_with_its_place():
+    class Raises(LinearPolicy):
         def scores(self, obs_batch):
             raise RuntimeError("out of ideas")
 
-    message = failures_of(by_hand(Raises), checks=["batch_invariance"])
+    message = get_failures(make_custom(Raises), checks=["batch_invariance"])
     assert "expected no error\n    got: RuntimeError: out of ideas" in message
     assert "test_check_policy.py" in message
 
 
 def test_unknown_checks_are_refused():
     with pytest.raises(UsageError, match="Did you mean 'masks'"):
-        check_policy(by_hand(HandWritten), checks=["mask"])
+        check_policy(make_custom(LinearPolicy), checks=["mask"])
 
 
-def test_checks_leave_the_generators_of_spaces_alone():
+def test_checks_do_not_use_the_generators_of_spaces():
     space = spaces.Tuple([spaces.Discrete(1000), spaces.MultiBinary(9)])
-    policy = tf_policy(PPOTF2Policy, space, inference="onnx")
+    policy = make_tf(PPOTF2Policy, space, inference="onnx")
     space.seed(3)
     expected = space.sample()
     space.seed(3)
@@ -520,15 +518,12 @@ def test_checks_leave_the_generators_of_spaces_alone():
     np.testing.assert_array_equal(actual[1], expected[1])
 
 
-def test_a_hand_written_policy_may_respect_masks():
-    assert "masks" in check_policy(by_hand(RespectsMasks, MASKED)).passes
+def test_a_custom_policy_may_respect_masks():
+    assert "masks" in check_policy(make_custom(RespectsMasks, MASKED)).passes
 
 
-# -- batches and environments ---------------------------------------------------------------------
-
-
-def test_a_random_batch_is_what_a_sampler_would_give():
-    policy = tf_policy(PPOTF2Policy, model=LSTM)
+def test_a_random_batch_has_the_columns_of_a_sample():
+    policy = make_tf(PPOTF2Policy, model=LSTM)
     batch = random_batch(policy, 11, length=4)
     assert batch.count == 11
     assert batch["t"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2]
@@ -543,11 +538,8 @@ def test_a_random_batch_is_what_a_sampler_would_give():
         random_batch(policy, 0)
 
 
-ENVS = [
-    MemoryEnv(cues=3, delay=2),
-    MaskedEnv(),
-    RandomEnv(spaces.Tuple([factories.OBS, spaces.Discrete(2)]), spaces.MultiBinary(2)),
-]
+RANDOM = RandomEnv(spaces.Tuple([OBS, TWO]), spaces.MultiBinary(2))
+ENVS = [MemoryEnv(cues=3, delay=2), MaskedEnv(), RANDOM]
 
 
 @pytest.mark.parametrize("env", ENVS, ids=lambda env: type(env).__name__)
@@ -558,7 +550,7 @@ def test_the_environments_pass_gymnasiums_own_checker(env):
 @pytest.mark.core
 def test_a_policy_that_respects_masks_earns_all_of_the_masked_environment():
     env = MaskedEnv(actions=3, length=10)
-    policy = tf_policy(PPOTF2Policy, env.observation_space, env.action_space)
+    policy = make_tf(PPOTF2Policy, env.observation_space, env.action_space)
     for episode in range(5):
         obs, total, over = env.reset(seed=episode)[0], 0.0, False
         while not over:
@@ -568,14 +560,8 @@ def test_a_policy_that_respects_masks_earns_all_of_the_masked_environment():
 
 
 def test_an_algorithm_trains_in_the_random_environment_with_any_spaces():
-    config = (
-        PPOConfig()
-        .environment(
-            lambda config: RandomEnv(spaces.Dict(a=factories.OBS), spaces.MultiDiscrete([2, 3])),
-        )
-        .rollouts(num_envs_per_worker=2, rollout_fragment_length=20)
-        .training(train_batch_size=40, sgd_minibatch_size=20, num_sgd_iter=1)
-        .framework(inference="tf", jit_compile=False)
-        .debugging(seed=0)
-    )
+    env = RandomEnv(spaces.Dict(a=OBS), spaces.MultiDiscrete([2, 3]))
+    settings = {"num_envs_per_worker": 2, "rollout_fragment_length": 20, "num_sgd_iter": 1}
+    settings |= {"train_batch_size": 40, "sgd_minibatch_size": 20}
+    config = make_config(lambda config: copy.deepcopy(env), **settings)
     assert config.build().train()["episodes_total"] == 4

@@ -45,7 +45,6 @@ class Chromium:
         return answer["result"]
 
     def close(self) -> None:
-        """Ends the browser."""
         self._process.communicate(timeout=30)
 
 
