@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from helpers.factories import OBS, PLANE, TWO, batch_for, make, rows_of, trajectory
 from helpers.marks import telling
+from helpers.processes import run_python
 from helpers.rllib_models import Cells, Dense, Functional, Linear, with_model
 from tfpolicies import PGTF2Policy, Policy, PolicyMap, PPOTF1Policy, PPOTF2Policy, ViewRequirement
 from tfpolicies.compat import (
@@ -326,6 +327,15 @@ def test_a_functional_model_may_be_made_of_tensorflows_functions(inference):
     _, _, extras = policy.compute_actions(FIVE, explore=False)
     total = np.square(FIVE[:, None] - points.reshape(2, 3)).sum(axis=2)
     np.testing.assert_allclose(extras["action_dist_inputs"], -np.maximum(total, 0.5), rtol=1e-5)
+
+
+def test_models_of_tensorflows_functions_need_one_import():
+    code = """
+import keras, tensorflow as tf
+from tfpolicies.compat import TFModelV2
+print(tf.reduce_sum(keras.Input((3,)), axis=1).shape)
+"""
+    assert run_python(code).stdout == "(None,)\n"
 
 
 class Rows(Functional):

@@ -342,7 +342,7 @@ def test_the_repr_shows_changed_settings():
 
 
 @pytest.mark.parametrize(
-    "duplicate", [PPOConfig.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))]
+    "duplicate", [PPOConfig.copy, copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))]
 )
 def test_a_copy_is_equal_and_independent(duplicate):
     config = make_config()

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat import keras_tf_ops as keras_tf_ops  # models may use TensorFlow functions
 from tfpolicies.compat.preprocessors import make_flat_space
 from tfpolicies.errors import ModelError, UnsupportedMethodError
 from tfpolicies.models.catalog.build import build_model

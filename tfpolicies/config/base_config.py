@@ -128,8 +128,12 @@ class BaseConfig:
         also_accepted = ALSO_ACCEPTED_BY.get(method_name, ())
         changes: dict[str, dict[str, Any]] = {}
         search_spaces: dict[str, Any] = {}
+        names: set[str] = set()
         for argument, value in self._expand_groups(settings).items():
             name = self._layout.canonical_names.get(argument, argument)
+            if name in names:
+                raise TypeError(f"{method_name}() got {name!r} under two names.")
+            names.add(name)
             if name in FIXED_SETTINGS and FIXED_SETTINGS[name].method in section_names:
                 check_fixed_setting(name, value)
                 continue
@@ -140,8 +144,6 @@ class BaseConfig:
             if not self._frozen and (value is current or is_same(value, current)):
                 continue  # the usual case when a policy copies the settings of a worker
             section_changes = changes.setdefault(section, {})
-            if name in section_changes or name in search_spaces:
-                raise TypeError(f"{method_name}() got {name!r} under two names.")
             value = merge_value(self._layout.metadata[name], current, value)
             (search_spaces if has_search_space(value) else section_changes)[name] = value
         self._apply(changes, search_spaces)
@@ -452,6 +454,9 @@ class BaseConfig:
         if copy_frozen is not None:
             attributes["_frozen"] = copy_frozen
         return config
+
+    def __copy__(self: Config) -> Config:
+        return self.copy()
 
     def record_resolved(self, **values: Setting) -> None:
         """Replaces "auto" settings by their resolved values, even in a frozen config.
