@@ -92,7 +92,6 @@ def test_nested_values_come_back_with_types_signs_and_order(value):
         [np.float64(0.1), np.float32("inf")],
         {"space": spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)})},
     ],
-    ids=str,
 )
 def test_special_numbers_odd_keys_and_spaces_come_back_exactly(value):
     assert same(through_json(value), value)
