@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm as Algorithm
     from tfpolicies.algorithms.ddpg import *
     from tfpolicies.algorithms.dqn import *
+    from tfpolicies.algorithms.episode_playback import record_video as record_video
     from tfpolicies.algorithms.pg import *
-    from tfpolicies.algorithms.policy_recording import record_video as record_video
     from tfpolicies.algorithms.ppo import *
     from tfpolicies.algorithms.sac import *
     from tfpolicies.algorithms.td3 import *
@@ -57,7 +57,7 @@ _MODULES = {
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
     "import_policy": "tfpolicies.importers.import_policy",
-    "record_video": "tfpolicies.algorithms.policy_recording",
+    "record_video": "tfpolicies.algorithms.episode_playback",
 }
 
 __all__ = [*_MODULES, "__version__"]

@@ -612,9 +612,9 @@ def test_the_player_runs_out_of_a_zip_file_too(here, trained):
     code = (
         "import sys; sys.path.insert(0, 'package.zip')\n"
         "from pathlib import Path\n"
-        "from tfpolicies.cli import onnx_exports\n"
-        "assert '.zip' in onnx_exports.__file__\n"
-        "played = onnx_exports.play_in_subprocess(Path('exported'), 'CartPole-v1', 2, 0)\n"
+        "from tfpolicies.cli import export_playback as export_playback\n"
+        "assert '.zip' in export_playback.__file__\n"
+        "played = export_playback.play_in_subprocess(Path('exported'), 'CartPole-v1', 2, 0)\n"
         "print(played['episodes'], played['loaded'])\n"
     )
     done = subprocess.run(

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from helpers.factories import OBS, PLANE, assert_equal, batch_for, make, rows_of
 from tfpolicies import PGTF2Policy, PPOConfig, PPOTF2Policy, compat
-from tfpolicies.compat.noise_source import sample_gamma
+from tfpolicies.compat.distribution_noise import sample_gamma
 from tfpolicies.errors import ConfigError, ExportError, UnsupportedMethodError
 from tfpolicies.models import distributions as own
 

@@ -14,7 +14,7 @@ import pytest
 from helpers.videos import decode_video
 from helpers.workers import make_config
 from tfpolicies import record_video
-from tfpolicies.envs import mujoco_drawing
+from tfpolicies.envs import mujoco_render_process as mujoco_render_process
 from tfpolicies.envs.env_factory import EnvContext
 from tfpolicies.envs.rendering import FRAME_MODES, make_renderable_env, render_frames
 from tfpolicies.errors import EnvError
@@ -27,7 +27,7 @@ HANGS = IMPORTS + "time.sleep(600)"
 DRAWS_ONCE = f"""
 {IMPORTS}
 import numpy as np
-from tfpolicies.envs.mujoco_drawing import _receive, _send
+from tfpolicies.envs.mujoco_render_process import _receive, _send
 _receive(sys.stdin.buffer)
 _send(sys.stdout.buffer, {{"0": np.zeros((32, 32, 3), np.uint8)}})
 os.kill(os.getpid(), signal.SIGSEGV)
@@ -61,7 +61,7 @@ def get_refusal(env):
 
 @pytest.fixture
 def crashes(monkeypatch):
-    monkeypatch.setattr(mujoco_drawing, "_PROGRAM", CRASHES)
+    monkeypatch.setattr(mujoco_render_process, "_PROGRAM", CRASHES)
 
 
 @pytest.mark.usefixtures("crashes")
@@ -100,8 +100,8 @@ def test_only_the_backend_that_the_user_set_is_tried(monkeypatch, backend, words
 
 
 def test_a_driver_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(mujoco_drawing, "_PROGRAM", HANGS)
-    monkeypatch.setattr(mujoco_drawing, "_RENDER_TIMEOUT_S", 0.25)
+    monkeypatch.setattr(mujoco_render_process, "_PROGRAM", HANGS)
+    monkeypatch.setattr(mujoco_render_process, "_RENDER_TIMEOUT_S", 0.25)
     monkeypatch.setenv("MUJOCO_GL", "egl")
     assert "(MUJOCO_GL='egl': it took more than 0.25 s)" in get_refusal(make_robot())
 
@@ -117,7 +117,7 @@ def test_a_video_that_cannot_be_drawn_is_refused_before_training(tmp_path):
 
 
 def test_a_driver_that_crashes_while_training_costs_only_the_video(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(mujoco_drawing, "_PROGRAM", DRAWS_ONCE)
+    monkeypatch.setattr(mujoco_render_process, "_PROGRAM", DRAWS_ONCE)
     algorithm = build()
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         logging.getLogger("tfpolicies").setLevel(logging.WARNING)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from helpers.factories import TWO
 from tfpolicies import PGTF1Policy, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ExportError
-from tfpolicies.export.reference import ReferenceRuntime
+from tfpolicies.export.reference_runtime import ReferenceRuntime
 from tfpolicies.export.verify import (
     ERROR_FACTOR,
     ERROR_SLACK,

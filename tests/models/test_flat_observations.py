@@ -7,7 +7,7 @@ from gymnasium import spaces
 from helpers.arrays import assert_arrays_equal
 from helpers.factories import TWO, make
 from tfpolicies.errors import ObservationError
-from tfpolicies.models.rllib_preprocessing import decode_flat_observations
+from tfpolicies.models.rllib_flattening import decode_flat_observations
 from tfpolicies.models.spaces import batch_leaves, leaves
 
 HAND = spaces.Tuple([spaces.Discrete(4), spaces.Discrete(3), TWO])  # as in Blackjack

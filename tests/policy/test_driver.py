@@ -22,7 +22,7 @@ from tfpolicies.errors import UsageError
 
 PACKAGE = Path(tfpolicies.__file__).parent
 ARGUMENTS = {
-    "algorithms/policy_recording.py": 1,
+    "algorithms/episode_playback.py": 1,
     "policy_map/policy_map.py": 1,
     "rollout/policy_changes.py": 1,
 }

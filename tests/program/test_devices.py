@@ -18,7 +18,7 @@ from helpers.processes import run_python
 from tfpolicies import PPOTF2Policy
 from tfpolicies.program import devices, functions
 from tfpolicies.program.devices import choose_learner_device
-from tfpolicies.system import gpus
+from tfpolicies.system import gpu_memory
 
 QUICK = {"loop": "LOOP", "plain": "PLAIN", "memory": "PLAIN"}
 SLOW = {"step": "STEP", "targets": "PLAIN", "networks": "PLAIN", "graph": "LOOP"}
@@ -91,12 +91,12 @@ class Machine:
 @pytest.fixture
 def fresh(monkeypatch):
     """Lets this process be another one, which may be claimed."""
-    monkeypatch.delenv(gpus.GROWTH_VARIABLE, raising=False)
-    monkeypatch.setattr(gpus, "_process_role", {"is_own": False, "only_samples": False})
-    for each in (gpus.limit_gpus, gpus.warn_without_gpu):
+    monkeypatch.delenv(gpu_memory.GROWTH_VARIABLE, raising=False)
+    monkeypatch.setattr(gpu_memory, "_process_role", {"is_own": False, "only_samples": False})
+    for each in (gpu_memory.limit_gpus, gpu_memory.warn_without_gpu):
         each.cache_clear()
     yield monkeypatch
-    for each in (gpus.limit_gpus, gpus.warn_without_gpu):
+    for each in (gpu_memory.limit_gpus, gpu_memory.warn_without_gpu):
         each.cache_clear()
 
 
@@ -109,10 +109,10 @@ def pretend_gpu(monkeypatch):
 def test_in_a_users_process_one_line_says_how_to_limit_the_gpu(fresh, caplog):
     machine = Machine(fresh)
     for _ in range(2):
-        gpus.limit_gpus(uses_gpu=False)
+        gpu_memory.limit_gpus(uses_gpu=False)
     ways = ("num_gpus=0", "tf.config.set_visible_devices([], 'GPU')")
     assert all(x in caplog.text for x in (*ways, "TF_FORCE_GPU_ALLOW_GROWTH=true"))
-    gpus.limit_gpus(uses_gpu=True)
+    gpu_memory.limit_gpus(uses_gpu=True)
     assert (len(caplog.records), machine.done) == (2, [])
 
 
@@ -122,26 +122,26 @@ def test_where_a_user_limits_the_gpu_nothing_is_logged(fresh, caplog, limit):
     machine = Machine(fresh)
     vars(machine).update(limit)
     if not limit:
-        fresh.setenv(gpus.GROWTH_VARIABLE, "true")
+        fresh.setenv(gpu_memory.GROWTH_VARIABLE, "true")
     for uses_gpu in (False, True):
-        gpus.limit_gpus(uses_gpu=uses_gpu)
+        gpu_memory.limit_gpus(uses_gpu=uses_gpu)
     assert (caplog.records, machine.done) == ([], [])
 
 
 @pytest.mark.core
 def test_in_a_process_of_the_package_the_gpu_is_hidden_unless_it_is_used(fresh, caplog):
     machine = Machine(fresh)
-    gpus.claim_process()
-    gpus.limit_gpus(uses_gpu=True)
-    gpus.limit_gpus(uses_gpu=False)
+    gpu_memory.claim_process()
+    gpu_memory.limit_gpus(uses_gpu=True)
+    gpu_memory.limit_gpus(uses_gpu=False)
     assert machine.done == [["grow", "GPU:0", True], ["see", [], "GPU"]]
     assert caplog.records == []
 
 
 def test_a_process_whose_tensorflow_has_started_is_left_as_it_is(fresh, caplog):
     machine = Machine(fresh, started=True)
-    gpus.claim_process()
-    gpus.limit_gpus(uses_gpu=False)
+    gpu_memory.claim_process()
+    gpu_memory.limit_gpus(uses_gpu=False)
     assert machine.visible == ["GPU:0"]
     assert len(caplog.records) == 1
 
@@ -151,25 +151,25 @@ def test_the_command_line_claims_its_process_and_a_call_of_it_does_not(fresh):
     from tfpolicies import cli
 
     assert cli.main(["--version"]) == 0
-    assert not gpus._process_role["is_own"]
+    assert not gpu_memory._process_role["is_own"]
     fresh.setattr(sys, "path", ["", *sys.path])
     cli._prepare_process()
-    assert gpus._process_role == {"is_own": True, "only_samples": False}
+    assert gpu_memory._process_role == {"is_own": True, "only_samples": False}
 
 
 def test_a_worker_that_only_samples_misses_no_gpu(fresh, caplog):
-    gpus.claim_process(only_samples=True)
+    gpu_memory.claim_process(only_samples=True)
     assert choose_learner_device(1, 0) == "/cpu:0"
     assert caplog.records == []
-    gpus.claim_process()
-    gpus.warn_without_gpu.cache_clear()
+    gpu_memory.claim_process()
+    gpu_memory.warn_without_gpu.cache_clear()
     assert [choose_learner_device(1, 0) for _ in range(2)] == ["/cpu:0"] * 2
     assert [x.getMessage() for x in caplog.records] == [NO_GPU]
 
 
 @pytest.mark.core
 def test_one_line_says_that_a_checkpoint_learns_on_another_device(fresh, caplog, tmp_path):
-    gpus.warn_without_gpu.cache_clear()
+    gpu_memory.warn_without_gpu.cache_clear()
     policy = make(num_gpus=1, model={"fcnet_hiddens": [9]})
     assert policy.devices == ["/cpu:0"]
     policy.export_checkpoint(tmp_path)

@@ -26,7 +26,7 @@ from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.litert_writer import export_litert
 from tfpolicies.export.onnx_writer import export_onnx
-from tfpolicies.export.reference import ReferenceRuntime
+from tfpolicies.export.reference_runtime import ReferenceRuntime
 from tfpolicies.export.saved_model_writer import export_saved_model
 from tfpolicies.export.verify import Comparison, draw_random_inputs
 

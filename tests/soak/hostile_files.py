@@ -29,7 +29,7 @@ from soak.hostile_onnx import make_hostile, onnx_loaders
 from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.training_state import get_progress
-from tfpolicies.cli.onnx_exports import play_in_subprocess
+from tfpolicies.cli.export_playback import play_in_subprocess
 from tfpolicies.cli.run_lookup import find_run
 from tfpolicies.cli.train_options import TrainSettings
 from tfpolicies.envs.multi_agent_env import make_multi_agent

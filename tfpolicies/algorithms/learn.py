@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
-from tfpolicies.algorithms.policy_recording import PlaySetup, require_renderable
+from tfpolicies.algorithms.episode_playback import PlaySetup, require_renderable
 from tfpolicies.algorithms.run_logger import NullRunLogger, RunLogger, TrainingOptions
 from tfpolicies.algorithms.training_loop import TrainingLoop
 from tfpolicies.algorithms.training_state import get_progress

@@ -183,7 +183,7 @@ class RunLogger:
 
         If that fails, training continues and a warning gives the reason.
         """
-        from tfpolicies.algorithms.policy_recording import PlaySetup, record_episodes
+        from tfpolicies.algorithms.episode_playback import PlaySetup, record_episodes
 
         iteration, steps = self._algorithm.iteration, self._algorithm.counters[_STEPS_COUNTER]
         path = self.run.videos / f"iteration-{iteration:06}-steps-{steps:09}.mp4"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfpolicies.base.numerics import find_first_non_finite
+from tfpolicies.base.finite_checks import find_first_non_finite
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
 from tfpolicies.errors import ConfigError, NonFiniteError, UsageError

@@ -83,7 +83,7 @@ def _report_error(error: BaseException, argv: list[str]) -> int:
 
 def _prepare_process() -> None:
     """Hides TensorFlow's startup log; makes the current folder importable, as `python -m` does."""
-    from tfpolicies.system.gpus import claim_process
+    from tfpolicies.system.gpu_memory import claim_process
 
     claim_process()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -10,7 +10,7 @@ import numpy as np
 from tfpolicies.algorithms.algorithm_registry import find_algorithm, get_registered_names
 from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_entries
 from tfpolicies.cli.exit_codes import DONE
-from tfpolicies.cli.onnx_exports import describe_loaded_packages, find_export, play_in_subprocess
+from tfpolicies.cli.export_playback import describe_loaded_packages, find_export, play_in_subprocess
 from tfpolicies.cli.run_lookup import export_policy, find_checkpoint, load_policy, print_files
 from tfpolicies.cli.show_policy import make_title, open_recording_source
 from tfpolicies.envs.env_factory import EnvContext, check_env_name, make_environments
@@ -20,7 +20,7 @@ from tfpolicies.reporting.progress_display import CommandConsole, make_summary_t
 from tfpolicies.system.paths import resolve_path, shorten_path
 
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.policy_recording import PlaySetup
+    from tfpolicies.algorithms.episode_playback import PlaySetup
     from tfpolicies.rollout.episode import RolloutMetrics
 
 _EVALUATION_ENVS = 16
@@ -33,13 +33,13 @@ def evaluate(args: argparse.Namespace) -> int:
         check_env_name(args.env)
     checkpoint = find_checkpoint(args.source, best=args.best)
     with open_recording_source(args, checkpoint, console) as source:
-        from tfpolicies.algorithms import policy_recording
+        from tfpolicies.algorithms import episode_playback as episode_playback
         from tfpolicies.rollout.episode_summaries import summarize_episodes
 
         if source.is_single_policy:
             episodes = _play_with_policy(source, args.episodes, args.seed)
         else:
-            episodes = policy_recording.play_episodes(source, args.episodes, args.seed)
+            episodes = episode_playback.play_episodes(source, args.episodes, args.seed)
     summary = summarize_episodes(episodes)
     figures = {
         "episodes": len(episodes),

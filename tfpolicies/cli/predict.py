@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfpolicies.base.onnx_graph import remove_outputs
 from tfpolicies.cli.exit_codes import DONE
-from tfpolicies.cli.onnx_exports import find_export, find_providers
+from tfpolicies.cli.export_playback import find_export, find_providers
 from tfpolicies.errors import ExportError, UsageError
 from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.serving.infer_requests import VALUE_OUTPUT

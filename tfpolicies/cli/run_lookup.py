@@ -29,7 +29,7 @@ from tfpolicies.system.log_suppression import load_tensorflow
 from tfpolicies.system.paths import resolve_path, shorten_path
 
 if TYPE_CHECKING:
-    from tfpolicies.export.result import ExportResult
+    from tfpolicies.export.spec_writer import ExportResult
     from tfpolicies.policy.tf_policy import TFPolicy
 
 

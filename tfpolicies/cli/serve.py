@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.cli.exit_codes import DONE
-from tfpolicies.cli.onnx_exports import find_providers
+from tfpolicies.cli.export_playback import find_providers
 from tfpolicies.errors import ExportError, MissingPackageError, UsageError, suggest_similar_names
 from tfpolicies.export.spec_file import (
     ONNX_FOLDER,

@@ -28,7 +28,7 @@ from tfpolicies.reporting.video import VIDEO_SUFFIXES, require_video_packages
 from tfpolicies.system.paths import resolve_path
 
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.policy_recording import PlaySetup
+    from tfpolicies.algorithms.episode_playback import PlaySetup
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 """Environment variables of a display, a virtual one included."""
@@ -41,11 +41,11 @@ def record(args: argparse.Namespace) -> int:
     checkpoint = find_checkpoint(args.source, best=args.best)
     paths = _get_video_paths(args.to, checkpoint, gif=args.gif)
     with open_recording_source(args, checkpoint, console) as source:
-        from tfpolicies.algorithms import policy_recording
+        from tfpolicies.algorithms import episode_playback as episode_playback
 
         seeds = range(args.seed, args.seed + args.episodes)
         with console.status(f"recording {format_count(args.episodes, 'episode')}"):
-            recording_result = policy_recording.record_episodes(
+            recording_result = episode_playback.record_episodes(
                 source, paths, seeds, args.fps, args.max_steps
             )
     figures: dict[str, Any] = {
@@ -69,7 +69,7 @@ def watch(args: argparse.Namespace) -> int:
             f"set. Make a video instead: tfpolicies record {args.source}"
         )
     with open_recording_source(args, checkpoint, console) as source:
-        from tfpolicies.algorithms.policy_recording import open_player
+        from tfpolicies.algorithms.episode_playback import open_player
         from tfpolicies.envs.rendering import WINDOW_MODE
         from tfpolicies.rollout.video_env import VideoRecorder
 
@@ -117,7 +117,7 @@ def open_recording_source(
     if args.env is not None:
         check_env_name(args.env)
     load_tensorflow_with_status(console)
-    from tfpolicies.algorithms.policy_recording import PlaySetup, has_several_agents
+    from tfpolicies.algorithms.episode_playback import PlaySetup, has_several_agents
 
     options = {"explore": args.explore, "allow_other_spaces": args.allow_other_spaces}
     if len([*checkpoint.glob("policies/*")]) <= 1:

@@ -30,7 +30,7 @@ from tfpolicies.cli.exit_codes import (
     describe_error,
     get_exit_status,
 )
-from tfpolicies.cli.onnx_exports import describe_loaded_packages, play_in_subprocess
+from tfpolicies.cli.export_playback import describe_loaded_packages, play_in_subprocess
 from tfpolicies.cli.run_lookup import (
     ExportedPolicy,
     export_policy,
@@ -224,7 +224,7 @@ def _require_single_policy(algorithm: Algorithm, settings: TrainSettings) -> Non
 def _require_rendering(algorithm: Algorithm, settings: TrainSettings) -> None:
     """Checks that the environment renders, if videos are to be recorded."""
     if settings.record_every:
-        from tfpolicies.algorithms.policy_recording import PlaySetup, require_renderable
+        from tfpolicies.algorithms.episode_playback import PlaySetup, require_renderable
 
         require_renderable(PlaySetup(algorithm))
 

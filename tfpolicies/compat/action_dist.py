@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.compat.noise_source import use_noise
+from tfpolicies.compat.distribution_noise import use_noise
 from tfpolicies.errors import UnsupportedMethodError
 from tfpolicies.models.distributions import ActionDistribution as SpaceDistribution
 from tfpolicies.models.distributions.base import WholeSpaceDistribution

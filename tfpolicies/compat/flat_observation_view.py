@@ -12,7 +12,7 @@ import numpy as np
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.compat.preprocessors import DictFlatteningPreprocessor
 from tfpolicies.errors import ObservationError
-from tfpolicies.models.rllib_preprocessing import decode_flat_observations
+from tfpolicies.models.rllib_flattening import decode_flat_observations
 from tfpolicies.models.spaces import leaves, unflatten
 
 

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from tfpolicies.batch.leaves import expand_batch_axis
 from tfpolicies.errors import SpaceError
 from tfpolicies.models.model_config import complete_model_config
-from tfpolicies.models.rllib_preprocessing import flatten_observations
+from tfpolicies.models.rllib_flattening import flatten_observations
 from tfpolicies.models.spaces import batch_leaves, flat_size, leaves
 
 

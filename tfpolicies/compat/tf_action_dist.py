@@ -17,7 +17,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.compat.action_dist import ActionDistribution, RLlibDistribution
-from tfpolicies.compat.noise_source import sample_gamma, sample_noise
+from tfpolicies.compat.distribution_noise import sample_gamma, sample_noise
 from tfpolicies.errors import ConfigError
 from tfpolicies.models import distributions as own
 from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS, MIN_LOG_PROB, softplus

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from tfpolicies.base.validators import FINITE
 from tfpolicies.connectors.connector import AgentConnector, AgentStep, register_connector
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.rllib_preprocessing import flatten_observations
+from tfpolicies.models.rllib_flattening import flatten_observations
 from tfpolicies.models.spaces import batch_leaves, has_mask, leaves, unflatten
 
 

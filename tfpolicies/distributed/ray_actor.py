@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from tfpolicies.system.gpus import claim_process
+from tfpolicies.system.gpu_memory import claim_process
 from tfpolicies.system.log_suppression import extend_sys_path, load_tensorflow
 
 

@@ -28,7 +28,7 @@ from tfpolicies.distributed.registry_sync import pack_registries, register_packe
 from tfpolicies.distributed.tune import get_worker_resources
 from tfpolicies.distributed.worker_protocol import WorkerSnapshot, restore_snapshot
 from tfpolicies.errors import WorkerError
-from tfpolicies.system.gpus import GROWTH_VARIABLE
+from tfpolicies.system.gpu_memory import GROWTH_VARIABLE
 
 logger = logging.getLogger("tfpolicies")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
-from tfpolicies.system.gpus import claim_process
+from tfpolicies.system.gpu_memory import claim_process
 from tfpolicies.system.log_suppression import extend_sys_path, load_tensorflow
 
 

@@ -23,7 +23,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tfpolicies.base.numerics import NON_NUMERIC_KINDS, all_finite
+from tfpolicies.base.finite_checks import NON_NUMERIC_KINDS, all_finite
 from tfpolicies.base.type_aliases import Scalar, Structure
 from tfpolicies.errors import EnvError
 

@@ -12,7 +12,7 @@ import numpy as np
 from tfpolicies.envs.env_factory import EnvContext, make_any_environments
 from tfpolicies.envs.env_registry import EnvSource
 from tfpolicies.envs.envpool import is_envpool_name
-from tfpolicies.envs.mujoco_drawing import render_in_subprocess
+from tfpolicies.envs.mujoco_render_process import render_in_subprocess
 from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.vector_adapters import SyncEnvAdapter
 from tfpolicies.errors import EnvError

@@ -29,7 +29,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from tfpolicies.base.numerics import require_real
+from tfpolicies.base.finite_checks import require_real
 from tfpolicies.base.type_aliases import Structure
 from tfpolicies.envs.autoreset import (
     AutoresetModeDetector,

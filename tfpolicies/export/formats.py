@@ -17,9 +17,9 @@ from tfpolicies.export.layouts.triton import export_triton
 from tfpolicies.export.litert_writer import WEIGHTS, export_litert
 from tfpolicies.export.onnx_writer import check_opset, export_onnx
 from tfpolicies.export.publish import list_version_folders
-from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model_writer import export_saved_model
 from tfpolicies.export.spec_file import SPEC_FILE, read_format
+from tfpolicies.export.spec_writer import ExportResult
 from tfpolicies.export.web import WebPage
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.program.policy_state import PolicyState

@@ -11,8 +11,8 @@ from tfpolicies.errors import ExportError, MissingPackageError
 from tfpolicies.export.action_agreement import check_observations, measure_agreement
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.publish import open_staging_folder, publish_files
-from tfpolicies.export.result import SPEC_FILE, ExportResult, wrap_export_errors, write_spec
 from tfpolicies.export.serving_functions import GREEDY, ServingFunctions
+from tfpolicies.export.spec_writer import SPEC_FILE, ExportResult, wrap_export_errors, write_spec
 from tfpolicies.export.verify import TOLERANCE, Step, make_sequence_runner, verify
 from tfpolicies.system.fork_guard import check_tensorflow_survived_fork
 from tfpolicies.system.log_suppression import suppress_conversion_output, suppress_native_stderr

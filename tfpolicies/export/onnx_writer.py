@@ -15,8 +15,8 @@ from tfpolicies.base.acting_runtimes import ONNX_OPSETS
 from tfpolicies.errors import ExportError, MissingPackageError
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.publish import open_staging_folder, publish_files
-from tfpolicies.export.result import SPEC_FILE, ExportResult, wrap_export_errors, write_spec
 from tfpolicies.export.serving_functions import GREEDY, ServingFunctions, ServingPort
+from tfpolicies.export.spec_writer import SPEC_FILE, ExportResult, wrap_export_errors, write_spec
 from tfpolicies.export.verify import ONNX_FILES, Parity, verify_onnx
 from tfpolicies.program.runtimes.onnx import OPSET, convert
 from tfpolicies.system.fork_guard import check_tensorflow_survived_fork

@@ -14,8 +14,8 @@ from tfpolicies.export.publish import (
     publish_folder,
     publish_version,
 )
-from tfpolicies.export.result import ExportResult, wrap_export_errors, write_spec
 from tfpolicies.export.serving_functions import ServingFunctions
+from tfpolicies.export.spec_writer import ExportResult, wrap_export_errors, write_spec
 from tfpolicies.export.verify import verify_saved_model
 from tfpolicies.system.fork_guard import check_tensorflow_survived_fork
 from tfpolicies.system.log_suppression import suppress_conversion_output

@@ -36,7 +36,7 @@ from gymnasium import spaces
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.distribution import has_custom_sampling
-from tfpolicies.export.reference import ReferenceRuntime
+from tfpolicies.export.reference_runtime import ReferenceRuntime
 from tfpolicies.export.serving_functions import (
     GREEDY,
     SAMPLE,

@@ -18,7 +18,7 @@ from tfpolicies.errors import (
     SpaceError,
     UsageError,
 )
-from tfpolicies.export.result import FORMAT, FORMAT_VERSION, SPEC_FILE
+from tfpolicies.export.spec_writer import FORMAT, FORMAT_VERSION, SPEC_FILE
 from tfpolicies.importers.imported_model import ImportedModel
 from tfpolicies.importers.imported_policy import MODEL_SETTING, ImportedPolicy, MappedModel
 from tfpolicies.importers.io_mapping import IOMapping, infer_io_mapping, map_export

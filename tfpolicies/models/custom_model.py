@@ -39,7 +39,7 @@ from tfpolicies.models.model_calls import (
 from tfpolicies.models.model_config import Settings, has_memory
 from tfpolicies.models.ports import InputPorts, get_model_leaves
 from tfpolicies.models.preprocessing import is_image
-from tfpolicies.models.tanh_heads import ends_in_tanh, warn_about_tanh
+from tfpolicies.models.tanh_detection import ends_in_tanh, warn_about_tanh
 from tfpolicies.models.view_requirements import get_view_inputs
 from tfpolicies.models.warn_once import warn_once
 

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from tfpolicies.base.numerics import NON_NUMERIC_KINDS, is_finite
+from tfpolicies.base.finite_checks import NON_NUMERIC_KINDS, is_finite
 from tfpolicies.base.type_aliases import Structure
 from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
 

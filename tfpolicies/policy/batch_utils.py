@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.base.numerics import all_finite
+from tfpolicies.base.finite_checks import all_finite
 from tfpolicies.batch.rnn_sequencing import compute_sequence_lengths
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_builder import Trajectories

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.base.numerics import find_first_non_finite, is_finite
+from tfpolicies.base.finite_checks import find_first_non_finite, is_finite
 from tfpolicies.errors import ObservationError
 from tfpolicies.models.ports import PolicyPort
 from tfpolicies.models.spaces import (

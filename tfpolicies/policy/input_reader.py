@@ -11,7 +11,7 @@ import numpy as np
 from tfpolicies.base.type_aliases import Structure
 from tfpolicies.errors import ObservationError, UsageError
 from tfpolicies.models.ports import PREVIOUS_STEP_SOURCES, InputPorts, ViewInput
-from tfpolicies.models.rllib_preprocessing import decode_flat_observations
+from tfpolicies.models.rllib_flattening import decode_flat_observations
 from tfpolicies.models.spaces import batch_leaves, to_float32
 
 _PREVIOUS_STEP_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}

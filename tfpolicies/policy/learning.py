@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tfpolicies.base.numerics import NON_NUMERIC_KINDS
+from tfpolicies.base.finite_checks import NON_NUMERIC_KINDS
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.errors import BatchError, NonFiniteError, WeightsError

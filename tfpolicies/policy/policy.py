@@ -44,7 +44,7 @@ from tfpolicies.errors import (
     WeightsError,
 )
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.rllib_preprocessing import flatten_observation_batch
+from tfpolicies.models.rllib_flattening import flatten_observation_batch
 from tfpolicies.models.spaces import (
     action_leaves,
     batch_leaves,

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.base.allowlist import is_allowed
-from tfpolicies.base.numerics import find_first_non_finite
+from tfpolicies.base.finite_checks import find_first_non_finite
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.config.config_serialization import (
     decode_config,

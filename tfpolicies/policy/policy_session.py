@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.base.numerics import is_finite
+from tfpolicies.base.finite_checks import is_finite
 from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.leaves import expand_batch_axis, get_first_row, map_leaves
 from tfpolicies.errors import ObservationError

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.base.numerics import NON_NUMERIC_KINDS, find_first_non_finite
+from tfpolicies.base.finite_checks import NON_NUMERIC_KINDS, find_first_non_finite
 from tfpolicies.base.type_aliases import Structure
 from tfpolicies.base.validators import is_number
 from tfpolicies.errors import MissingStateError, WeightsError, show_value

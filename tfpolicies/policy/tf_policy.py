@@ -26,7 +26,7 @@ from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.exploration.exploration_factory import make_exploration
 from tfpolicies.exploration.schedules import piecewise_linear
 from tfpolicies.export.formats import export_policy
-from tfpolicies.export.result import ExportResult
+from tfpolicies.export.spec_writer import ExportResult
 from tfpolicies.models.actor_critic_model import get_user_model
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.keras_export import to_plain_keras_model

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.system.gpus import warn_without_gpu
+from tfpolicies.system.gpu_memory import warn_without_gpu
 
 CPU = "/cpu:0"
 

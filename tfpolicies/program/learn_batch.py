@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.base.numerics import NON_NUMERIC_KINDS
+from tfpolicies.base.finite_checks import NON_NUMERIC_KINDS
 from tfpolicies.base.type_aliases import Structure
 from tfpolicies.batch.rnn_sequencing import ID_COLUMNS, chop_into_sequences
 from tfpolicies.errors import BatchError, MissingColumnError, suggest_similar_names

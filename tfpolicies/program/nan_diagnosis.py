@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpolicies.base.numerics import find_first_non_finite
+from tfpolicies.base.finite_checks import find_first_non_finite
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.minibatches import StepInputs
 from tfpolicies.program.optimizers import strip_variables

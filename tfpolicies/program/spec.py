@@ -28,7 +28,7 @@ from tfpolicies.program.networks import NetworkPlan, check_plans
 from tfpolicies.program.tf_environment import check_tf_environment
 from tfpolicies.program.traced_arguments import TracedConfig
 from tfpolicies.program.traced_context import TracedContext
-from tfpolicies.system.gpus import limit_gpus
+from tfpolicies.system.gpu_memory import limit_gpus
 
 _GRAD_CLIP = "grad_clip"
 """The hyperparameter that limits the norm of gradients."""

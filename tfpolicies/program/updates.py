@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.base.numerics import all_finite, find_first_non_finite
+from tfpolicies.base.finite_checks import all_finite, find_first_non_finite
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import SEQ_LENS

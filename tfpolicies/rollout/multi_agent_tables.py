@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.base.numerics import require_real
+from tfpolicies.base.finite_checks import require_real
 from tfpolicies.envs.fault_tolerance import check_observation, make_obs_check
 from tfpolicies.envs.vector_adapters import make_action_copier
 from tfpolicies.models.ports import make_leaf_ports

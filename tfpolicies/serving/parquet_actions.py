@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.base.numerics import is_finite
+from tfpolicies.base.finite_checks import is_finite
 from tfpolicies.errors import (
     BatchError,
     ExportError,

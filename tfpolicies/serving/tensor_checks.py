@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.base.numerics import is_finite
+from tfpolicies.base.finite_checks import is_finite
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import RequestError, suggest_similar_names
 from tfpolicies.serving.request_texts import quote, require_short

@@ -10,7 +10,7 @@ from tfpolicies.export.job import ExportJob
 from tfpolicies.export.layouts.triton import FIRST_VERSION, publish_triton, write_triton
 from tfpolicies.export.onnx_writer import open_onnx_staging
 from tfpolicies.export.publish import make_folder, publish_folder, replace_files
-from tfpolicies.export.result import ExportResult
+from tfpolicies.export.spec_writer import ExportResult
 
 SERVICE_FILE = "inference_service.yaml"
 REPOSITORY = "models"

@@ -6,7 +6,7 @@ from tfpolicies._version import __version__
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.layouts.kserve import fill_template, make_kubernetes_name
 from tfpolicies.export.onnx_writer import write_onnx
-from tfpolicies.export.result import SPEC_FILE, ExportResult
+from tfpolicies.export.spec_writer import SPEC_FILE, ExportResult
 from tfpolicies.export.verify import ONNX_FILES
 
 MANIFEST_FILE, IMAGE_FILE = "kubernetes.yaml", "Dockerfile"

@@ -12,7 +12,6 @@ from typing import Any
 
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.onnx_writer import write_onnx
-from tfpolicies.export.result import ExportResult
 from tfpolicies.export.serving_functions import (
     GREEDY,
     ServingPort,
@@ -20,6 +19,7 @@ from tfpolicies.export.serving_functions import (
     make_input_ports,
     make_output_ports,
 )
+from tfpolicies.export.spec_writer import ExportResult
 from tfpolicies.export.verify import ONNX_FILES
 from tfpolicies.program.program import Program
 

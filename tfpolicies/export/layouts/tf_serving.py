@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.player import encode_varint
-from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model_writer import export_saved_model
 from tfpolicies.export.serving_functions import GREEDY, ServingFunctions
+from tfpolicies.export.spec_writer import ExportResult
 from tfpolicies.export.verify import draw_random_inputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.program.program import Program

@@ -17,13 +17,13 @@ from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.onnx_writer import make_onnx_model, make_value_info, open_onnx_staging
 from tfpolicies.export.publish import publish_folder, publish_version, replace_files
-from tfpolicies.export.result import ExportResult, write_spec
 from tfpolicies.export.serving_functions import (
     GREEDY,
     ServingFunctions,
     ServingPort,
     get_protocol_datatype,
 )
+from tfpolicies.export.spec_writer import ExportResult, write_spec
 from tfpolicies.export.verify import Parity, Step, make_onnx_step, make_sequence_runner, verify
 from tfpolicies.models.ports import PolicyPort
 from tfpolicies.program.policy_state import PolicyState

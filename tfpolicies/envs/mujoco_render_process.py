@@ -32,8 +32,8 @@ _GL_BACKENDS = ("egl", "glfw", "osmesa")
 
 _WINDOW_MODE = "human"
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[1:]; from tfpolicies.envs.mujoco_drawing import draw; "
-    "draw()"
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from tfpolicies.envs.mujoco_render_process import draw; draw()"
 )
 _FAILURE_KEY = "failed"  # key of the error of a child that cannot render
 _RENDER_TIMEOUT_S = 60.0  # after which a child that returns no frame is ended
