@@ -33,10 +33,10 @@ def make_small_config(
     env: Any = "CartPole-v1", config_class: Any = PPOConfig, **settings: Any
 ) -> Any:
     """Makes a config of iterations of 32 rows, which PPO learns from twice in halves."""
-    sizes = {"train_batch_size": 32}
-    if issubclass(config_class, PPOConfig):
-        sizes |= {"sgd_minibatch_size": 16, "num_sgd_iter": 2}
-    return make_config(env, config_class, **{**sizes, **settings})
+    config = make_config(env, config_class, train_batch_size=32)
+    if isinstance(config, PPOConfig):
+        config.training(sgd_minibatch_size=16, num_sgd_iter=2)
+    return config.update_from_dict(settings)
 
 
 def map_all_to(policy_id: str) -> Any:

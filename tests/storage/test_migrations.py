@@ -9,7 +9,7 @@ from tfpolicies.cli.train_options import TrainSettings
 from tfpolicies.config.settings_allowlist import decode_settings
 from tfpolicies.storage.import_paths import UnresolvedObject, check_class_name, resolve_import_path
 from tfpolicies.storage.json_values import encode_value
-from tfpolicies.storage.migrations import OBJECTS, SETTINGS, VALUES
+from tfpolicies.storage.migrations import OBJECTS, SETTINGS, VALUES, migrate_settings
 from tools.subpackages import PACKAGE
 
 ROLES = ("policy_class", "exploration", "custom_action_dist")
@@ -45,6 +45,16 @@ def test_settings_get_their_present_names_and_values_at_any_depth():
         "reset_episodes_at_checkpoint": True,
         "policies": {"a": {"config": {"on_nan": "raise", "lr": 0.5}}, "b": {"on_nan": "warn"}},
     }
+
+
+def test_a_record_that_is_too_deep_to_decode_is_left_as_it_is():
+    record = {"on_nan": "stop"}
+    for _ in range(300):
+        record = [record]
+    migrated = migrate_settings(record)
+    for _ in range(300):
+        (migrated,) = migrated
+    assert migrated == {"on_nan": "stop"}
 
 
 def test_a_run_that_began_with_old_settings_continues_with_the_present_ones():

@@ -78,7 +78,6 @@ class PolicyStats(NamedTuple):
         return float(value) if isinstance(value, int | float) else math.nan
 
     def get_learning_rates(self) -> dict[str, float]:
-        """Returns the current learning rates by setting name."""
         names = [name for name in self.stats if name.startswith("cur_") and name.endswith("lr")]
         return {name.removeprefix("cur_"): self.get_stat(name) for name in names}
 

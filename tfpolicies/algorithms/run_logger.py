@@ -174,7 +174,6 @@ class RunLogger:
 
     @property
     def is_video_due(self) -> bool:
-        """Whether a video is to be recorded after this iteration."""
         record_every = self._options.record_every
         return record_every > 0 and self._algorithm.iteration % record_every == 0
 

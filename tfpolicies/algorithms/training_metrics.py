@@ -168,7 +168,6 @@ class TrainingMetrics:
         return [*self.episodes] if len(new_episodes) < len(self.episodes) else new_episodes
 
     def _count_recent_steps(self) -> int:
-        """Returns the total environment steps of the episodes that count as recent."""
         steps = self.counters["num_env_steps_sampled"]
         return max(
             self._get_increase("num_env_steps_sampled"),

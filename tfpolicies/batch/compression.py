@@ -46,6 +46,12 @@ class PackedColumn:
 
 
 def pack_array(array: np.ndarray) -> str:
+    """Returns `array` as text.
+
+    >>> unpack_array(pack_array(np.array([[1, 2], [3, 4]], np.uint8)))
+    array([[1, 2],
+           [3, 4]], dtype=uint8)
+    """
     if array.dtype.hasobject:
         raise BatchError(
             f"Only arrays of numbers or text can be compressed, but got dtype {array.dtype}. "

@@ -73,7 +73,6 @@ def get_first_row(value: Structure) -> Any:
 
 
 def iterate_leaves(column: Column) -> Iterator[Any]:
-    """Yields the leaves of `column` in their order."""
     if isinstance(column, dict):
         column = tuple(column.values())
     if isinstance(column, tuple):

@@ -40,8 +40,6 @@ def describe_invalid_choice(value: object, choices: Collection[str]) -> str:
 
 
 def _make_integer_type(low: int, high: float, rule: str) -> Callable[[str], int]:
-    """Returns a type for integers from `low` to `high`."""
-
     def parse(text: str) -> int:
         number = _parse_integer(text)
         if not low <= number <= high:

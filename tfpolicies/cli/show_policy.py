@@ -87,7 +87,6 @@ def _describe_episode(total: float, length: int) -> str:
 
 
 def make_title(source: PlaySetup) -> str:
-    """Returns the class of the policy or algorithm and whether it is greedy, as a title."""
     mode = "sampling" if source.explore else "greedy"
     return f"{type(source.player).__name__}, {mode}"
 
@@ -134,7 +133,6 @@ def open_recording_source(
 
 
 def _restore_algorithm(args: argparse.Namespace, checkpoint: Path) -> Any:
-    """Restores the algorithm of a checkpoint, with a single environment."""
     from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.config.callbacks import DefaultCallbacks
 

@@ -106,7 +106,6 @@ def _parse_learning_rate(text: str) -> float:
 
 
 def is_custom_algorithm(algo: str) -> bool:
-    """Whether this names a class of the user."""
     return ":" in algo
 
 
@@ -476,6 +475,12 @@ def require_no_duplicate_settings(arguments: Mapping[str, Any]) -> None:
 
     Args:
         arguments: the arguments of the command, by name.
+
+    >>> require_no_duplicate_settings({"lr": 1e-4, "set": ["gamma=0.9"]})
+    >>> require_no_duplicate_settings({"lr": 1e-4, "set": ["lr=1e-3"]})
+    Traceback (most recent call last):
+    ...
+    tfpolicies.errors.UsageError: --lr and --set lr=1e-3 both set lr. Leave one of them out.
     """
     settings = {"env": "env", **{name: option.setting for name, option in OPTIONS.items()}}
     for text in arguments.get("set", ()):
@@ -493,6 +498,12 @@ def apply_settings(config: AlgorithmConfig, assignments: Sequence[str]) -> None:
 
     A value is a Python literal, `inf`, or otherwise a string. `model.fcnet_hiddens=[64,64]`
     changes one key of a dict.
+
+    >>> from tfpolicies import PPOConfig
+    >>> config = PPOConfig()
+    >>> apply_settings(config, ["clip_param=0.1", "model.fcnet_hiddens=[32]", "inference=tf"])
+    >>> config.clip_param, config.model["fcnet_hiddens"], config.inference
+    (0.1, [32], 'tf')
     """
     for text in assignments:
         name, equals, value = text.partition("=")

@@ -31,7 +31,6 @@ def get_rollout_fragment_length(config: Any, worker_index: int = 0) -> int:
 
 
 def is_atari(config: Any) -> bool:
-    """Returns whether the environment is the name of an Atari game."""
     name = config.env
     spec = gym.registry.get(name) if isinstance(name, str) else None
     entry = str(getattr(spec, "entry_point", ""))

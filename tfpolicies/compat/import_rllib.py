@@ -45,7 +45,6 @@ class ImportResult(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",

@@ -180,7 +180,6 @@ class PickleInterpreter:
         self._pop()
 
     def pop_mark(self, _: Any) -> None:
-        """Drops all values above the mark, and the mark."""
         self._pop_to_mark()
 
     def push_mark(self, _: Any) -> None:

@@ -156,7 +156,6 @@ def _make_constructor(
 
 
 def _make_settings_members(name: str, default: Any) -> dict[str, Any]:
-    """Returns the members of a policy class that its default settings determine."""
     if isinstance(default, AlgorithmConfig):
         base: Any = type(default)
         default = default.to_dict()

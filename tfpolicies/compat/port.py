@@ -51,7 +51,6 @@ class PortedScript(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a Python script")
     parser.add_argument(
         "--check",

@@ -105,7 +105,6 @@ def _make_actor_and_critics(
 
 
 def _make_critic_space(model_space: spaces.Space, action_space: spaces.Space) -> spaces.Box:
-    """Returns the space of concatenated observations and actions."""
     original = getattr(model_space, "original_space", model_space)
     if not isinstance(original, spaces.Box) or len(original.shape) != 1:
         raise make_unsupported_error(f"SAC's critics for the observation space {original}")

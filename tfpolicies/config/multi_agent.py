@@ -71,6 +71,11 @@ def make_policy_specs(policies: PoliciesArgument) -> dict[str, PolicySpec]:
     """Converts policies, in any form that `AlgorithmConfig.multi_agent` takes, to specs by id.
 
     Ids of a set are sorted, so that a run does not depend on the hash seed of the process.
+
+    >>> make_policy_specs(["a"]) == {"a": PolicySpec()}
+    True
+    >>> make_policy_specs({"a": (None, None, None, None)}) == {"a": PolicySpec()}
+    True
     """
     if not isinstance(policies, Mapping | list | tuple | set | frozenset):
         raise ConfigError(
@@ -141,6 +146,9 @@ def as_predicate(policies_to_train: Collection[str] | TrainPredicate) -> TrainPr
 
     Args:
         policies_to_train: a list, set or tuple of ids, such a function, or None.
+
+    >>> as_predicate(["main"])("main"), as_predicate([])("main")
+    (True, False)
     """
     if policies_to_train is None or callable(policies_to_train):
         return policies_to_train

@@ -177,7 +177,6 @@ class RayWorkers:
         )
 
     def _wait_until_built(self, remotes: Collection[_RemoteWorker]) -> dict[int, Any]:
-        """Waits until workers are built; returns the results of `build` by index."""
         results = {}
         building = {remote.building: remote for remote in remotes}
         for _, remote, value, error in self._iter_results(building):

@@ -45,7 +45,6 @@ class EnvDescription(NamedTuple):
 
 
 def describe_envs(worker: RolloutWorker) -> EnvDescription:
-    """Returns the description of a worker's environments."""
     spaces: Spaces = {
         pid: (spec.observation_space, spec.action_space) for pid, spec in worker.policy_dict.items()
     }
@@ -136,7 +135,6 @@ def merge_filter_deltas(worker: RolloutWorker, deltas: FilterDeltas) -> set[str]
 
 
 def copy_filters(worker: RolloutWorker, policy_ids: Collection[str]) -> FilterDeltas:
-    """Returns copies of some policies' filters."""
     return {
         policy_id: {
             name: policy_filter.snapshot() for name, policy_filter in policy_filters.items()

@@ -108,7 +108,6 @@ class ChildProcess:
         )
 
     def fileno(self) -> int:
-        """Returns the file descriptor of the socket."""
         return self._connection.fileno()
 
     def send(self, request: bytes) -> None:

@@ -435,6 +435,11 @@ def call_env_factory(create: Callable[..., Any], context: Mapping[str, Any]) -> 
     Args:
         create: a class, or a function.
         context: the `env_config`.
+
+    >>> call_env_factory(lambda env_config: env_config["size"], {"size": 4})
+    4
+    >>> call_env_factory(lambda render_mode=None, size=5: size, {"size": 4})
+    4
     """
     try:
         signature = inspect.signature(create)

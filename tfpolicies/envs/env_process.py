@@ -327,7 +327,6 @@ class EnvProcess:
             ) from error
 
     def get_state(self) -> list[Any] | None:
-        """Returns the state of each environment, None if one has none."""
         return self._envs.get_state()
 
     def set_state(self, states: Sequence[Any]) -> None:
@@ -348,7 +347,6 @@ class EnvProcess:
         setattr(self._get_env(index, is_unwrapped), name, value)
 
     def call(self, index: int, is_unwrapped: bool, name: str, args: tuple, kwargs: dict) -> Any:
-        """Calls a method of an environment; returns the result."""
         method = getattr(self._get_env(index, is_unwrapped), name)
         return _check_picklable(f"{name}(...)", method(*args, **kwargs))
 

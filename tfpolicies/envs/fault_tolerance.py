@@ -70,7 +70,6 @@ class Watchdog:
     def call(
         self, description: str, function: Callable[..., Any], *args: object, **kwargs: object
     ) -> Any:
-        """Returns `function(*args, **kwargs)`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
@@ -296,7 +295,6 @@ class EnvCopies:
     supervisor: EnvSupervisor
 
     def set_supervisor(self, supervisor: EnvSupervisor) -> None:
-        """Sets the supervisor that handles failures of the copies."""
         self.supervisor = supervisor
         self._watch_calls()
 

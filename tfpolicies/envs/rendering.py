@@ -93,7 +93,6 @@ def _make_single_env(source: EnvSource, context: EnvContext) -> Any:
 
 
 def get_render_modes(env: gym.Env) -> list[str]:
-    """Returns the render modes in an environment's metadata."""
     return list((getattr(env, "metadata", None) or {}).get("render_modes") or ())
 
 

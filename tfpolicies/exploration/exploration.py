@@ -208,6 +208,9 @@ def make_schedule_function(
             clipped to the range; or None for `line`.
         high: the largest allowed number.
         line: points as in such a list, which are not checked.
+
+    >>> make_schedule_function("epsilon_schedule", [[0, 1.0], [100, 0.0]], 1.0)(25)
+    0.75
     """
     if value is None:
         return functools.partial(piecewise_linear, line)

@@ -135,7 +135,6 @@ class ContinuousLeaf(ActionLeaf):
         return tf.reshape(self.clip(actions), [-1, *self.shape])
 
     def clip(self, flat: tf.Tensor) -> tf.Tensor:
-        """Clips actions `[B, k]` to the bounds."""
         return tf.minimum(tf.maximum(flat, self.low), self.high)
 
 

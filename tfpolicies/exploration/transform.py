@@ -314,7 +314,6 @@ class Transform:
 
 
 def get_leaf_distributions(distribution: AnyDistribution) -> list[Any]:
-    """Returns the distribution of each leaf of the action space."""
     parts = getattr(distribution, "parts", None)
     return list(parts) if isinstance(parts, list | tuple) else [distribution]
 

@@ -628,7 +628,6 @@ _OPTIONAL_ENTRIES = ("views",)  # not in earlier exports
 
 
 def _matches_schema(value: Any, schema: Any) -> bool:
-    """Returns whether a JSON value matches a schema of `_SPEC_SCHEMA`."""
     if isinstance(schema, tuple):
         has_length = isinstance(value, list) and len(value) == len(schema)
         return has_length and all(map(_matches_schema, value, schema))

@@ -88,7 +88,6 @@ def _snake_case(name: str) -> str:
 
 
 def _load_classes(names: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], type]:
-    """Returns the classes that this version of Keras has, by module and name."""
     objects = {
         (module, name): getattr(importlib.import_module(module), name, None)
         for module, class_names in names.items()

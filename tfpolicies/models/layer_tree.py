@@ -95,7 +95,6 @@ def find_variable_owners(model: keras.Model) -> list[VariableOwner]:
 
 
 def _get_inner_positions(owner: VariableOwner, owners: Iterable[VariableOwner]) -> frozenset[int]:
-    """Returns the positions of an owner that layers inside it also own."""
     if owner.path is None:
         return frozenset()
     prefix = f"{owner.path}/".lstrip("/")

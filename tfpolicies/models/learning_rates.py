@@ -40,6 +40,11 @@ def resolve_schedule(lr: float | Callable[[int], float] | Mapping[str, Any]) -> 
         lr: a number; a function of the time step; a `keras.optimizers.schedules` object, which is
             a function of the number of gradient updates; or such a schedule as a dict, as in
             checkpoints: `{"type": "CosineDecay", "initial_learning_rate": ..., ...}`.
+
+    >>> rate = resolve_schedule({"type": "InverseTimeDecay", "initial_learning_rate": 0.5,
+    ...                       "decay_steps": 1, "decay_rate": 1.0})
+    >>> rate.value(1), rate.counts_updates, resolve_schedule(1e-3)
+    (0.25, True, None)
     """
     if isinstance(lr, int | float):
         return None

@@ -20,6 +20,9 @@ def complete_model_config(config: Settings) -> dict[str, Any]:
 
     Returns:
         A new dict with every setting.
+
+    >>> complete_model_config({"use_gru": True})["lstm_cell_size"]
+    256
     """
     for key in config:
         if key not in MODEL_DEFAULTS:

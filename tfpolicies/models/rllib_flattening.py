@@ -25,6 +25,13 @@ def flatten_observations(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarr
     """Flattens leaves `[B, *leaf.shape]` to float32 rows `[B, F]`; discrete leaves are one-hot.
 
     Images keep their range, 0 to 255.
+
+    >>> from gymnasium import spaces
+    >>> from tfpolicies.models.spaces import leaves
+    >>> space = spaces.Dict(at=spaces.Discrete(3, start=1), speed=spaces.Box(-9, 9, (1,)))
+    >>> rows = [np.array([1, 3]), np.array([[5.0], [6.0]])]
+    >>> flatten_observations(leaves(space), rows).tolist()
+    [[1.0, 0.0, 0.0, 5.0], [0.0, 0.0, 1.0, 6.0]]
     """
     parts = []
     for leaf, array in zip(space_leaves, arrays, strict=True):

@@ -113,7 +113,6 @@ def require_non_empty(space: spaces.Space, argument: str) -> None:
 
 
 def _iter_subspaces(space: spaces.Space, location: str) -> Iterator[tuple[str, spaces.Space]]:
-    """Yields a space and all spaces in it, each with a description of its place."""
     yield location, space
     for key, part in _iter_parts(space):
         yield from _iter_subspaces(part, f"{location}[{key!r}]")

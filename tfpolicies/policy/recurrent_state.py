@@ -238,7 +238,6 @@ class RecurrentState:
                 history[rows] = 0
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Returns copies of all arrays, by name."""
         named_states = {f"state_{i}": x.copy() for i, x in enumerate(self._states)}
         return named_states | {name: x.copy() for name, x in self._iter_history()}
 

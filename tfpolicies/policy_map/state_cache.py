@@ -82,7 +82,6 @@ class CacheEntry:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the variables in memory are not in the stash."""
         return self.written_version != self.state.version
 
     def read(self) -> np.ndarray:
@@ -92,7 +91,6 @@ class CacheEntry:
 
     @property
     def entry_names(self) -> set[str]:
-        """The names of all its possible entries in a stash."""
         return {self.name, self.recorded_name or self.name}
 
     def load_memory(self, state: PolicyState) -> np.ndarray:

@@ -144,7 +144,6 @@ def _make_optimizer_keys(prefix: str, variables: Sequence[Any]) -> list[str]:
 
 
 def make_layout(networks: Mapping[str, ResidentNetwork], slots: Sequence[Slot]) -> StateLayout:
-    """Returns the layout of states that have these slots."""
     unused: set[str] = set()
     for name, network in networks.items():
         variables, unused_ids = network.model.variables, find_unused_seeds(network.model)

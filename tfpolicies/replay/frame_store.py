@@ -129,7 +129,6 @@ class FrameStore:
         return {_ARRAY_NAME: np.empty((0, *self.shape), self.dtype)}
 
     def get_state(self) -> dict[str, Any]:
-        """Returns all fields but the frames, as integers."""
         return {"first": self.first, "next": self.next, "floors": [*map(list, self._row_floors)]}
 
     def set_state(self, state: Mapping[str, Any], segments: Iterable[Arrays]) -> None:

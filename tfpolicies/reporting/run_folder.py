@@ -285,7 +285,6 @@ def _is_date(text: Json) -> bool:
 
 
 def find_newest_run(parent: str | PathLike[str]) -> RunFolder | None:
-    """Returns the newest run in the folder `parent` with a checkpoint, or None."""
     return next((run for run in find_runs(parent) if run.has_checkpoint), None)
 
 

@@ -236,11 +236,9 @@ class EpisodeTracker:
         self._episodes[env_index] = self._start_episode(env_index)
 
     def pop_finished(self, env_index: int) -> Episode:
-        """Returns and removes the oldest finished episode of an environment."""
         return self._finished[env_index].pop(0)
 
     def oldest(self, env_index: int) -> Episode:
-        """Returns the oldest episode of an environment that was not removed, finished or not."""
         return (self._finished[env_index] or self._episodes[env_index : env_index + 1])[0]
 
 

@@ -32,7 +32,6 @@ class EpisodeSeeds:
         return int(seed + self._worker_index + _EVALUATION_SEED * self._config.in_evaluation)
 
     def get_generator_seed(self, purpose: str) -> list[int] | None:
-        """Returns the seed of a generator of this worker, None if the config has no seed."""
         if self._config.seed is None:
             return None
         return [self._config.seed, self._worker_index, sum(purpose.encode())]

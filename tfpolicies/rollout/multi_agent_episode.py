@@ -196,7 +196,6 @@ class SubEnvState:
         self.get_slots.cache_clear()
 
     def _get_slots(self, agents: Sequence[Any]) -> np.ndarray:
-        """Returns the slots of agents, `NO_AGENT` for agents that never had an observation."""
         slot_by_agent = self.episode.slot_by_agent
         return np.array([slot_by_agent.get(agent, NO_AGENT) for agent in agents], np.int64)
 
@@ -212,10 +211,8 @@ class SubEnvState:
             self.group_agents.cache_clear()
 
     def get_active_agents(self) -> list[Any]:
-        """Returns the agents that had an observation and are not done."""
         return [agent for agent in self.episode.slot_by_agent if agent not in self.done]
 
     def uses_policies(self, policy_ids: Collection[str]) -> bool:
-        """Returns whether one of these policies acts in the running episode."""
         episode = self.episode
         return any(episode.policy_for(agent) in policy_ids for agent in episode.get_agents())

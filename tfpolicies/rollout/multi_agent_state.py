@@ -33,7 +33,6 @@ def get_episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
 
 
 def restore_episode(episode: MultiAgentEpisode, state: Mapping[str, Any], *, ended: bool) -> None:
-    """Restores what `get_episode_state` returned into a new episode."""
     episode.episode_id = state["id"]
     episode.length = state["length"]
     episode.total_reward = state["total_reward"]

@@ -121,7 +121,6 @@ class AgentSlots(ColumnTable):
         return int(self.columns["unroll_id"][slot])
 
     def set_owner(self, slot: int, episode: Episode, agent: Hashable) -> None:
-        """Records the agent of a slot that is already in use."""
         self.owners[self.get_unroll_id(slot)] = (episode, agent)
 
     def start_new_unroll(self, slot: int, episode: Episode, agent: Hashable) -> None:

@@ -74,7 +74,6 @@ class NStepCarryover:
         return ready
 
     def drop(self, trajectories: Collection[Trajectory]) -> None:
-        """Drops the rows of some trajectories."""
         self.rows = _select_trajectories(
             self.rows, lambda trajectory: trajectory not in trajectories
         )

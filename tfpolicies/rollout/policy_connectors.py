@@ -37,7 +37,6 @@ def get_pipelines(policy: Policy) -> Pipelines:
 
 
 def has_new_pipelines(policy: Policy, previous: Pipelines) -> bool:
-    """Returns whether a policy has other pipelines than before."""
     return any(
         current is not old for current, old in zip(get_pipelines(policy), previous, strict=True)
     )

@@ -71,7 +71,6 @@ class RolloutRows:
         return batch
 
     def iter_unrolls(self) -> Iterator[tuple[int, slice]]:
-        """Yields the unroll id and the rows of each trajectory."""
         stops = (np.flatnonzero(self.ends) + 1).tolist()
         for start, stop in zip([0, *stops], stops, strict=False):
             yield int(self.columns["unroll_id"][start]), slice(start, stop)

@@ -64,7 +64,6 @@ class RunningReturns:
         return result
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Returns the returns of unfinished trajectories as arrays."""
         keys = np.array(list(self.last_returns), np.int64).reshape(-1, 2)
         return {"keys": keys, "returns": np.array(list(self.last_returns.values()), np.float64)}
 

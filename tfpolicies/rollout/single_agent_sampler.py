@@ -421,7 +421,6 @@ class SingleAgentSampler(Sampler):
         return max(0, length - int(buffer.valid[:, :used].sum(axis=1).min()))
 
     def _is_full_fragment(self, buffer: _RolloutBuffer) -> bool:
-        """Returns whether a buffer is exactly one fragment of each environment."""
         return (
             not (self._complete_episodes or buffer.has_invalid)
             and buffer.used == self._fragment_length

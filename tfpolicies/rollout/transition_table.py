@@ -51,7 +51,6 @@ class TransitionTable:
             self.records["infos"][:] = [{} for _ in range(self.records.used)]
 
     def has_infos(self) -> bool:
-        """Returns whether a record has a non-empty info."""
         return self.keeps_infos and any(self.records["infos"])
 
     # -- steps --------------------------------------------------------------------------------

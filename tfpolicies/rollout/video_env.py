@@ -50,7 +50,6 @@ class VideoRecorder:
         self._steps, self._return = 0, 0.0
 
     def wrap(self, env: AnyEnv) -> Any:
-        """Wraps an environment so that its episodes are recorded."""
         self.fps = get_render_fps(env)
         return (
             _RecordedMultiAgentEnv(env, self)

@@ -150,7 +150,6 @@ class Batcher:
             running.add_done_callback(lambda done: self._distribute(jobs, done.result()))
 
     def _run_jobs(self, jobs: list[_Job], seconds: float) -> Arrays | Exception:
-        """Runs jobs as one batch; returns the outputs, or the exception."""
         feed = jobs[0].feed
         try:
             if len(jobs) > 1:

@@ -240,7 +240,6 @@ class GrpcHandler(grpc.GenericRpcHandler):
         return await self._repository.parse(method.parse, content, max_values)
 
     async def infer(self, parsed: tuple[Any, InferRequest | RequestError]) -> Any:
-        """Answers a request for actions."""
         request, infer_request = parsed
         name = request.model_name
         model = self._repository[name]
@@ -278,7 +277,6 @@ def _make_simple_method(name: str, handle: Callable[[Any], Awaitable[Message]]) 
 async def _respond_with_fields(
     name: str, get_fields: Callable[[Any], dict[str, Any]], request: Message
 ) -> Message:
-    """Answers a method with the fields of its response."""
     return getattr(pb, f"{name}Response")(**get_fields(request))
 
 

@@ -130,7 +130,6 @@ class ModelRepository:
         return await asyncio.get_running_loop().run_in_executor(self._parser, read, *args)
 
     def list_models(self, *, ready: bool = False) -> list[dict[str, Any]]:
-        """Lists all models, or only those that are ready."""
         return [
             {
                 "name": model.name,
@@ -144,7 +143,11 @@ class ModelRepository:
 
 
 def make_unique_names(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:
-    """Returns folders by unique names; a repeated name gets a number."""
+    """Returns folders by unique names; a repeated name gets a number.
+
+    >>> [*make_unique_names([("cart", Path("a/cart")), ("cart", Path("b/cart"))])]
+    ['cart', 'cart-2']
+    """
     folders: dict[str, Path] = {}
     for name, folder in sources:
         if not _NAME_PATTERN.fullmatch(name):

@@ -104,7 +104,6 @@ class ServedModel:
         return self._runner is not None
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answers a request for actions."""
         newest = self._get_runner()
         try:
             if request.options.sequence is not None:
@@ -193,7 +192,6 @@ class ServedModel:
             self._activate(version)
 
     def unload(self) -> None:
-        """Unloads the model; running requests are finished."""
         self._runner, self.reason = None, "It was unloaded."
         self._sequences = SequenceStore(self._limits.max_sequences, self._limits.sequence_idle)
 

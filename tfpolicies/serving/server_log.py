@@ -87,7 +87,6 @@ class ServerLog:
             self._writer.start()
 
     def close(self) -> None:
-        """Writes the queued lines."""
         self._is_closed.set()
         if self._writer is not None:
             self._writer.join(10 * _WRITE_INTERVAL)  # reached only if the output is not read

@@ -48,6 +48,13 @@ def resolve_allowed(
         allowed: the rules by location.
         objects: import path or stored name -> the object to use for it, provided by the caller.
         trusted: names of the top-level packages that may be imported.
+
+    >>> path = "tfpolicies.config.callbacks:DefaultCallbacks"
+    >>> callbacks = UnresolvedObject(path, importable=True)
+    >>> resolve_allowed({"callbacks": callbacks}, {"callbacks": AllowedObject("callbacks")})
+    {'callbacks': <class '...DefaultCallbacks'>}
+    >>> resolve_allowed({"more": callbacks}, {"callbacks": AllowedObject("callbacks")})
+    {'more': UnresolvedObject(name='...', importable=True)}
     """
     objects_by_name = objects or {}
 

@@ -109,6 +109,14 @@ def write_checkpoint(
             floats of any shape. Each group becomes one file.
         policies: Policy id -> its checkpoint, each written to a separate folder.
         segments: Constant rows, each in a separate file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_checkpoint(
+    ...         folder, "policy.json", {"type": "Policy"}, {"weights": {"bias": np.zeros(2)}}
+    ...     )
+    ...     read_checkpoint(folder, "policy.json", kind="Policy").arrays
+    {'weights': {'bias': array([0., 0.])}}
     """
     root, parts = Path(folder), dict(policies or {})
     checkpoint_data = CheckpointData(manifest_name, manifest, arrays)

@@ -21,6 +21,11 @@ def encode_generator(generator: np.random.Generator) -> dict[str, Any]:
     """Returns the whole state of `generator` as JSON values, leaving it unchanged.
 
     The seed sequence is included, so that `spawn` also gives the same children.
+
+    >>> rng = np.random.default_rng(7)
+    >>> copy = decode_generator(encode_generator(rng))
+    >>> bool(np.all(copy.normal(size=9) == rng.normal(size=9)))
+    True
     """
     bit_generator = generator.bit_generator
     name = type(bit_generator).__name__

@@ -92,6 +92,11 @@ def decode_value(record: Json) -> Any:
 
     Args:
         record: Result of `encode_value`, perhaps read from a JSON file.
+
+    >>> decode_value(encode_value({"shape": (84, 84), "low": np.float32(0.5)}))
+    {'shape': (84, 84), 'low': np.float32(0.5)}
+    >>> decode_value({"$import": "my.module:f"})
+    UnresolvedObject(name='my.module:f', importable=True)
     """
     try:
         return _decode(record)

@@ -142,7 +142,6 @@ def sha256(content: bytes) -> str:
 
 
 def make_invalid_error(path: Path, reason: str) -> CheckpointError:
-    """Returns the error for a checkpoint that cannot be read at all."""
     return CheckpointError(f"{str(path)!r} does not seem to be valid: {reason}.")
 
 

@@ -33,7 +33,13 @@ _DEPTH_COSTS = {"Dict": 1, "Tuple": 1, "OneOf": 1, "Graph": 1, "Sequence": 8}
 
 
 def encode_space(space: Space) -> Record:
-    """Returns `space` as JSON values, with the `original_space` of a flattened space."""
+    """Returns `space` as JSON values, with the `original_space` of a flattened space.
+
+    >>> encode_space(spaces.Box(-1.0, float("inf"), (2,)))
+    {'type': 'Box', 'dtype': 'float32', 'shape': [2], 'low': -1.0, 'high': {'$float': 'inf'}}
+    >>> decode_space(encode_space(spaces.Discrete(3, start=-1)))
+    Discrete(3, start=-1)
+    """
     codec = _CODECS.get(type(space).__name__)
     if codec is None or type(space) is not codec[0]:
         raise UnsupportedSpaceError(

@@ -295,7 +295,6 @@ class Stash:
 
 
 def make_entry_name(policy_id: str) -> str:
-    """Returns a unique name for an image of a policy."""
     return f"{policy_id}~{secrets.token_hex(4)}"
 
 

@@ -18,6 +18,9 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     Call it once, where the path enters the package: simulators and Ray Tune change the working
     folder of a process later. Symbolic links stay, and so does `..`, which means another folder
     after a link than in the text.
+
+    >>> resolve_path("runs/a") == Path.cwd() / "runs" / "a"
+    True
     """
     text: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str) or not text:

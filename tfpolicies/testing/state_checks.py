@@ -90,7 +90,6 @@ def _check_unchanged(now: dict[str, Any], before: dict[str, Any], expected: str)
 
 
 def _overwrite(arrays: dict[str, np.ndarray]) -> None:
-    """Overwrites all arrays that can be written to."""
     for array in arrays.values():
         if array.flags.writeable and array.ndim:
             array[...] = 1 if array.dtype.kind in "iub" else 77.0

@@ -116,7 +116,6 @@ class Encoder:
         )
 
     def make_inputs(self) -> NamedTensors:
-        """Returns a model's input for each leaf, by name."""
         return {
             name: keras.Input(get_encoded_shape(leaf), name=name, dtype="float32")
             for leaf, name in self._leaves

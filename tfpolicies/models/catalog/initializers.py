@@ -27,7 +27,6 @@ class NormalizedColumns(keras.initializers.Initializer):
         return keras.ops.convert_to_tensor(self.draw(shape, np.random.default_rng(self.seed)))
 
     def draw(self, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-        """Draws a kernel with the given generator, float32."""
         weights = rng.standard_normal(tuple(shape), np.float32)
         column_norms = np.sqrt(np.square(weights).sum(axis=0, keepdims=True))
         column_norms[column_norms == 0.0] = (
@@ -87,13 +86,11 @@ class KernelInitializers:
         return NormalizedColumns(_COLUMN_NORMS[role], seed=self.next_seed())
 
     def conv(self) -> keras.initializers.Initializer:
-        """Returns the next initializer for a convolution."""
         if self._ortho_init:
             return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS["hidden"], seed=self.next_seed())
         return self.glorot()
 
     def glorot(self) -> keras.initializers.Initializer:
-        """Returns the next Glorot-uniform initializer."""
         return keras.initializers.GlorotUniform(seed=self.next_seed())
 
     def orthogonal(self) -> keras.initializers.Initializer:

@@ -69,7 +69,6 @@ def _is_extra(name: str) -> bool:
 
 
 def is_view_input(views: tuple[str, ...], name: str) -> bool:
-    """Returns whether a name is that of one of these views, or of a leaf of one."""
     return any(name == view or name.startswith(f"{view}_") for view in views)
 
 
