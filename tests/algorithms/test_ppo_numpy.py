@@ -302,7 +302,7 @@ def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     monkeypatch.setitem(compiler._learn_functions, (mode, False, False), record_shapes)
     for i, rows in enumerate((2047, 2048, 2049, 2100)):
         batch = random_batch(rows, seed=i)
-        rng = copy.deepcopy(policy._state.rng)
+        rng = copy.deepcopy(policy.driver.acting.state.rng)
         result = policy.learn_epochs(batch, 2, 256)
         terms = reference.learn_epochs(batch, 2, 256, rng)
         assert_same_weights(policy, reference)
@@ -330,7 +330,7 @@ def test_two_policies_of_one_program_equal_their_own_references():
     for i in range(3):
         for policy, reference in zip(policies, references, strict=True):
             batch = random_batch(100, seed=i)
-            rng = copy.deepcopy(policy._state.rng)
+            rng = copy.deepcopy(policy.driver.acting.state.rng)
             policy.learn_epochs(batch, 2, 32)
             reference.learn_epochs(batch, 2, 32, rng)
             assert_same_weights(policy, reference)

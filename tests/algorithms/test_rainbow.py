@@ -149,7 +149,7 @@ def test_the_error_is_the_cross_entropy_of_the_projected_target(double_q, duelin
     batch = transitions(policy, 30)
 
     def shares(each, obs):
-        outputs = each._compute_outputs(each._state, obs).numpy()
+        outputs = each._compute_outputs(each.driver.acting.state, obs).numpy()
         logits = outputs.reshape(-1, 2, 5).astype(np.float64)
         return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
 
@@ -294,7 +294,7 @@ def test_gradients_of_means_and_sigmas_are_finite_differences():
     batch["terminateds"][:] = True
     batch["rewards"] = np.clip(batch["rewards"], -0.2, 0.2)
     rng = np.random.default_rng()
-    rng.bit_generator.state = policy._state.learning_rng.bit_generator.state
+    rng.bit_generator.state = policy.driver.acting.state.learning_rng.bit_generator.state
     noise = rng.standard_normal((1, 15), np.float32)[0, :5].astype(np.float64)
     gradients, _ = policy.compute_gradients(batch)
     start = policy.get_weights()

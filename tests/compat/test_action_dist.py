@@ -243,7 +243,7 @@ def test_an_autoregressive_policy_acts_alike_in_graph_mode_and_through_onnx(chai
     for inference in ("onnx", "session"):
         other = make_chain(inference=inference)
         other.set_weights(chain.get_weights())
-        other._state.rng.bit_generator.state = rng
+        other.driver.acting.state.rng.bit_generator.state = rng
         result = other.compute_actions(obs)
         np.testing.assert_array_equal(result.actions, batch.actions)
         np.testing.assert_allclose(result.extras["action_logp"], logp, atol=1e-5)

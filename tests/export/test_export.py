@@ -393,7 +393,8 @@ def test_an_onnx_file_with_one_changed_weight_is_refused(cartpole, tmp_path):
     policy, _, (_, written) = cartpole
     for name in ("model.onnx", "model_sample.onnx"):
         (tmp_path / name).write_bytes(written.path.with_name(name).read_bytes())
-    assert verify_onnx(tmp_path, policy.program, policy._state).largest_difference <= 1e-5
+    state = policy.driver.acting.state
+    assert verify_onnx(tmp_path, policy.program, state).largest_difference <= 1e-5
     model = onnx.load(tmp_path / "model.onnx")
     weight = next(x for x in model.graph.initializer if list(x.dims) == [16, 16])
     changed = onnx.numpy_helper.to_array(weight).copy()
@@ -401,10 +402,10 @@ def test_an_onnx_file_with_one_changed_weight_is_refused(cartpole, tmp_path):
     weight.CopyFrom(onnx.numpy_helper.from_array(changed, weight.name))
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(ExportError, match=r"'serving_default'.*than the policy"):
-        verify_onnx(tmp_path, policy.program, policy._state)
+        verify_onnx(tmp_path, policy.program, policy.driver.acting.state)
     (tmp_path / "model.onnx").write_bytes(b"nothing")
     with pytest.raises(ExportError, match=r"cannot load model\.onnx"):
-        verify_onnx(tmp_path, policy.program, policy._state)
+        verify_onnx(tmp_path, policy.program, policy.driver.acting.state)
 
 
 def test_a_saved_model_of_other_weights_or_without_its_variables_is_refused(cartpole, tmp_path):
@@ -416,10 +417,10 @@ def test_a_saved_model_of_other_weights_or_without_its_variables_is_refused(cart
     other.set_weights(weights)
     path = other.export_model(tmp_path).path
     with pytest.raises(ExportError, match="than the policy"):
-        verify_saved_model(path, policy.program, policy._state)
+        verify_saved_model(path, policy.program, policy.driver.acting.state)
     (path / "variables" / "variables.index").unlink()
     with pytest.raises(ExportError, match="cannot be loaded"):
-        verify_saved_model(path, policy.program, policy._state)
+        verify_saved_model(path, policy.program, policy.driver.acting.state)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def run_policy(policy, inputs, *, double_precision):
     noise = np.zeros((rows, program.spec.explorer.noise_size), np.float32)
     reference = ReferenceRuntime(program, double_precision=double_precision)
     return [
-        runtime.run(policy._state, inputs, noise, np.zeros(0, np.float32))
+        runtime.run(policy.driver.acting.state, inputs, noise, np.zeros(0, np.float32))
         for runtime in (reference, program.runtime)
     ]
 
@@ -89,7 +89,7 @@ def artefact(change):
 
 def verify_change(change):
     policy = make_cancelling()
-    return verify(artefact(change), policy.program, policy._state, ["serving_default"])
+    return verify(artefact(change), policy.program, policy.driver.acting.state, ["serving_default"])
 
 
 def test_an_export_that_rounds_less_than_the_policy_passes_and_one_further_off_does_not():
@@ -109,7 +109,7 @@ def test_an_export_that_rounds_less_than_the_policy_passes_and_one_further_off_d
 
 def test_memories_that_a_policy_comes_to_are_disturbed_unless_they_are_whole_numbers():
     policy = PPOTF2Policy(POSITIVE, TWO, {"inference": "tf", "model": {"use_lstm": True}})
-    comparison = Comparison(lambda *_: {}, policy.program, policy._state)
+    comparison = Comparison(lambda *_: {}, policy.program, policy.driver.acting.state)
     reached, counted = np.full((4, 2), 0.5, np.float32), np.float32([[0], [1], [2], [3]])
     comparison._add_noise([reached, counted])
     np.testing.assert_array_equal(reached[::2], 0.5)
@@ -129,4 +129,4 @@ def test_a_wrong_weight_of_a_memory_is_found_though_the_policy_hardly_remembers(
     wrong.set_weights({**weights, "layer_1/recurrent_kernel": kernel})
     wrong.export_model(tmp_path, onnx=True)
     with pytest.raises(ExportError, match=r"against double precision|relative difference"):
-        verify_onnx(tmp_path, policy.program, policy._state)
+        verify_onnx(tmp_path, policy.program, policy.driver.acting.state)

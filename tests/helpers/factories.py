@@ -45,7 +45,8 @@ def trajectory(policy: Any, rows: int, seed: int = 0, *, terminated: bool = True
     rng = np.random.default_rng(seed)
     before = policy.get_state()["rng"]
     acting = policy.compute_actions(rows_of(policy.observation_space, rows, seed), explore=True)
-    policy._state.rng.bit_generator.state = before  # the batch leaves the policy's noise alone
+    generator = policy.driver.acting.state.rng.bit_generator
+    generator.state = before  # the batch leaves the policy's noise alone
     ends = np.zeros(rows, bool)
     ends[-1] = terminated
     return SampleBatch(

@@ -160,7 +160,7 @@ def test_padding_of_short_sequences_changes_no_gradients():
 def get_all_variables(policy):
     """Returns all variables of the model, as older weights had them: with unused seeds."""
     slots = policy.program.layout.get_slots("model")
-    return {slot.key: policy._state.arrays[slot.key] for slot in slots}
+    return {slot.key: policy.driver.acting.state.arrays[slot.key] for slot in slots}
 
 
 def keras_model(**dropout):

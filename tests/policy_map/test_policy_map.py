@@ -237,7 +237,7 @@ def test_handles_stay_whatever_is_stashed():
     for i in range(3):
         fill(a, 10 + i)  # while others come and go
         assert get_number(m["b"]) == 2
-        assert not a._state.is_in_memory
+        assert not a.driver.acting.state.is_in_memory
         assert m["a"] is a
         assert get_number(a) == 10 + i
 
@@ -300,7 +300,7 @@ def test_a_deleted_policy_leaves_nothing():
     m = make_map("a", "b", capacity=1)
     folder = m._cache.stash.folder
     assert len(list(folder.rglob("*.state"))) == 1
-    states = [weakref.ref(m.get_handle(x)._state) for x in "ab"]
+    states = [weakref.ref(m.get_handle(x).driver.acting.state) for x in "ab"]
     assert get_number(m["a"]) == 1
     del m["a"], m["b"]
     m["c"] = make()
@@ -328,7 +328,7 @@ def test_the_record_of_uses_stays_small():
 
 
 def test_bytes_bound_the_memory():
-    size = make()._state.layout.num_bytes
+    size = make().driver.acting.state.layout.num_bytes
     m = make_map("a", "b", "c", "d", capacity_bytes=2 * size)
     assert m.in_memory() == ["c", "d"]
     assert m.statistics.bytes_in_memory == m.statistics.bytes_on_disk == 2 * size
@@ -736,7 +736,7 @@ def test_a_frozen_policy_acts_and_observes_nothing():
     assert (m.statistics.frozen, m.statistics.bytes_in_memory) == (1, 0)
     actions = [each.compute_actions(ROWS).actions for each in (m["a"], alone)]
     np.testing.assert_array_equal(*actions)
-    assert not m["a"]._state.memory.flags.writeable
+    assert not m["a"].driver.acting.state.memory.flags.writeable
     m["a"].on_global_var_update({"timestep": 10})
     m.evict("a")
     assert m.in_memory() == []
@@ -787,7 +787,7 @@ def test_a_frozen_policy_that_is_pinned_stays_in_memory():
 
 
 def test_frozen_policies_count_no_bytes_and_evict_no_others():
-    size = make()._state.layout.num_bytes
+    size = make().driver.acting.state.layout.num_bytes
     m = make_map("a", "b", "c", capacity_bytes=3 * size)
     m.freeze("a")
     m["d"] = make()

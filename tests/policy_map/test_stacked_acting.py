@@ -220,7 +220,7 @@ def test_new_weights_act_at_once(inference):
 
 def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
     policies = make_policies(3)
-    states = [policy._state for policy in policies.values()]
+    states = [policy.driver.acting.state for policy in policies.values()]
     stack = stacked.WeightStack(policies["p0"].program.layout.get_slots("model", "filter"), 3)
     stack.refresh(states)
     stack.refresh(states)

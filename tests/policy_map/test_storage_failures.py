@@ -38,7 +38,7 @@ def program():
 
 
 def get_file(m, policy_id):
-    page = m._cache[m.get_handle(policy_id)._state]
+    page = m._cache[m.get_handle(policy_id).driver.acting.state]
     return page.stash.get_path(page.name)
 
 

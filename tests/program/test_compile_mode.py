@@ -193,7 +193,9 @@ def test_minibatches_of_a_method_are_reverted_when_they_are_interrupted():
 def test_a_policy_learns_after_its_first_compiled_call_was_interrupted(monkeypatch, model):
     policy, twin = (make(jit_compile=True, lr=0.01, model=model) for _ in range(2))
     batch = random_batch(policy, 16)
-    policy._state.rng.bit_generator.state = twin._state.rng.bit_generator.state
+    policy.driver.acting.state.rng.bit_generator.state = (
+        twin.driver.acting.state.rng.bit_generator.state
+    )
     before = policy.get_state()
     policy._learner.discover_columns()
     call, release = function.TracedFunction.warm_up, threading.Event()

@@ -102,7 +102,7 @@ def test_outputs_differ_by_more_than_rounding_or_by_infinities_of_only_one():
     layout = policy.program.inference.layout
     sizes = ((2, 3), (2, policy.program.spec.explorer.noise_size), 0)
     inputs, noise, params = (np.zeros(size, np.float32) for size in sizes)
-    acted = policy.program.runtime.run(policy._state, [inputs], noise, params)
+    acted = policy.program.runtime.run(policy.driver.acting.state, [inputs], noise, params)
     likely = ([90.0, np.inf], [88.7228, np.inf], [88.0, np.exp(88.0)], [-200.0, 0.0], [0.0, 1.0])
     for logp, prob in likely:
         one = acted._replace(logp=np.full(2, logp, np.float32), prob=np.full(2, prob, np.float32))

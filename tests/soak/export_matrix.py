@@ -106,7 +106,7 @@ def built(algo: str, network: str, activations: tuple[str, str] = ("tanh", "relu
 
 
 def export(form: str, policy: Any, folder: Path) -> Any:
-    return FORMS[form](ExportJob(policy.program, policy._state.copy(), folder))
+    return FORMS[form](ExportJob(policy.program, policy.driver.acting.state.copy(), folder))
 
 
 def sound(algo: str, network: str, iterations: int, folder: Path) -> Iterator[dict[str, Any]]:
@@ -185,7 +185,7 @@ def effect_of(policy: Any, twin: Any) -> float:
     noise = np.zeros((500, explorer.noise_size), np.float32)
     params = np.zeros(explorer.num_params, np.float32)
     acting = ReferenceRuntime(program, double_precision=True)
-    one, other = (acting.run(x._state, rows, noise, params) for x in (policy, twin))
+    one, other = (acting.run(x.driver.acting.state, rows, noise, params) for x in (policy, twin))
     pairs = [(one.dist_inputs, other.dist_inputs), (one.values, other.values)]
     pairs += zip(one.states, other.states, strict=True)
     numbers = [pair for pair in pairs if pair[0] is not None]
@@ -206,7 +206,7 @@ def verify_as(form: str, policy: Any, twin: Any, folder: Path) -> None:
     compared = Comparison.__init__
 
     def made(self: Comparison, run: Any, program: Any, state: Any, *rest: Any) -> None:
-        compared(self, run, policy.program, policy._state, *rest)
+        compared(self, run, policy.program, policy.driver.acting.state, *rest)
 
     Comparison._run_artefact, Comparison.__init__ = given, made  # type: ignore[method-assign]
     try:
