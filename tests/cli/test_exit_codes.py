@@ -238,7 +238,9 @@ def test_an_environment_that_swallows_interruptions_is_named_and_left(here, monk
     ("number", "module"),
     [
         (signal.SIGINT, "tfpolicies.cli"),
+        (signal.SIGINT, "tfpolicies.system.gpu_memory"),
         (signal.SIGINT, "tfpolicies.cli.arguments"),
+        (signal.SIGINT, "numpy._core.multiarray"),
         (signal.SIGTERM, "tfpolicies.cli.arguments"),
         (signal.SIGHUP, "tfpolicies.cli.arguments"),
     ],

@@ -30,10 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run([*argv], signals)
     open_standard_files()
     with ShutdownHandler() as signals:
+        status = _run(sys.argv[1:], signals, is_program=True)
+        signals.acknowledge()  # from now on a signal changes nothing
+
         from tfpolicies.cli.exit_codes import flush_output
 
-        _prepare_process()
-        status = flush_output(_run(sys.argv[1:], signals))
+        status = flush_output(status)
         signals.exit_at_next_signal(status)
         if signals.requested is not None:
             atexit._run_exitfuncs()
@@ -41,8 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(argv: list[str], signals: ShutdownHandler) -> int:
+def _run(argv: list[str], signals: ShutdownHandler, *, is_program: bool = False) -> int:
     try:
+        if is_program:
+            _prepare_process()
+
         from tfpolicies.cli.arguments import parse
 
         try:

@@ -9,7 +9,6 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from tfpolicies.cli.train_options import to_arguments
 from tfpolicies.errors import FolderInUseError, NonFiniteError, TfPoliciesError
 from tfpolicies.system.signal_handling import SignalInterrupt, describe_signal
 from tfpolicies.system.stdio import discard_output
@@ -81,6 +80,8 @@ def _get_message(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, TfPoliciesError) or not error.settings:
         return text
+    from tfpolicies.cli.train_options import to_arguments  # imports NumPy
+
     return f"{text.removesuffix(error.advice)}Give {to_arguments(error.settings)}."
 
 
