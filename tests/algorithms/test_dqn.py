@@ -10,7 +10,7 @@ from gymnasium import spaces
 from helpers.continuous_actions import transitions
 from helpers.factories import OBS, assert_equal, rows_of, trajectory
 from helpers.marks import telling
-from helpers.off_policy import MASKED, THREE, get_q_values, make_dqn
+from helpers.off_policy import MASKED, THREE, get_q_values, make_dqn, make_q_stats
 from tfpolicies import DQNConfig, DQNTF1Policy
 from tfpolicies.errors import ConfigError, MissingColumnError, ModelError
 from tfpolicies.testing import check_policy
@@ -60,13 +60,7 @@ def test_the_td_error_is_that_of_the_papers(double_q, dueling):
     assert (actual.dtype, policy.num_grad_updates) == (np.float32, 0)
     result = policy.learn_on_batch(batch)
     np.testing.assert_allclose(result["td_error"], expected, rtol=1e-4, atol=1e-4)
-    stats = {
-        "cur_lr": 5e-4,
-        "mean_q": chosen.mean(),
-        "min_q": chosen.min(),
-        "max_q": chosen.max(),
-        "mean_td_error": expected.mean(),
-    }
+    stats = make_q_stats(chosen, expected)
     assert result["learner_stats"] == pytest.approx(stats, rel=1e-4, abs=1e-4)
 
 

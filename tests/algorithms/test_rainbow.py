@@ -16,6 +16,7 @@ from helpers.off_policy import (
     THREE,
     get_q_values,
     make_dqn,
+    make_q_stats,
     make_rainbow,
 )
 from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy
@@ -168,13 +169,7 @@ def test_the_error_is_the_cross_entropy_of_the_projected_target(double_q, duelin
     np.testing.assert_allclose(chosen, (present @ FIVE)[rows, batch["actions"]], atol=1e-5)
     result = policy.learn_on_batch(batch)
     np.testing.assert_allclose(result["td_error"], expected, rtol=1e-4)
-    stats = {
-        "cur_lr": 5e-4,
-        "mean_q": chosen.mean(),
-        "min_q": chosen.min(),
-        "max_q": chosen.max(),
-        "mean_td_error": expected.mean(),
-    }
+    stats = make_q_stats(chosen, expected)
     assert result["learner_stats"] == pytest.approx(stats, rel=1e-4, abs=1e-5)
 
 

@@ -333,7 +333,7 @@ from tfpolicies import DefaultCallbacks
 
 class Telling(DefaultCallbacks):
     def on_train_result(self, *, algorithm, result):
-        print("told of", result["training_iteration"])
+        print("result of iteration", result["training_iteration"])
 
 def small_net(observation_space, num_outputs):
     return keras.Sequential([keras.layers.Dense(3, "tanh"), keras.layers.Dense(num_outputs)])
@@ -422,7 +422,7 @@ def test_callbacks_model_and_settings_are_what_the_user_names(mine, capsys, refu
     own = ["--callbacks", "code_of_mine:Telling", "--model", "code_of_mine:small_net"]
     more = ["--config", "asked.json", "--set", "gamma=0.9", *QUICK[:-2]]
     shown = succeed(["train", "--steps", "128", *own, *more])
-    assert "told of 2" in shown
+    assert "result of iteration 2" in shown
     assert "(seed 11)" in shown
     (run,) = (mine / "runs").iterdir()
     again = ["train", "--resume", str(run), "--steps", "192"]
@@ -433,7 +433,7 @@ def test_callbacks_model_and_settings_are_what_the_user_names(mine, capsys, refu
     assert words == ["train", "--resume", f"runs/{run.name}", *own]
     assert main([*again, *own[:2], "--model", "code_of_mine:by_number"]) == 2
     assert "--model cannot be given with --resume" in capsys.readouterr().err
-    assert "told of 3" in succeed([*words, "--steps", "192"])
+    assert "result of iteration 3" in succeed([*words, "--steps", "192"])
     rows = read_progress(run / "progress.csv")
     assert [row["iteration"] for row in rows] == [1, 2, 3]
     (policy,) = Policy.from_checkpoint(run / "checkpoints" / "latest").values()

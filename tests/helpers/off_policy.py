@@ -141,3 +141,14 @@ def assert_equal_states(one, other):
     exploration, other_exploration = (x.get("_exploration_state", {}) for x in (one, other))
     for key in exploration.keys() & {"cur_scale", "last_timestep", "ou_state"}:
         np.testing.assert_array_equal(exploration[key], other_exploration[key], err_msg=key)
+
+
+def make_q_stats(chosen, td_errors):
+    """Makes DQN's statistics from the values of the taken actions and their TD errors."""
+    return {
+        "cur_lr": 5e-4,
+        "mean_q": chosen.mean(),
+        "min_q": chosen.min(),
+        "max_q": chosen.max(),
+        "mean_td_error": td_errors.mean(),
+    }

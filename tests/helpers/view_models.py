@@ -139,7 +139,8 @@ def check_views(
 ) -> None:
     """Asserts that batches have the views, across all samples of some environments."""
     for name, (source, shifts) in views.items():
-        for batch, wanted in zip(samples, expected(samples, source, shifts), strict=True):
-            ours = np.asarray(batch[name])
-            single = ours.ndim < wanted.ndim
-            np.testing.assert_array_equal(ours, wanted[:, 0] if single else wanted, err_msg=name)
+        for batch, view in zip(samples, expected(samples, source, shifts), strict=True):
+            column = np.asarray(batch[name])
+            if column.ndim < view.ndim:
+                view = view[:, 0]
+            np.testing.assert_array_equal(column, view, err_msg=name)

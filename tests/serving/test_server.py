@@ -229,8 +229,8 @@ def test_who_asks_for_actions_alone_gets_the_same_ones(client, policies, kind):
     drawn, _ = ask(client, kind, arrays, parameters={"seed": 3})
 
     for parameters, expected in [({}, everything), ({"seed": 3}, drawn)]:
-        wanted = [CLIENTS[client.kind].InferRequestedOutput(name)]
-        actual, _ = ask(client, kind, arrays, outputs=wanted, parameters=parameters)
+        requested = [CLIENTS[client.kind].InferRequestedOutput(name)]
+        actual, _ = ask(client, kind, arrays, outputs=requested, parameters=parameters)
         assert [*actual] == [name]
         np.testing.assert_array_equal(actual[name], expected[name])
 
