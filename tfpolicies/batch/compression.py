@@ -62,6 +62,11 @@ def pack_array(array: np.ndarray) -> str:
     return f"{_HEADER};{array.dtype.str};{shape};{data}"
 
 
+def is_packed(text: str) -> bool:
+    """Returns whether a text is one that `pack_array` returned."""
+    return text.startswith(f"{_HEADER};")
+
+
 def unpack_array(text: str) -> np.ndarray:
     """Returns the array that `pack` converted; it is writable and owns its memory."""
     try:
@@ -105,4 +110,4 @@ def unpack_leaf(leaf: np.ndarray | list[Any] | PackedColumn) -> Any:
 def _has_packed_rows(leaf: np.ndarray | list[Any] | PackedColumn) -> bool:
     is_object_array = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1
     first = leaf[0] if is_object_array and len(leaf) else None
-    return isinstance(first, str) and first.startswith(f"{_HEADER};")
+    return isinstance(first, str) and is_packed(first)

@@ -1,4 +1,4 @@
-"""Reads untrusted pickles as data, by running `pickle_reader.py` in a separate process."""
+"""Reads untrusted pickles as data, by running `storage/pickle_reader.py` in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies import storage
 from tfpolicies.errors import CheckpointError
 from tfpolicies.system.regular_files import get_size, open_regular, read_regular
 
-_READER_SCRIPT = Path(__file__).with_name("pickle_reader.py")  # run as a program, not imported
+_READER_SCRIPT = Path(storage.__file__).with_name("pickle_reader.py")  # run as a program
 _MAX_SECONDS = 10
 _BASE_MEGABYTES = 400  # plus, for each megabyte of the file:
 _MEMORY_FACTOR = 8

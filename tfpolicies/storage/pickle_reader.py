@@ -407,6 +407,31 @@ _HANDLERS: dict[str, Callable[[PickleInterpreter, Any], None]] = {
 """Handlers by opcode. EXT1, PERSID, INST, OBJ, NEXT_BUFFER and protocol 0 are not supported."""
 
 
+def read_arrays(content: bytes) -> Any:
+    """Returns the array in a pickle, or the arrays of a dict, list or tuple in it.
+
+    Raises:
+        RefusedError: if there is anything else in the pickle.
+    """
+    return _to_arrays(PickleInterpreter(content).run(), 0)
+
+
+def _to_arrays(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise RefusedError(f"values nested more than {MAX_DEPTH} deep, or in a cycle")
+    array = value.value if isinstance(value, _ArrayRecord) else value
+    if isinstance(array, np.ndarray):
+        return array
+    if isinstance(value, dict):
+        return {str(key): _to_arrays(part, depth + 1) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_to_arrays(part, depth + 1) for part in value)
+    if isinstance(value, bool | int | float):
+        return np.asarray(value)
+    name = value.name if isinstance(value, ObjectRecord) else type(value).__name__
+    raise RefusedError(f"{name!r:.80} instead of an array")
+
+
 class JsonEncoder:
     """Encodes values as JSON, and arrays separately.
 

@@ -1,0 +1,1 @@
+"""Recorded experience: reads and writes tables of steps."""

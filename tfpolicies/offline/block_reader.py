@@ -1,0 +1,288 @@
+"""Reads blocks of rows in random order, from a position that is a few numbers.
+
+The units of a source are permuted for each epoch. A block takes chunks of several units in turn,
+and its rows are shuffled by whoever uses it. All of this follows from the seed and the position,
+so a reader with the same position reads the same rows, in another process and after a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import BatchError
+from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, Unit
+from tfpolicies.offline.json_lines import join_chunks
+
+_INTERLEAVED_UNITS = 4  # from which a block takes chunks in turn
+_CHUNK_BYTES = 16 << 20
+_BLOCK_BYTES = 256 << 20
+_MAX_CHUNK_ROWS = 1 << 14
+_MAX_EPISODE_BYTES = 1 << 30
+_UNITS_PER_SHARD = 4
+_SAMPLE_ROWS = 64  # whose bytes are measured
+
+FindStarts = Callable[[Chunk], np.ndarray]
+"""Returns where episodes start in a chunk: bool `[rows]`; the first row is True."""
+
+
+@dataclasses.dataclass
+class ReaderPosition:
+    """The position of a reader: where its next block begins.
+
+    Attributes:
+        epoch: the number of complete passes.
+        next_unit: how many units of the epoch's permutation were opened.
+        cursors: `[unit, position]` of each open unit.
+        turn: the cursor to continue with.
+        block: the number of blocks of the epoch so far.
+    """
+
+    epoch: int = 0
+    next_unit: int = 0
+    cursors: list[list[int]] = dataclasses.field(default_factory=list)
+    turn: int = 0
+    block: int = 0
+
+    def to_state(self) -> list[Any]:
+        """Returns the position as JSON values."""
+        return [
+            self.epoch,
+            self.next_unit,
+            [[*pair] for pair in self.cursors],
+            self.turn,
+            self.block,
+        ]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> ReaderPosition:
+        """Inverts `to_state`."""
+        epoch, next_unit, cursors, turn, block = state
+        return cls(epoch, next_unit, [[*map(int, pair)] for pair in cursors], turn, block)
+
+
+class Block(NamedTuple):
+    """Rows that are shuffled together.
+
+    Attributes:
+        chunks: consecutive rows each.
+        key: the epoch and the number of the block, from which the order of rows is drawn.
+    """
+
+    chunks: list[Chunk]
+    key: tuple[int, int]
+
+
+class BlockReader:
+    """Reads a share of the units of a source, epoch after epoch.
+
+    Args:
+        source: the tables.
+        names: the columns to decode; None for all.
+        seed: of the order of units.
+        shuffle_rows: the least number of rows of a block; 0: blocks are chunks, in the order of
+            each table, and only the tables are in random order.
+        shard: `(k, n)`: the k-th of n shares.
+        find_starts: finds where episodes start, so that blocks have whole episodes; None if rows
+            are independent of each other.
+        episode_names: the columns that `find_starts` reads; None for all.
+
+    Attributes:
+        position: where the next block begins; may be replaced.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        names: Collection[str] | None,
+        *,
+        seed: int,
+        shuffle_rows: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        find_starts: FindStarts | None = None,
+        episode_names: Collection[str] | None = None,
+    ) -> None:
+        self._source = source
+        self._episode_names = None if episode_names is None else tuple(sorted(episode_names))
+        self._names = None if names is None else tuple(sorted(names))
+        self._seed = seed
+        self._shuffles = shuffle_rows > 0
+        self._units = split_units(source.units, shard[1])[shard[0] :: shard[1]]
+        if not self._units:
+            raise BatchError(f"There are no rows in {[*source.tables]!s:.300}.")
+        self._find_starts = find_starts
+        row_bytes = self._measure_row()
+        self._chunk_rows = max(16, min(_CHUNK_BYTES // row_bytes, _MAX_CHUNK_ROWS))
+        if find_starts is not None and not source.has_contiguous_episodes:
+            self._chunk_rows = 1 << 30  # whole units, in which episodes alternate
+        self._block_rows = max(1, min(shuffle_rows, _BLOCK_BYTES // row_bytes))
+        self._max_episode_rows = _MAX_EPISODE_BYTES // row_bytes
+        self._carried: dict[tuple[int, int], list[Chunk]] = {}  # rows that were read ahead
+        self._order: tuple[int, list[int]] = (-1, [])
+        self.position = ReaderPosition()
+
+    def read_block(self) -> Block:
+        """Returns the next block, and advances the position.
+
+        Raises:
+            BatchError: if a table is damaged, or an episode is too long to be read as a whole.
+        """
+        key = self.position.epoch, self.position.block
+        chunks: list[Chunk] = []
+        rows, width = 0, _INTERLEAVED_UNITS if self._shuffles else 1
+        while rows < self._block_rows:
+            position = self.position
+            order = self._get_order(position.epoch)
+            while len(position.cursors) < width and position.next_unit < len(order):
+                unit = order[position.next_unit]
+                position.cursors.append([unit, self._units[unit].start])
+                position.next_unit += 1
+            if not position.cursors:
+                self.position = ReaderPosition(position.epoch + 1)
+                if chunks:
+                    break
+                key = self.position.epoch, 0
+                continue
+            position.turn %= len(position.cursors)
+            cursor = position.cursors[position.turn]
+            new_chunks, cursor[1] = self._read_chunks(self._units[cursor[0]], cursor[1])
+            if cursor[1] >= self._units[cursor[0]].stop:
+                del position.cursors[position.turn]
+            else:
+                position.turn += 1
+            chunks += new_chunks
+            rows += sum(chunk.rows for chunk in new_chunks)
+        self.position.block += self.position.epoch == key[0]
+        return Block(chunks, key)
+
+    def draw_order(self, block: Block, count: int) -> np.ndarray:
+        """Returns the order of the items of a block, int `[count]`: random if rows are shuffled."""
+        if not self._shuffles:
+            return np.arange(count)
+        return np.random.default_rng([self._seed, *block.key, 1]).permutation(count)
+
+    def _get_order(self, epoch: int) -> list[int]:
+        """Returns the order in which an epoch opens units."""
+        if self._order[0] != epoch:
+            rng = np.random.default_rng([self._seed, epoch, 0])
+            if self._shuffles:
+                order = rng.permutation(len(self._units)).tolist()
+            else:
+                rank = rng.permutation(len(self._source.tables))
+                order = sorted(range(len(self._units)), key=lambda i: rank[self._units[i].table])
+            self._order = epoch, order
+        return self._order[1]
+
+    def _measure_row(self) -> int:
+        table, start, stop = self._units[0]
+        request = ReadRequest(table, start, stop, _SAMPLE_ROWS, self._names)
+        chunks = self._source.read(request).chunks
+        rows = sum(chunk.rows for chunk in chunks)
+        size = sum(column.nbytes for chunk in chunks for column in chunk.columns.values())
+        return max(1, size // max(1, rows))
+
+    # -- chunks -------------------------------------------------------------------------------
+
+    def _read_chunks(self, unit: Unit, position: int) -> tuple[list[Chunk], int]:
+        """Returns the next rows of a unit, and the position after them."""
+        if self._find_starts is None or not self._source.has_contiguous_episodes:
+            return self._read_rows(unit, position)
+        if position == unit.start and position > 0:
+            position = self._skip_continued_episode(unit)
+            if position >= unit.stop:
+                return [], position
+        return self._read_episodes(unit, position)
+
+    def _read_rows(self, unit: Unit, position: int) -> tuple[list[Chunk], int]:
+        chunks: list[Chunk] = []
+        remaining = self._chunk_rows
+        while remaining > 0 and position < unit.stop:
+            request = ReadRequest(unit.table, position, unit.stop, remaining, self._names)
+            new_chunks, position = self._source.read(request)
+            chunks += new_chunks
+            remaining -= sum(chunk.rows for chunk in new_chunks)
+        if position < unit.stop:
+            self._source.prefetch(
+                ReadRequest(unit.table, position, unit.stop, self._chunk_rows, self._names)
+            )
+        return chunks, position
+
+    def _read_episodes(self, unit: Unit, position: int) -> tuple[list[Chunk], int]:
+        """Reads whole episodes, at least `chunk_rows` rows or all that start in the unit."""
+        parts = self._carried.pop((unit.table, position), [])
+        rows = sum(part.rows for part in parts)
+        end = self._source.ends[unit.table]
+        target = min(self._chunk_rows, unit.stop - position)
+        while True:
+            if rows > target:
+                joined = join_chunks(parts)
+                starts = self._find_starts(joined)  # type: ignore[misc]
+                candidates = np.flatnonzero(starts[target:])
+                if len(candidates):
+                    count = target + int(candidates[0])
+                    next_position = position + count
+                    rest = joined.take(slice(count, None))
+                    if next_position < unit.stop:
+                        self._carried[unit.table, next_position] = [rest]
+                    return [joined.take(slice(count))], next_position
+                if rows > self._max_episode_rows:
+                    raise BatchError(
+                        f"The episode at {joined.describe_row(target)} has more than "
+                        f"{self._max_episode_rows} rows, too many to be read as a whole. Check "
+                        "the columns 'eps_id', 'terminateds' and 'truncateds'."
+                    )
+                parts = [joined]
+            if position + rows >= end:
+                return ([join_chunks(parts)] if parts else []), end
+            request = ReadRequest(unit.table, position + rows, end, self._chunk_rows, self._names)
+            chunks, new_end = self._source.read(request)
+            if not chunks:
+                end = position + rows
+                continue
+            parts += chunks
+            rows = new_end - position
+
+    def _skip_continued_episode(self, unit: Unit) -> int:
+        """Returns the position of the first row of a unit that starts an episode.
+
+        The rows before it belong to an episode that starts in an earlier unit.
+        """
+        table, start, _ = unit
+        end = self._source.ends[table]
+        last = self._source.read(
+            ReadRequest(table, start - 1, start, self._chunk_rows, self._episode_names)
+        ).chunks[0]
+        position = start
+        while position < end:
+            request = ReadRequest(table, position, end, self._chunk_rows, self._names)
+            ((chunk,), next_position) = self._source.read(request)
+            episode_columns = {name: chunk.columns[name] for name in last.columns}
+            joined = join_chunks([last, dataclasses.replace(chunk, columns=episode_columns)])
+            starts = np.flatnonzero(self._find_starts(joined)[1:])  # type: ignore[misc]
+            if len(starts):
+                first = int(starts[0])
+                self._carried[table, position + first] = [chunk.take(slice(first, None))]
+                return position + first
+            last, position = joined.take(slice(-1, None)), next_position
+        return end
+
+
+def split_units(units: Sequence[Unit], shards: int) -> list[Unit]:
+    """Splits units evenly if there are too few to share them among `shards` readers.
+
+    >>> split_units([Unit(0, 0, 10)], 1)
+    [Unit(table=0, start=0, stop=10)]
+    >>> len(split_units([Unit(0, 0, 100)], 2))
+    8
+    """
+    parts = -(-_UNITS_PER_SHARD * shards // max(1, len(units))) if shards > 1 else 1
+    result = []
+    for table, start, stop in units:
+        count = min(parts, stop - start)
+        bounds = [start + (stop - start) * i // count for i in range(count + 1)]
+        result += [Unit(table, a, b) for a, b in itertools.pairwise(bounds)]
+    return result

@@ -1,0 +1,468 @@
+"""Maps the columns of a table to the columns of batches, and checks each number against its space.
+
+A table may have any columns: `{"obs": ["temperature", "load"], "actions": "setpoint", "rewards": f,
+"eps_id": "day"}` says where each column of a batch comes from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.base.finite_checks import is_finite
+from tfpolicies.errors import (
+    BatchError,
+    ConfigError,
+    MissingColumnError,
+    ObservationError,
+    suggest_similar_names,
+)
+from tfpolicies.models.rllib_flattening import decode_flat_observations
+from tfpolicies.models.spaces import Leaf, action_leaves, is_choice, leaves
+from tfpolicies.offline.data_source import Chunk
+from tfpolicies.offline.json_lines import SEPARATOR
+
+ColumnSource = str | Sequence[str] | Mapping[str, Any] | Callable[[Mapping[str, np.ndarray]], Any]
+"""Where a column comes from: a column; several, one for each number; one for each part of a nested
+space; or a function of all columns."""
+
+OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
+TERMINATEDS, TRUNCATEDS, EPS_ID, T = "terminateds", "truncateds", "eps_id", "t"
+AGENT_INDEX, POLICY_ID = "agent_index", "policy_id"
+EPISODE_COLUMNS = (EPS_ID, AGENT_INDEX, TERMINATEDS, TRUNCATEDS, T)
+_NESTED = (OBS, NEW_OBS, ACTIONS)
+_FLAGS, _INTEGERS = (TERMINATEDS, TRUNCATEDS), (T, AGENT_INDEX, "unroll_id", "env_id")
+_OLD_NAMES = {TERMINATEDS: "dones"}
+_COMMON_NAMES = {
+    OBS: ("observation", "observations", "state", "states"),
+    NEW_OBS: ("next_obs", "next_observation", "next_observations", "next_state", "next_states"),
+    ACTIONS: ("action", "act"),
+    REWARDS: ("reward", "r"),
+    TERMINATEDS: ("terminated", "done", "terminal", "terminals"),
+    TRUNCATEDS: ("truncated", "timeout", "timeouts"),
+    EPS_ID: ("episode_id", "episode", "eps"),
+}
+"""Names in other packages, which an error suggests."""
+
+
+@dataclass
+class Steps:
+    """Steps of one policy, checked, in the order of the table.
+
+    Attributes:
+        chunk: where they come from.
+        obs: observation leaves `[R, ...]`; None if they were not asked for.
+        new_obs: leaves of the next observations; None if the table has none.
+        actions: action leaves `[R, ...]`, as the environment takes them.
+        columns: other columns `[R, ...]` that exist.
+    """
+
+    chunk: Chunk
+    obs: list[np.ndarray] | None
+    new_obs: list[np.ndarray] | None
+    actions: list[np.ndarray] | None
+    columns: dict[str, np.ndarray]
+
+
+def check_columns_setting(columns: Any) -> None:
+    """Checks a mapping of columns.
+
+    Raises:
+        ConfigError: if it is not a dict from names of batch columns to sources.
+    """
+    rule = (
+        "a dict from columns of batches, such as 'obs', to a column's name, a list of names, a "
+        "dict of them for each part of a nested space, or a function of all columns"
+    )
+    is_valid = isinstance(columns, Mapping) and all(
+        isinstance(name, str) and _is_source(source) for name, source in columns.items()
+    )
+    if not is_valid:
+        raise ConfigError(f"columns must be {rule}, got {columns!r:.200}.")
+
+
+def _is_source(source: Any) -> bool:
+    if isinstance(source, Mapping):
+        return all(isinstance(key, str) and _is_source(part) for key, part in source.items())
+    is_list = isinstance(source, list | tuple) and all(isinstance(name, str) for name in source)
+    return isinstance(source, str) or callable(source) or (is_list and len(source) > 0)
+
+
+class ColumnMap:
+    """The columns of a table that a batch is made of.
+
+    Args:
+        available: the columns of the table.
+        columns: where columns of batches come from, by name; others have the table's names.
+
+    Raises:
+        ConfigError: if `columns` is not such a mapping.
+        MissingColumnError: if it names a column that the table lacks.
+    """
+
+    def __init__(
+        self, available: Collection[str], columns: Mapping[str, ColumnSource] | None = None
+    ) -> None:
+        check_columns_setting(columns or {})
+        self.available = tuple(available)
+        self._columns = dict(columns or {})
+        for name, source in self._columns.items():
+            for column in _iter_names(source):
+                self._require(name, column)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether a function reads the columns, so that all are decoded."""
+        return any(_has_function(source) for source in self._columns.values())
+
+    def has(self, name: str) -> bool:
+        """Returns whether a batch can have a column."""
+        if name in self._columns or name in self.available:
+            return True
+        if name in _NESTED and any(x.startswith(name + SEPARATOR) for x in self.available):
+            return True
+        return _OLD_NAMES.get(name) in self.available
+
+    def find_sources(self, names: Collection[str], needed: Collection[str]) -> list[str] | None:
+        """Returns the table's columns that some columns of batches are made of; None for all.
+
+        Args:
+            names: of columns of batches; those that the table lacks are left out.
+            needed: of columns that must exist.
+
+        Raises:
+            MissingColumnError: if one of `needed` does not exist.
+        """
+        result: list[str] = []
+        for name in dict.fromkeys([*needed, *names]):
+            if not self.has(name):
+                if name in needed:
+                    raise self._make_missing_error(name)
+                continue
+            if name in self._columns:
+                result += _iter_names(self._columns[name])
+            elif name in self.available:
+                result.append(name)
+            elif name in _NESTED:
+                result += [x for x in self.available if x.startswith(name + SEPARATOR)]
+            else:
+                result.append(_OLD_NAMES[name])
+        return None if self.reads_all else list(dict.fromkeys(result))
+
+    def _require(self, name: str, column: str) -> None:
+        if column not in self.available:
+            raise MissingColumnError(
+                f"columns[{name!r}] names {column!r:.100}, which the table does not have."
+                f"{suggest_similar_names(column, self.available)} It has "
+                f"{[*self.available]!s:.300}."
+            )
+
+    def _make_missing_error(self, name: str) -> MissingColumnError:
+        other = [x for x in _COMMON_NAMES.get(name, ()) if x in self.available]
+        advice = f"columns={{{name!r}: {other[0]!r}}}" if other else f"columns={{{name!r}: ...}}"
+        return MissingColumnError(
+            f"The table has no column {name!r}, which is needed; it has "
+            f"{[*self.available]!s:.300}. Say where it comes from: {advice}."
+        )
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def read(
+        self,
+        chunk: Chunk,
+        spaces: tuple[gym.Space[Any], gym.Space[Any]],
+        names: Collection[str],
+    ) -> Steps:
+        """Returns the columns of batches in a chunk, checked against the spaces.
+
+        Args:
+            chunk: rows of the table.
+            spaces: the observation and the action space.
+            names: of the columns to read; those that the table lacks are left out.
+
+        Raises:
+            ObservationError: if a row is not in its space; the message names file, row and column.
+            BatchError: for other columns with wrong numbers.
+        """
+        obs_leaves, act_leaves = leaves(spaces[0]), action_leaves(spaces[1])
+        nested = {OBS: obs_leaves, NEW_OBS: obs_leaves, ACTIONS: act_leaves}
+        parts = {
+            name: self._read_leaves(chunk, name, nested[name])
+            for name in _NESTED
+            if name in names and self.has(name)
+        }
+        for leaf, array in zip(act_leaves, parts.get(ACTIONS, ()), strict=False):
+            _check_choices(chunk, leaf, array, ACTIONS)
+        columns = {
+            name: self.read_column(chunk, name)
+            for name in names
+            if name not in _NESTED and self.has(name)
+        }
+        return Steps(chunk, parts.get(OBS), parts.get(NEW_OBS), parts.get(ACTIONS), columns)
+
+    def read_column(self, chunk: Chunk, name: str) -> np.ndarray:
+        """Returns a column that is not nested: flags, integers, or float32."""
+        array = self._read_source(chunk, name, self._columns.get(name, name))
+        if array is None:
+            array = self._read_source(chunk, name, _OLD_NAMES.get(name, name))
+        if array is None:
+            raise self._make_missing_error(name)
+        if array.ndim == 2 and array.shape[1] == 1 and not name.startswith("state_"):
+            array = array[:, 0]
+        if name == EPS_ID:
+            return _to_ids(array)
+        if name in _FLAGS:
+            return _to_flags(chunk, name, array)
+        if name in _INTEGERS:
+            return _to_integers(chunk, name, array)
+        return _to_floats(chunk, name, array)
+
+    def find_starts(self, chunk: Chunk) -> np.ndarray:
+        """Returns where trajectories start, bool `[rows]`: the first row, and those after ends.
+
+        Raises:
+            MissingColumnError: if the table does not say where episodes end.
+        """
+        starts = np.ones(chunk.rows, bool)
+        if not any(self.has(name) for name in (EPS_ID, TERMINATEDS, TRUNCATEDS)):
+            raise self._make_missing_error(EPS_ID)
+        starts[1:] = False
+        for name in (EPS_ID, AGENT_INDEX):
+            if self.has(name):
+                ids = self.read_column(chunk, name)
+                starts[1:] |= ids[1:] != ids[:-1]
+        for name in _FLAGS:
+            if self.has(name):
+                starts[1:] |= self.read_column(chunk, name)[:-1]
+        return starts
+
+    def _read_leaves(self, chunk: Chunk, name: str, space_leaves: Sequence[Leaf]) -> Any:
+        """Returns one array `[rows, *shape]` for each leaf of a space."""
+        source = self._columns.get(name, name)
+        is_nested = len(space_leaves) > 1 or bool(space_leaves[0].path)
+        if not is_nested:
+            return [self._read_leaf(chunk, name, source, space_leaves[0])]
+        if isinstance(source, Mapping):
+            return [
+                self._read_leaf(chunk, name, _get_part(source, name, leaf), leaf)
+                for leaf in space_leaves
+            ]
+        if isinstance(source, str):
+            part_names = [SEPARATOR.join((source, *leaf.path)) for leaf in space_leaves]
+            if all(part_name in chunk.columns for part_name in part_names):
+                pairs = zip(part_names, space_leaves, strict=True)
+                return [self._read_leaf(chunk, name, part, leaf) for part, leaf in pairs]
+        return self._decode_rows(chunk, name, source, space_leaves)
+
+    def _decode_rows(
+        self, chunk: Chunk, name: str, source: Any, space_leaves: Sequence[Leaf]
+    ) -> list[np.ndarray]:
+        """Returns the leaves of rows that were flattened as RLlib's preprocessors do."""
+        array = self._read_source(chunk, name, source)
+        parts = [SEPARATOR.join((name, *leaf.path)) for leaf in space_leaves]
+        error = ObservationError(
+            f"{name} must have a column for each part of its space, {parts!s:.200}, or flat rows "
+            f"of all; {chunk.table} has {sorted(chunk.columns)!s:.200}. Say where they come from: "
+            f"columns={{{name!r}: {{part: column, ...}}}}."
+        )
+        if array is None or name == ACTIONS:
+            raise error
+        return decode_flat_observations(space_leaves, array, error)
+
+    def _read_leaf(self, chunk: Chunk, name: str, source: Any, leaf: Leaf) -> np.ndarray:
+        array = self._read_source(chunk, name, source)
+        label = SEPARATOR.join((name, *leaf.path))
+        if array is None:
+            raise self._make_missing_error(label)
+        size = math.prod(leaf.shape)
+        if array.size != chunk.rows * size:
+            flat = math.prod(array.shape[1:])
+            if name != ACTIONS and is_choice(leaf.space) and flat > size:
+                error = self._make_shape_error(chunk, label, leaf, array)
+                unnamed = leaf._replace(path=())
+                return decode_flat_observations([unnamed], array.reshape(chunk.rows, flat), error)[
+                    0
+                ]
+            raise self._make_shape_error(chunk, label, leaf, array)
+        return _to_leaf_dtype(chunk, label, leaf, array.reshape(chunk.rows, *leaf.shape))
+
+    def _make_shape_error(
+        self, chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray
+    ) -> ObservationError:
+        return ObservationError(
+            f"{label} must have the shape {leaf.shape} in each row, as its space does, but "
+            f"{chunk.describe_row(0)} has {array.shape[1:]}."
+        )
+
+    def _read_source(self, chunk: Chunk, name: str, source: Any) -> np.ndarray | None:
+        if callable(source):
+            array = np.asarray(source(chunk.columns))
+            if not array.ndim or len(array) != chunk.rows:
+                raise BatchError(
+                    f"columns[{name!r}] must return an array [{chunk.rows}, ...], one entry for "
+                    f"each row, got the shape {array.shape}."
+                )
+            return array
+        if isinstance(source, str):
+            return chunk.columns.get(source)
+        arrays = [chunk.columns[column] for column in source]
+        texts = [x for x, array in zip(source, arrays, strict=True) if array.dtype.kind in "OUS"]
+        if texts:
+            raise BatchError(f"Column {texts[0]!r:.100} must have numbers, but has texts.")
+        return np.stack([x.reshape(chunk.rows) for x in arrays], axis=1)
+
+
+def _iter_names(source: Any) -> list[str]:
+    if isinstance(source, str):
+        return [source]
+    if callable(source):
+        return []
+    parts = source.values() if isinstance(source, Mapping) else source
+    return [name for part in parts for name in _iter_names(part)]
+
+
+def _has_function(source: Any) -> bool:
+    if isinstance(source, Mapping):
+        return any(map(_has_function, source.values()))
+    return callable(source)
+
+
+def _get_part(source: Any, name: str, leaf: Leaf) -> Any:
+    joined = SEPARATOR.join(leaf.path)
+    if isinstance(source, Mapping) and joined in source:
+        return source[joined]
+    for key in leaf.path:
+        if not isinstance(source, Mapping) or key not in source:
+            raise ConfigError(f"columns[{name!r}] must have the part {joined!r} of the space.")
+        source = source[key]
+    return source
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def _describe_number(chunk: Chunk, label: str, array: np.ndarray, is_valid: np.ndarray) -> str:
+    """Returns the first number that is not valid, and where it is."""
+    index = np.unravel_index(int(np.argmin(is_valid)), array.shape)
+    entry = [int(i) for i in index[1:]]
+    location = f"{label}{entry}" if entry else label
+    return f"{location} is {array[index]} in {chunk.describe_row(int(index[0]))}"
+
+
+def _require_numbers(chunk: Chunk, label: str, array: np.ndarray) -> None:
+    if array.dtype.kind not in "biuf":
+        raise BatchError(
+            f"{label} must have numbers, but {chunk.table} has {array.dtype}, such as "
+            f"{next(iter(array.flat), None)!r:.60}."
+        )
+
+
+def _to_leaf_dtype(chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray) -> np.ndarray:
+    _require_numbers(chunk, label, array)
+    if array.dtype == leaf.dtype:
+        result = array
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            result = array.astype(leaf.dtype)
+    if leaf.dtype.kind == "f":
+        if not is_finite(result):
+            problem = _describe_number(chunk, label, array, np.isfinite(result))
+            raise ObservationError(
+                f"{label} must be finite numbers of {leaf.dtype}, but {problem}."
+            )
+    elif result is not array and not np.can_cast(array.dtype, leaf.dtype):
+        is_same = result == array
+        if not is_same.all():
+            problem = _describe_number(chunk, label, array, is_same)
+            raise ObservationError(
+                f"{label} must have numbers of {leaf.dtype}, as its space does, but {problem}."
+            )
+    if label.split(SEPARATOR)[0] != ACTIONS:
+        _check_choices(chunk, leaf, result, label)
+    return result
+
+
+def _check_choices(chunk: Chunk, leaf: Leaf, array: np.ndarray, label: str) -> None:
+    """Raises an ObservationError for a choice that the space does not have."""
+    space: Any = leaf.space
+    if isinstance(space, gym.spaces.Discrete):
+        low, high = np.int64(space.start), np.int64(space.start + space.n - 1)
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    elif isinstance(space, gym.spaces.MultiBinary):
+        low, high = np.int64(0), np.int64(1)
+    else:
+        return
+    is_valid = (array >= low) & (array <= high)
+    if not is_valid.all():
+        label = SEPARATOR.join((label, *leaf.path)) if label == ACTIONS else label
+        problem = _describe_number(chunk, label, array, is_valid)
+        hint = ""
+        if isinstance(space, gym.spaces.Discrete) and array.min() == low + 1:
+            hint = (
+                f" If the table counts from {int(low) + 1}, use Discrete({space.n}, start="
+                f"{int(low) + 1}), or a function in columns={{...}} that subtracts 1."
+            )
+        raise ObservationError(f"{label} must be a choice of {space}, but {problem}.{hint}")
+
+
+def _to_floats(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
+    _require_numbers(chunk, name, array)
+    result = array.astype(np.float32, copy=False)
+    if not is_finite(result):
+        problem = _describe_number(chunk, name, array, np.isfinite(result))
+        raise BatchError(f"{name} must be finite numbers, but {problem}.")
+    return result
+
+
+def _to_flags(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype == bool:
+        return array
+    _require_numbers(chunk, name, array)
+    is_valid = (array == 0) | (array == 1)
+    if not is_valid.all():
+        problem = _describe_number(chunk, name, array, is_valid)
+        raise BatchError(f"{name} must be true or false, but {problem}.")
+    return array.astype(bool)
+
+
+def _to_integers(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
+    _require_numbers(chunk, name, array)
+    with np.errstate(invalid="ignore"):
+        result = array.astype(np.int64)
+    is_same = result == array
+    if not is_same.all():
+        problem = _describe_number(chunk, name, array, is_same)
+        raise BatchError(f"{name} must be integers, but {problem}.")
+    return result
+
+
+def _to_ids(array: np.ndarray) -> np.ndarray:
+    """Returns ids as int64; other values than integers become hashes of their texts."""
+    if array.ndim == 1 and array.dtype.kind in "biu":
+        return array.astype(np.int64, copy=False)
+    rows = [repr(row) for row in array.tolist()]
+    ids = {row: hashlib.blake2b(row.encode(), digest_size=7).digest() for row in {*rows}}
+    return np.array([int.from_bytes(ids[row], "little") for row in rows], np.int64)
+
+
+def require_order(chunk: Chunk, t: np.ndarray, starts: np.ndarray) -> None:
+    """Checks that time steps increase within each trajectory.
+
+    Raises:
+        BatchError: if not; the message names the row.
+    """
+    is_valid = np.ones(len(t), bool)
+    is_valid[1:] = starts[1:] | (t[1:] > t[:-1])
+    if not is_valid.all():
+        row = int(np.argmin(is_valid))
+        raise BatchError(
+            f"Rows must be in order within an episode, but t is {t[row]} in "
+            f"{chunk.describe_row(row)}, after {t[row - 1]}. Sort the table by episode and time."
+        )

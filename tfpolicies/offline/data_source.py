@@ -1,0 +1,149 @@
+"""Data sources: tables of recorded steps that are read in chunks, from any position.
+
+A source consists of tables, usually files. Positions within a table grow with its rows: they are
+row numbers, or byte offsets of lines. A source has no other state, so a reader that knows its
+position can continue in another process.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Columns = dict[str, np.ndarray]
+"""Arrays `[rows, ...]` by name; texts are arrays of objects."""
+
+
+class Unit(NamedTuple):
+    """A part of a table that is read as a whole: the order of units is shuffled, not their rows.
+
+    Attributes:
+        table: the index of the table.
+        start: the position of its first row.
+        stop: the position after its last row.
+    """
+
+    table: int
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass
+class Chunk:
+    """Consecutive rows of a table, or of one policy in it.
+
+    Attributes:
+        columns: the columns that were asked for and exist.
+        rows: the number of rows.
+        table: the name of the table, for messages.
+        first_row: the number of the first row in the table; -1 if rows are in lines.
+        line_offsets: int64 `[rows]`, the byte offset of each row's line; None without lines.
+        policy_id: the policy that the rows belong to; None if the table does not say it.
+    """
+
+    columns: Columns
+    rows: int
+    table: str
+    first_row: int = 0
+    line_offsets: np.ndarray | None = None
+    policy_id: str | None = None
+
+    def describe_row(self, row: int) -> str:
+        """Returns where a row is: table and row number, or file, line and row in the line."""
+        if self.line_offsets is None:
+            return f"row {self.first_row + row} of {self.table}"
+        offset = int(self.line_offsets[row])
+        first = int(np.flatnonzero(self.line_offsets == offset)[0])
+        with open(self.table, "rb") as file:
+            line = 1 + sum(block.count(b"\n") for block in _iter_blocks(file, offset))
+        return f"row {row - first} in line {line} of {self.table}"
+
+    def take(self, rows: slice) -> Chunk:
+        """Returns some of the rows, as views."""
+        start, stop, _ = rows.indices(self.rows)
+        offsets = self.line_offsets
+        return dataclasses.replace(
+            self,
+            columns={name: column[rows] for name, column in self.columns.items()},
+            rows=max(0, stop - start),
+            first_row=self.first_row + start if self.first_row >= 0 else -1,
+            line_offsets=None if offsets is None else offsets[rows],
+        )
+
+
+def _iter_blocks(file: object, size: int) -> object:
+    read = file.read  # type: ignore[attr-defined]
+    while size > 0 and (block := read(min(size, 1 << 20))):
+        size -= len(block)
+        yield block
+
+
+class ReadRequest(NamedTuple):
+    """A request for rows of a table.
+
+    Attributes:
+        table: the index of the table.
+        position: where to begin.
+        stop: rows that begin here or later are not read.
+        max_rows: how many rows to read.
+        names: the columns to decode; None for all.
+    """
+
+    table: int
+    position: int
+    stop: int
+    max_rows: int
+    names: tuple[str, ...] | None
+
+
+class ReadResult(NamedTuple):
+    """The result of reading.
+
+    Attributes:
+        chunks: consecutive rows; one for each policy if the table names policies.
+        position: the position after them.
+    """
+
+    chunks: list[Chunk]
+    position: int
+
+
+class DataSource(abc.ABC):
+    """Tables of recorded steps.
+
+    Attributes:
+        tables: their names, for messages.
+        units: the parts whose order is shuffled, in the order of the tables.
+        ends: the position after the last row of each table.
+        column_names: of all tables.
+        has_contiguous_episodes: whether an episode's rows follow each other, also from unit to unit
+            of a table. Otherwise episodes that run at the same time alternate.
+        can_seek: whether any position can be read again.
+        metadata: what the tables say about themselves, such as their spaces, as JSON values.
+    """
+
+    tables: Sequence[str]
+    units: Sequence[Unit]
+    ends: Sequence[int]
+    column_names: tuple[str, ...]
+    has_contiguous_episodes: bool = True
+    can_seek: bool = True
+    metadata: Mapping[str, object] = {}
+
+    @abc.abstractmethod
+    def read(self, request: ReadRequest) -> ReadResult:
+        """Returns the rows from a position on: at least one, and at most about `max_rows`.
+
+        Raises:
+            BatchError: if the table is damaged; the message names file, place and problem.
+        """
+
+    def prefetch(self, request: ReadRequest) -> None:  # noqa: B027
+        """Announces a call of `read`, so that a source may begin to read in the background."""
+
+    def close(self) -> None:  # noqa: B027
+        """Closes files and processes; may be called again."""

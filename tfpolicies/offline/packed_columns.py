@@ -1,0 +1,71 @@
+"""Columns that RLlib packs in its JSON lines: base64 of an LZ4 frame of a pickled array.
+
+The pickle is read as data: nothing that it names is imported or called.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import pickle
+from typing import Any
+
+from tfpolicies.batch.compression import is_packed, unpack_array
+from tfpolicies.errors import BatchError, MissingPackageError
+from tfpolicies.storage.pickle_reader import RefusedError, read_arrays
+from tfpolicies.system.installed_distributions import get_install_command
+
+MAX_UNPACKED_BYTES = 128 << 20  # of one column in one line
+
+
+def _import_lz4() -> Any:
+    try:
+        import lz4.frame
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Packed columns of RLlib need the package lz4, which is not installed ({error}). "
+            f"Install it: {get_install_command('data')}. Or record with "
+            "output_compress_columns=[]."
+        ) from error
+    return lz4.frame
+
+
+def unpack_column(text: str) -> Any:
+    """Returns a packed column: an array, or a dict or tuple of arrays.
+
+    Args:
+        text: as `pack_column` or `SampleBatch.compress` wrote it.
+
+    Raises:
+        BatchError: if it is damaged, too large, or holds anything but arrays of numbers.
+        MissingPackageError: if it is RLlib's and lz4 is not installed.
+    """
+    if is_packed(text):
+        return unpack_array(text)
+    frame = _import_lz4()
+    decompressor = frame.LZ4FrameDecompressor()
+    try:
+        content = base64.b64decode(text, validate=True)
+        pickled = decompressor.decompress(content, max_length=MAX_UNPACKED_BYTES + 1)
+        if len(pickled) > MAX_UNPACKED_BYTES:
+            raise BatchError(f"it has more than {MAX_UNPACKED_BYTES} bytes when unpacked")
+        if not decompressor.eof:
+            raise BatchError("its end is missing")
+        return read_arrays(pickled)
+    except (binascii.Error, ValueError, RuntimeError) as error:
+        raise BatchError(f"it is no LZ4 frame in base64: {error!s:.100}") from error
+    except RefusedError as error:
+        raise BatchError(f"its pickle holds {error}; nothing in it was executed") from error
+
+
+def pack_column(column: Any) -> str:
+    """Returns a column as RLlib packs it.
+
+    Args:
+        column: an array, or a dict or tuple of arrays.
+
+    >>> unpack_column(pack_column(np.arange(3)))
+    array([0, 1, 2])
+    """
+    frame = _import_lz4()
+    return base64.b64encode(frame.compress(pickle.dumps(column))).decode("ascii")

@@ -1,0 +1,302 @@
+"""Parquet files as a data source: one row per step, one column per observation leaf or number."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfpolicies.errors import BatchError, MissingPackageError
+from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, ReadResult, Unit
+from tfpolicies.system.installed_distributions import get_install_command
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow import parquet
+
+METADATA_KEY = b"tfpolicies"
+"""The key of a file's metadata: a JSON object with spaces and policy id."""
+
+_READ_BUFFER_BYTES = 1 << 20  # bytes of a column per read
+_MAX_OPEN_FILES = 16
+_MAX_UNIT_ROWS = 1 << 20
+_MAX_METADATA_BYTES = 1 << 24
+_MAX_GROWTH = 1000  # decoded bytes per byte of the file
+_MIN_DECODED_BYTES = 64 << 20  # that any file may have
+
+
+def import_parquet() -> Any:
+    """Returns the module `pyarrow.parquet`.
+
+    Raises:
+        MissingPackageError: if pyarrow is not installed.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Parquet files are read with pyarrow, which is not installed ({error}). Install it: "
+            f"{get_install_command('data')}"
+        ) from error
+    return parquet
+
+
+class ParquetFiles(DataSource):
+    """Parquet files with the same columns.
+
+    Args:
+        paths: the files.
+        use_threads: whether columns are decoded in parallel.
+
+    Raises:
+        MissingPackageError: if pyarrow is not installed.
+        BatchError: if a file is not a Parquet file, has other columns than the first, or claims
+            more rows than a file of its size can have.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, use_threads: bool = True) -> None:
+        import_parquet()
+        self.tables = [str(path) for path in paths]
+        self._use_threads = use_threads
+        self._files: dict[int, parquet.ParquetFile] = {}
+        self._cursors: dict[ReadRequest, _GroupCursor] = {}  # by the request that continues them
+        self._group_starts: list[np.ndarray] = []
+        units: list[Unit] = []
+        names: list[str] | None = None
+        for table in range(len(paths)):
+            file = self._open(table)
+            names = self._check_names(table, file, names)
+            if not table:
+                self.metadata = _read_metadata(self.tables[table], file)
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+            self._group_starts.append(starts)
+            self._check_size(table, file, int(starts[-1]))
+            units += [
+                Unit(table, first, min(first + _MAX_UNIT_ROWS, int(stop)))
+                for start, stop in itertools.pairwise(starts.tolist())
+                for first in range(int(start), int(stop), _MAX_UNIT_ROWS)
+            ]
+        self.units = units
+        self.ends = [int(starts[-1]) for starts in self._group_starts]
+        self.column_names = tuple(names or ())
+
+    def read(self, request: ReadRequest) -> ReadResult:
+        import pyarrow
+
+        table, position = request.table, request.position
+        starts = self._group_starts[table]
+        group = int(np.searchsorted(starts, position, side="right")) - 1
+        cursor = self._cursors.pop(request._replace(stop=group), None)
+        try:
+            if cursor is None:
+                cursor = _GroupCursor(self._open(table), group, request, self._use_threads)
+                cursor.skip(position - int(starts[group]))
+            batch = cursor.next(request.stop - position)
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise BatchError(
+                f"{self.tables[table]} cannot be read as a Parquet file from row {position} on: "
+                f"{error!s:.300}"
+            ) from error
+        chunk = self._to_chunk(table, position, batch)
+        end = position + chunk.rows
+        if end < int(starts[group + 1]):
+            if len(self._cursors) >= _MAX_OPEN_FILES:
+                self._cursors.pop(next(iter(self._cursors)))
+            self._cursors[request._replace(position=end, stop=group)] = cursor
+        return ReadResult([chunk], end)
+
+    def close(self) -> None:
+        self._cursors.clear()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _open(self, table: int) -> parquet.ParquetFile:
+        import pyarrow
+        from pyarrow import parquet
+
+        file = self._files.pop(table, None)
+        if file is None:
+            try:
+                # Without these settings pyarrow keeps all data that it has read.
+                file = parquet.ParquetFile(
+                    self.tables[table], pre_buffer=False, buffer_size=_READ_BUFFER_BYTES
+                )
+            except (pyarrow.ArrowException, OSError, ValueError) as error:
+                raise BatchError(
+                    f"{self.tables[table]} cannot be read as a Parquet file: {error!s:.300} If its "
+                    "writer was killed before it closed the file, its rows are lost."
+                ) from error
+            while len(self._files) >= _MAX_OPEN_FILES:
+                self._files.pop(next(iter(self._files)))
+        self._files[table] = file
+        return file
+
+    def _check_names(
+        self, table: int, file: parquet.ParquetFile, expected: list[str] | None
+    ) -> list[str]:
+        names: list[str] = file.schema_arrow.names
+        if len({*names}) < len(names):
+            raise BatchError(f"{self.tables[table]} has two columns of one name: {names!s:.200}.")
+        if expected is not None and set(names) != set(expected):
+            different = sorted({*names} ^ {*expected})
+            raise BatchError(
+                f"{self.tables[table]} must have the columns of {self.tables[0]}, but they differ "
+                f"in {different!s:.200}. Read the files one by one."
+            )
+        return names
+
+    def _check_size(self, table: int, file: parquet.ParquetFile, rows: int) -> None:
+        """Bounds the size of decoded columns before anything is allocated."""
+        size = Path(self.tables[table]).stat().st_size
+        width = sum(_get_width(field.type) for field in file.schema_arrow)
+        limit = max(_MIN_DECODED_BYTES, _MAX_GROWTH * size)
+        if rows * width > limit:
+            raise BatchError(
+                f"{self.tables[table]} claims {rows} rows of at least {width} bytes, but has only "
+                f"{size} bytes. If the file is yours, read it with trusted=True."
+            )
+
+    def _to_chunk(self, table: int, position: int, batch: pyarrow.RecordBatch) -> Chunk:
+        place = f"from row {position} of {self.tables[table]} on"
+        columns = {
+            name: to_numpy(name, batch.column(i), place)
+            for i, name in enumerate(batch.schema.names)
+        }
+        policy_id = self.metadata.get("policy_id")
+        return Chunk(
+            columns,
+            batch.num_rows,
+            self.tables[table],
+            position,
+            policy_id=policy_id if isinstance(policy_id, str) else None,
+        )
+
+
+class _GroupCursor:
+    """Reads one row group from its start."""
+
+    def __init__(
+        self,
+        file: parquet.ParquetFile,
+        group: int,
+        request: ReadRequest,
+        use_threads: bool,
+    ) -> None:
+        self._batches: Iterator[Any] = file.iter_batches(
+            request.max_rows, row_groups=[group], columns=request.names, use_threads=use_threads
+        )
+        self._rest: Any = None
+
+    def skip(self, rows: int) -> None:
+        while rows:
+            rows -= self.next(rows).num_rows
+
+    def next(self, max_rows: int) -> Any:
+        """Returns the next rows, at most `max_rows`."""
+        batch, self._rest = self._rest, None
+        if batch is None:
+            batch = next(self._batches, None)
+        if batch is None or not batch.num_rows:
+            raise ValueError("a row group has fewer rows than the file says.")
+        if batch.num_rows > max_rows:
+            self._rest = batch.slice(max_rows)
+        return batch.slice(0, max_rows)
+
+
+def _read_metadata(name: str, file: parquet.ParquetFile) -> dict[str, Any]:
+    content = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
+    if content is None:
+        return {}
+    try:
+        if len(content) > _MAX_METADATA_BYTES:
+            raise ValueError(f"it has {len(content)} bytes")
+        record = json.loads(content)
+        if not isinstance(record, dict):
+            raise ValueError(f"it is {record!r:.50}")
+        return record
+    except (ValueError, RecursionError) as error:
+        raise BatchError(f"The metadata of {name} are damaged: {error!s:.200}") from error
+
+
+def _get_width(column_type: pyarrow.DataType) -> int:
+    """Returns the least number of bytes that a row of a type has in memory."""
+    from pyarrow import types
+
+    if types.is_fixed_size_list(column_type):
+        return int(column_type.list_size) * _get_width(column_type.value_type)
+    try:
+        return max(1, int(column_type.bit_width) // 8)
+    except ValueError:
+        return 1
+
+
+def to_numpy(name: str, array: pyarrow.Array, place: str) -> np.ndarray:
+    """Returns a column as an array `[rows]`, or `[rows, ...]` for lists of equal lengths.
+
+    Args:
+        name: of the column.
+        array: numbers, texts, dates, or lists of numbers.
+        place: for messages.
+
+    Raises:
+        BatchError: for a missing value, lists of different lengths, or another type.
+    """
+    import pyarrow
+    from pyarrow import compute, types
+
+    shape: tuple[int, ...] = ()
+    rows = len(array)
+    array = getattr(array, "storage", array)
+    while types.is_nested(array.type):
+        _require_no_null(name, array, place)
+        if types.is_fixed_size_list(array.type):
+            size = int(array.type.list_size)
+        elif types.is_list(array.type) or types.is_large_list(array.type):
+            lengths = compute.list_value_length(array).to_numpy(zero_copy_only=False)
+            size = int(lengths[0]) if len(lengths) else 0
+            if (lengths != size).any():
+                row = int(np.argmax(lengths != size)) // max(1, int(np.prod(shape)))
+                raise BatchError(
+                    f"Column {name!r:.100} must have lists of equal lengths, but {place} row {row} "
+                    f"of them has another length than the first, {size}."
+                )
+        else:
+            raise BatchError(
+                f"Column {name!r:.100} must have numbers or lists of numbers, but is of the type "
+                f"{array.type!s:.100}. Write each part as a column of its own."
+            )
+        shape = (*shape, size)
+        array = array.flatten()
+        array = getattr(array, "storage", array)
+    _require_no_null(name, array, place)
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    is_number = types.is_integer(array.type) or types.is_floating(array.type)
+    is_label = types.is_string(array.type) or types.is_large_string(array.type)
+    is_label = is_label or types.is_date(array.type) or types.is_timestamp(array.type)
+    if not (is_number or types.is_boolean(array.type) or (is_label and not shape)):
+        raise BatchError(
+            f"Column {name!r:.100} must have numbers, lists of numbers or texts, but is of the "
+            f"type {array.type!s:.100}."
+        )
+    if is_label and types.is_date(array.type):
+        array = array.cast(pyarrow.date64()).cast(pyarrow.int64())
+    elif is_label and types.is_timestamp(array.type):
+        array = array.cast(pyarrow.int64())
+    result = array.to_numpy(zero_copy_only=False)
+    return result.reshape(rows, *shape) if shape else result
+
+
+def _require_no_null(name: str, array: pyarrow.Array, place: str) -> None:
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise BatchError(
+            f"Column {name!r:.100} has no value in row {row} {place}. Fill it in, or leave the "
+            "row out."
+        )
