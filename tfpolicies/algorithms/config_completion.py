@@ -12,6 +12,7 @@ from tfpolicies.config.migration_hints import describe_positional_config
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.errors import ConfigError
 from tfpolicies.reporting.progress_display import format_count
+from tfpolicies.rollout.experience_input import infer_missing_spaces
 
 EnvSource = str | Callable[..., object] | None
 """The source of environments: a name, a class or a function; None for no environment."""
@@ -41,10 +42,25 @@ def complete_config(
                 "config."
             )
         complete = complete.copy(copy_frozen=False).environment(env)
+    complete = _add_inferred_spaces(complete)
     _require_restorable(algorithm_class, complete)
     complete.validate()
     _require_spaces(complete)
     return complete
+
+
+def _add_inferred_spaces(config: AlgorithmConfig) -> AlgorithmConfig:
+    """Adds the spaces of recorded experience, so that checkpoints have them."""
+    inferred = infer_missing_spaces(config)
+    if inferred is None:
+        return config
+    result = config.copy(copy_frozen=False)
+    observation_space, action_space = inferred
+    result.environment(
+        observation_space=config.observation_space or observation_space,
+        action_space=config.action_space or action_space,
+    )
+    return result
 
 
 def _add_defaults(algorithm_class: Any, config: AlgorithmConfig) -> AlgorithmConfig:

@@ -320,8 +320,18 @@ class OffPolicyAlgorithm(Algorithm):
         return results
 
     def _select_columns(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
-        names = self.get_policy(policy_id).driver.learning.select_columns(batch)
-        return SampleBatch({name: batch[name] for name in names})
+        """Returns the columns that the loss reads; recorded rows get those that have defaults."""
+        policy = self.get_policy(policy_id)
+        names = policy.driver.learning.select_columns(batch)
+        defaults = getattr(type(policy), "_column_defaults", {})
+        return SampleBatch(
+            {
+                name: np.full(batch.count, defaults[name], np.float32)
+                if name in defaults and name not in batch
+                else batch[name]
+                for name in names
+            }
+        )
 
     def _take_due_updates(self, rows: int) -> int:
         if self.config.training_intensity is None:

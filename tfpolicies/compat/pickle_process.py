@@ -1,4 +1,4 @@
-"""Reads untrusted pickles as data, by running `storage/pickle_reader.py` in a process of its own."""
+"""Reads untrusted pickles as data, by running `pickle_reader.py` in a separate process."""
 
 from __future__ import annotations
 

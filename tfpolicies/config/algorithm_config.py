@@ -77,6 +77,7 @@ class AlgorithmConfig(BaseConfig):
                 "checkpointing": run_sections.CheckpointingSettings,
                 "callbacks": run_sections.CallbackSettings,
                 "fault_tolerance": run_sections.FaultToleranceSettings,
+                "offline_data": run_sections.OfflineDataSettings,
                 "python_environment": run_sections.PythonEnvironmentSettings,
                 "experimental": run_sections.ExperimentalSettings,
             }
@@ -160,9 +161,9 @@ class AlgorithmConfig(BaseConfig):
         return self._change("python_environment", settings)
 
     def offline_data(self, **settings: Setting) -> AlgorithmConfig:
-        """Accepts RLlib's settings for recorded experience, only at their defaults.
+        """Sets where batches come from and where they are recorded; see `OfflineDataSettings`.
 
-        Batches come from environments here; they are not read from or written to files.
+        `input_` may be a Parquet file or JSON lines, an array, a data frame, or a mixture.
         """
         return self._change("offline_data", settings)
 
@@ -490,6 +491,7 @@ class AlgorithmConfig(BaseConfig):
         """
         config = self.copy(copy_frozen=False).update_from_dict(self.evaluation_config or {})
         config.evaluation(evaluation_config=None, in_evaluation=True)
+        config.offline_data(input_="sampler", output=None)
         if config.evaluation_duration_unit == "episodes":
             return config.rollouts(batch_mode="complete_episodes", rollout_fragment_length=1)
         duration, workers = config.evaluation_duration, max(1, config.evaluation_num_workers)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ from tfpolicies.base.validators import (
     one_of,
 )
 from tfpolicies.config.base_config import as_overrides
-from tfpolicies.config.setting import Merge, Section, setting
+from tfpolicies.config.setting import Merge, Section, check, require, setting
+from tfpolicies.errors import ConfigError, suggest_similar_names
 
 _RESOURCE_DICT = Validator(
     lambda x: (
@@ -110,6 +112,81 @@ class DebuggingSettings(Section):
     log_sys_usage: bool = setting(True, BOOL)  # `perf` in results: CPU and memory load
     on_nan: str = setting("raise", one_of("raise", "warn"))  # "warn": training continues
     check_inputs: bool = setting(True, BOOL)  # reject NaN and empty action masks
+
+
+def is_mixture(source: Any) -> bool:
+    """Returns whether an input is `{source: weight}`, not a dict of arrays."""
+    return isinstance(source, Mapping) and len(source) > 0 and all(map(is_number, source.values()))
+
+
+_INPUT = Validator(
+    lambda x: (
+        (isinstance(x, str) and x != "")
+        or isinstance(x, os.PathLike | list | tuple | Mapping)
+        or callable(x)
+        or any(hasattr(x, name) for name in ("iter_batches", "element_spec", "iloc"))
+    ),
+    "'sampler', 'dataset', a path or a list of paths, a registered name, data in memory, a dict "
+    "{source: weight}, or a function of an IOContext that returns a reader",
+)
+_OUTPUT = Validator(
+    lambda x: (
+        x is None or (isinstance(x, str) and x != "") or isinstance(x, os.PathLike | Callable)
+    ),  # type: ignore[arg-type]
+    "None, a path, 'logdir', 'dataset', or a function of an IOContext that returns a writer",
+)
+_NAMES = Validator(
+    lambda x: isinstance(x, list | tuple | set | frozenset) and all(isinstance(y, str) for y in x),
+    "a list of names of columns",
+)
+_INPUT_KEYS = (
+    *("format", "paths", "path", "columns", "trusted", "loader_fn"),
+    *("parallelism", "num_cpus_per_read_task"),
+)
+_OUTPUT_KEYS = ("format", "path", "max_num_samples_per_file", "compress_columns")
+
+
+def _check_keys(name: str, config: Mapping[str, Any], allowed_keys: Sequence[str]) -> None:
+    for key in config:
+        if key not in allowed_keys:
+            raise ConfigError(
+                f"{name} has no key {key!r}.{suggest_similar_names(str(key), allowed_keys)} It "
+                f"takes {', '.join(allowed_keys)}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineDataSettings(Section):
+    """Recorded experience: where batches come from, and where sampled ones are recorded."""
+
+    input_: Any = setting("sampler", _INPUT)  # "sampler": environments
+    # "columns": sources of columns; "trusted": files are parsed in this process; "format", "paths"
+    input_config: Mapping[str, Any] = setting({}, DICT)
+    actions_in_input_normalized: bool = setting(False, BOOL)  # recorded actions are in [-1, 1]
+    postprocess_inputs: bool = setting(False, BOOL)  # trajectories are postprocessed
+    shuffle_buffer_size: int = setting(0, int_at_least(0))  # batches; 0 or 1: rows in order
+    output: Any = setting(None, _OUTPUT)  # where sampled steps are recorded
+    output_config: Mapping[str, Any] = setting({}, DICT)
+    output_compress_columns: Sequence[str] = setting(["obs", "new_obs"], _NAMES)  # of JSON lines
+    output_max_file_size: int = setting(64 << 20, POSITIVE_INT)  # bytes until the next file
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_keys("input_config", self.input_config, _INPUT_KEYS)
+        _check_keys("output_config", self.output_config, _OUTPUT_KEYS)
+        if is_mixture(self.input_):
+            total = sum(self.input_.values())
+            rule = "weights that are not negative and sum to 1"
+            is_valid = abs(total - 1.0) <= 1e-6 and min(self.input_.values()) >= 0
+            check(is_valid, "input_", f"{rule} (their sum is {total:g})", self.input_)
+        file_format = self.input_config.get("format")
+        require("input_config['format']", one_of("json", "parquet").or_none(), file_format)
+        require("input_config['trusted']", BOOL, self.input_config.get("trusted", False))
+        require(
+            "output_config['format']",
+            one_of("json", "parquet", "rllib").or_none(),
+            self.output_config.get("format"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,6 +223,32 @@ class ColumnMap:
             return _to_integers(chunk, name, array)
         return _to_floats(chunk, name, array)
 
+    def read_parts(self, chunk: Chunk, name: str) -> dict[str, np.ndarray]:
+        """Returns `obs`, `new_obs` or `actions` without a space: arrays by part; "" for the whole.
+
+        Raises:
+            MissingColumnError: if the table has no such column.
+        """
+        source = self._columns.get(name, name)
+        if isinstance(source, Mapping):
+            return {key: self._require_source(chunk, name, part) for key, part in source.items()}
+        if isinstance(source, str) and source not in chunk.columns:
+            prefix = source + SEPARATOR
+            parts = {
+                column.removeprefix(prefix): array
+                for column, array in chunk.columns.items()
+                if column.startswith(prefix)
+            }
+            if parts:
+                return parts
+        return {"": self._require_source(chunk, name, source)}
+
+    def _require_source(self, chunk: Chunk, name: str, source: Any) -> np.ndarray:
+        array = self._read_source(chunk, name, source)
+        if array is None:
+            raise self._make_missing_error(name)
+        return array
+
     def find_starts(self, chunk: Chunk) -> np.ndarray:
         """Returns where trajectories start, bool `[rows]`: the first row, and those after ends.
 

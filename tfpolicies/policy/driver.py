@@ -273,6 +273,11 @@ class Learning(_DriverPart):
         """Whether `postprocess_trajectory` must be called for each trajectory."""
         return "postprocess_trajectory" in self.policy._overridden
 
+    @property
+    def postprocesses(self) -> bool:
+        """Whether postprocessing adds or changes columns."""
+        return self.postprocesses_trajectories or self.policy._has_fragment_postprocessing()
+
     def freeze_views(self) -> Mapping[str, ViewRequirement]:
         requirements = self.policy._get_views()
         requirements.is_frozen = True

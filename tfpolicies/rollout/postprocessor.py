@@ -35,6 +35,7 @@ class Postprocessor:
         get_running_ids: returns the ids of episodes that have further rows.
         enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
             `(policy, batch)`.
+        observes: whether the rows update the running statistics of policies.
     """
 
     def __init__(
@@ -45,7 +46,10 @@ class Postprocessor:
         policies: Mapping[str, Any],
         get_running_ids: Callable[[], Collection[int]],
         enable_connectors: bool = True,
+        *,
+        observes: bool = True,
     ) -> None:
+        self._observes = observes
         self._get_running_ids = get_running_ids
         self._lookbacks: dict[str, Lookback] = {}  # by policy id
         self._running_returns: dict[str, RunningReturns] = {}
@@ -67,7 +71,9 @@ class Postprocessor:
                 callback processes single trajectories.
         """
         for sample in samples:
-            sample.prepare(self._clip_rewards, self._update_returns(sample))
+            sample.prepare(
+                self._clip_rewards, self._update_returns(sample), observes=self._observes
+            )
             views = sample.learning.freeze_views()
             if views:
                 lookback = self._lookbacks.setdefault(sample.policy_id, Lookback())

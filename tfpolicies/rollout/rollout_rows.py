@@ -118,19 +118,27 @@ class RolloutRows:
         for _, rows in self.iter_unrolls():
             yield tuple(int(columns[x][rows.start]) for x in ("eps_id", "agent_index")), rows
 
-    def prepare(self, clip_rewards: bool | float | None, returns: np.ndarray | None) -> None:
+    def prepare(
+        self,
+        clip_rewards: bool | float | None,
+        returns: np.ndarray | None,
+        *,
+        observes: bool = True,
+    ) -> None:
         """Updates the filters with the rows, and scales and clips the rewards.
 
         Args:
             clip_rewards: None, True (the sign) or a bound.
             returns: running returns `[R]`, if rewards are scaled by them.
+            observes: whether the rows update the filters.
         """
         learning, columns = self.learning, self.columns
         observed_columns = columns if returns is None else {**columns, "rewards": returns}
-        learning.observe(
-            [leaf[None] for leaf in self.obs],
-            {name: x[None] for name, x in observed_columns.items()},
-        )
+        if observes:
+            learning.observe(
+                [leaf[None] for leaf in self.obs],
+                {name: x[None] for name, x in observed_columns.items()},
+            )
         self.obs, self.new_obs = (
             [*learning.normalize_observations(x)] for x in (self.obs, self.new_obs)
         )

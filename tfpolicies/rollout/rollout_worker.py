@@ -30,6 +30,7 @@ from tfpolicies.rollout import worker_state
 from tfpolicies.rollout.base_worker import Spaces
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
+from tfpolicies.rollout.experience_input import infer_missing_spaces, make_sampler
 from tfpolicies.rollout.learning_worker import LearningWorker
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.observation_filters import ObservationFilters
@@ -63,7 +64,8 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
             the key `"__env__"` has those of an environment that is not created here. They are the
             environment's spaces, before connectors.
         default_policy_class: the class of policies without a class in their spec.
-        dataset_shards: must be None.
+        dataset_shards: by worker index, the recorded experience that the worker reads instead of
+            sampling: paths, arrays, or a shard of a Ray dataset; None for a worker that reads none.
         tf_session_creator: must be -1; a session creator is an argument of `PolicyMap`.
 
     Attributes:
@@ -113,7 +115,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         arguments = dict(locals())
         del arguments["self"], arguments["__class__"]
         super().__init__(arguments)
-        _require_supported(tf_session_creator, dataset_shards, default_policy_class)
+        _require_supported(tf_session_creator, default_policy_class)
         self.config = _as_config(config, default_policy_class)
         self.config.freeze()
         self.default_policy_class = default_policy_class
@@ -136,10 +138,14 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         self.watchdog: Watchdog | None = None
         self.seconds_to_make = 0.0
         source = env_creator if env_creator is not None else self.config.env
+        self._dataset_shards = dataset_shards
         if source is not None and self._has_environments():
             self.environments, self.watchdog = make_worker_environments(
                 self, source, self._context(), validate_env
             )
+        if not self.spaces:
+            inferred = infer_missing_spaces(self.config, dataset_shards, worker_index)
+            self.spaces = {} if inferred is None else {"__env__": inferred}
         self.policies = WorkerPolicies(self)
         self.observation_filters = ObservationFilters(self.policies.policy_map)
         try:
@@ -165,7 +171,11 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
             recreated_worker=self.recreated_worker,
         )
 
-    def _make_sampler(self) -> Sampler | None:
+    def _make_sampler(self) -> Any:
+        rng = np.random.default_rng(self.seeds.get_generator_seed("episodes"))
+        return make_sampler(self, self._dataset_shards, self._make_env_sampler, rng)
+
+    def _make_env_sampler(self) -> Sampler | None:
         envs, config = self.environments, self.config
         if envs is None:
             return None
@@ -218,7 +228,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
     def reset_episodes(self) -> None:
         """Starts new episodes in all environments; drops rows that were not returned yet."""
         sampler = self._require_sampler()
-        sampler.reset(self.seeds.next(sampler.envs.num_envs))
+        sampler.reset(self.seeds.next(sampler.num_envs))
         self.has_episodes = True
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
@@ -534,16 +544,18 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         if hasattr(self, "policies"):
             for policy in self.policy_map.values():
                 policy.close()
+        if getattr(self, "sampler", None) is not None:
+            self.sampler.close()
+            self.sampler = None
         if self.environments is not None:
             self.environments.close()
-            self.environments = self.sampler = None
+            self.environments = None
         if self.watchdog is not None:
             self.watchdog.close()
 
 
 def _require_supported(
     tf_session_creator: object,
-    dataset_shards: Collection[object] | None,
     policy_class: type[Policy] | None,
 ) -> None:
     if tf_session_creator != -1:
@@ -551,8 +563,6 @@ def _require_supported(
             "tf_session_creator is no longer an argument of a worker; give a session_creator "
             "to a PolicyMap."
         )
-    if dataset_shards is not None:
-        raise ConfigError("dataset_shards must be None: workers sample from environments.")
     if policy_class is not None and not (
         isinstance(policy_class, type) and issubclass(policy_class, Policy)
     ):

@@ -129,6 +129,11 @@ class Sampler(abc.ABC):
         )
 
     @property
+    def num_envs(self) -> int:
+        """The number of environments."""
+        return int(self.envs.num_envs)
+
+    @property
     def running_episodes(self) -> Sequence[Episode]:
         return ()
 
@@ -157,6 +162,9 @@ class Sampler(abc.ABC):
             episode=episode,
             env_index=env_index,
         )
+
+    def close(self) -> None:  # noqa: B027
+        """Does nothing: the worker closes its environments."""
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> None:

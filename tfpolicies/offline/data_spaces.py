@@ -1,0 +1,150 @@
+"""The spaces of recorded experience: those that its files state, or inferred from its numbers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.errors import CheckpointError, SpaceError
+from tfpolicies.models.spaces import describe_space
+from tfpolicies.offline.column_map import ACTIONS, OBS, ColumnMap, ColumnSource
+from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
+from tfpolicies.offline.json_lines import SEPARATOR
+from tfpolicies.storage.spaces_json import decode_space
+
+logger = logging.getLogger("tfpolicies")
+
+_ROWS = 1 << 14
+_MAX_CHOICES = 100_000
+
+SpacePair = tuple[spaces.Space[Any], spaces.Space[Any]]
+
+
+class _Range:
+    """The smallest and the largest value of each component of a column."""
+
+    def __init__(self) -> None:
+        self.low: np.ndarray | None = None
+        self.high: np.ndarray | None = None
+        self.dtype = np.dtype(np.float32)
+
+    def add(self, name: str, chunk: Chunk, array: np.ndarray) -> None:
+        if array.dtype.kind not in "biuf":
+            raise SpaceError(
+                f"{name} must have numbers, but {chunk.table} has "
+                f"{next(iter(array.flat), None)!r}. Replace texts by numbers, for example by a "
+                "function in columns={...}."
+            )
+        finite = array if array.dtype.kind != "f" else np.where(np.isfinite(array), array, 0)
+        low, high = finite.min(axis=0), finite.max(axis=0)
+        if self.low is None or self.high is None:
+            self.low, self.high, self.dtype = low, high, array.dtype
+            return
+        if low.shape != self.low.shape:
+            raise SpaceError(
+                f"{name} must have one shape, but {chunk.describe_row(0)} has {low.shape}, and "
+                f"rows before it {self.low.shape}."
+            )
+        self.dtype = np.promote_types(self.dtype, array.dtype)
+        self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
+
+
+def infer_spaces(
+    source: DataSource, columns: Mapping[str, ColumnSource] | None = None
+) -> SpacePair:
+    """Returns the observation and the action space of recorded experience.
+
+    Files that this package wrote state them. Otherwise all rows are read: observations are Boxes
+    without bounds, or Boxes of uint8 for images; integer actions are choices from 0 to the largest
+    one, and other actions Boxes between the smallest and the largest values.
+
+    Args:
+        source: the data.
+        columns: where columns of batches come from.
+
+    Raises:
+        SpaceError: if the numbers do not tell the space.
+        MissingColumnError: if there are no observations or actions.
+    """
+    stored = _decode_stored(source.metadata)
+    if stored is not None and not columns:
+        return stored
+    column_map = ColumnMap(source.column_names, columns)
+    names = column_map.find_sources((), (OBS, ACTIONS))
+    ranges: dict[str, dict[str, _Range]] = {OBS: {}, ACTIONS: {}}
+    rows = 0
+    for chunk in iter_chunks(source, names):
+        rows += chunk.rows
+        for name, by_part in ranges.items():
+            for part, array in column_map.read_parts(chunk, name).items():
+                label = SEPARATOR.join(filter(None, (name, part)))
+                by_part.setdefault(part, _Range()).add(label, chunk, array)
+    observation_space = _nest({part: _make_box(x) for part, x in ranges[OBS].items()})
+    action_space = _nest({part: _make_action_space(part, x) for part, x in ranges[ACTIONS].items()})
+    logger.warning(
+        "Spaces were inferred from %d rows: observations %s, actions %s. If they are not right, "
+        "set environment(observation_space=..., action_space=...).",
+        rows,
+        describe_space(observation_space),
+        action_space if isinstance(action_space, spaces.Box) else describe_space(action_space),
+    )
+    return observation_space, action_space
+
+
+def iter_chunks(source: DataSource, names: Sequence[str] | None) -> Any:
+    """Yields all rows of a source in order, as chunks."""
+    columns = None if names is None else tuple(sorted(names))
+    for table, start, stop in source.units:
+        position = start
+        while position < stop:
+            request = ReadRequest(table, position, stop, _ROWS, columns)
+            chunks, position = source.read(request)
+            if position < stop:
+                source.prefetch(request._replace(position=position))
+            yield from chunks
+
+
+def _decode_stored(metadata: Mapping[str, Any]) -> SpacePair | None:
+    records = [metadata.get(name) for name in ("observation_space", "action_space")]
+    if None in records:
+        return None
+    try:
+        observation_space, action_space = map(decode_space, records)
+    except CheckpointError as error:
+        raise SpaceError(f"The spaces that the data state cannot be read: {error}") from error
+    return observation_space, action_space
+
+
+def _nest(parts: Mapping[str, spaces.Space[Any]]) -> spaces.Space[Any]:
+    return parts[""] if [*parts] == [""] else spaces.Dict(dict(parts))
+
+
+def _make_box(values: _Range) -> spaces.Space[Any]:
+    shape = np.shape(values.low) or (1,)
+    if values.dtype == np.uint8 and len(shape) >= 2:
+        return spaces.Box(0, 255, shape, np.uint8)
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+def _make_action_space(part: str, values: _Range) -> spaces.Space[Any]:
+    low, high = np.asarray(values.low), np.asarray(values.high)
+    label = SEPARATOR.join(filter(None, (ACTIONS, part)))
+    if values.dtype.kind == "f":
+        shape = low.shape or (1,)
+        if (low == high).all():
+            raise SpaceError(f"{label} is {low.tolist()} in all rows: there is nothing to learn.")
+        return spaces.Box(
+            low.reshape(shape).astype(np.float32), high.reshape(shape).astype(np.float32)
+        )
+    if low.min() != 0 or high.max() >= _MAX_CHOICES:
+        raise SpaceError(
+            f"{label} has the integers from {low.min()} to {high.max()}, but choices count from 0. "
+            f"Set environment(action_space=Discrete({int(high.max() - low.min()) + 1}, "
+            f"start={low.min()})), or subtract {low.min()} by a function in columns={{...}}."
+        )
+    sizes = high.astype(np.int64) + 1
+    return spaces.MultiDiscrete(sizes) if low.shape else spaces.Discrete(int(sizes))

@@ -1,0 +1,377 @@
+"""Chooses what a worker's batches come from: environments, recorded experience, or both."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.run_sections import is_mixture
+from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.offline.data_source import DataSource
+from tfpolicies.offline.data_spaces import SpacePair, infer_spaces
+from tfpolicies.offline.input_reader import InputReader, IOContext
+from tfpolicies.offline.input_registry import INPUTS
+from tfpolicies.offline.open_data import open_data
+from tfpolicies.rollout.episode import Episode
+from tfpolicies.rollout.offline_sampler import OfflineSampler, OfflineSettings
+from tfpolicies.rollout.postprocessor import Postprocessor
+from tfpolicies.rollout.sampler import Sampler
+
+SAMPLER, DATASET = "sampler", "dataset"
+_DEFAULT_SEED = 0  # of the order of rows in a run without a seed
+
+
+def needs_environment(input_: Any) -> bool:
+    """Returns whether batches come from environments, at least some of them."""
+    if is_mixture(input_):
+        return any(source == SAMPLER for source in input_)
+    return isinstance(input_, str) and input_ == SAMPLER
+
+
+def infer_missing_spaces(
+    config: AlgorithmConfig, shards: Sequence[Any] | None = None, worker_index: int = 0
+) -> SpacePair | None:
+    """Returns the spaces of the data that a config names; None if it has spaces, or needs none.
+
+    Args:
+        config: of the worker or the algorithm.
+        shards: the shards of a dataset, by worker index; None without.
+        worker_index: of the worker.
+
+    Raises:
+        SpaceError: if the data do not tell their spaces.
+    """
+    is_known = config.observation_space is not None and config.action_space is not None
+    reads_environment = shards is None and needs_environment(config.input_)
+    if is_known or reads_environment or config.env is not None or config.is_multi_agent():
+        return None
+    input_ = DATASET if shards is not None else config.input_
+    if is_mixture(input_):
+        input_ = next(iter(input_))
+    is_function = callable(input_) and not hasattr(input_, "iter_batches")
+    if is_function or (isinstance(input_, str) and INPUTS.find(input_) is not None):
+        return None
+    if isinstance(input_, str) and input_ == DATASET and shards is not None:
+        shards = [shard for shard in shards if shard is not None]
+        worker_index = 0
+    source = _open(input_, config, shards, worker_index)
+    try:
+        return infer_spaces(source, config.input_config.get("columns"))
+    finally:
+        source.close()
+
+
+def _open(
+    input_: Any, config: AlgorithmConfig, shards: Sequence[Any] | None, worker_index: int
+) -> DataSource:
+    options = config.input_config
+    data = input_
+    if isinstance(input_, str) and input_ == DATASET:
+        data = _get_dataset(config, shards, worker_index)
+    return open_data(
+        data, file_format=options.get("format"), trusted=bool(options.get("trusted", False))
+    )
+
+
+def _get_dataset(config: AlgorithmConfig, shards: Sequence[Any] | None, worker_index: int) -> Any:
+    if shards is not None:
+        if worker_index >= len(shards) or shards[worker_index] is None:
+            raise ConfigError(f"dataset_shards has no shard for worker {worker_index}.")
+        return shards[worker_index]
+    options = config.input_config
+    if options.get("loader_fn") is not None:
+        return options["loader_fn"]()
+    paths = options.get("paths", options.get("path"))
+    if paths is None:
+        raise ConfigError(
+            "input_='dataset' needs input_config={'format': 'parquet' or 'json', 'paths': ...}, "
+            "input_config={'loader_fn': f} with a function that returns a dataset, or "
+            "RolloutWorker(dataset_shards=[...])."
+        )
+    return paths
+
+
+def make_sampler(
+    worker: Any,
+    shards: Sequence[Any] | None,
+    make_env_sampler: Callable[[], Sampler | None],
+    rng: np.random.Generator,
+) -> Any:
+    """Returns the sampler of a worker, as `config.input_` says; None if it does not sample.
+
+    Args:
+        worker: the worker.
+        shards: its argument `dataset_shards`.
+        make_env_sampler: makes the sampler of environments.
+        rng: draws from mixtures.
+    """
+    config: AlgorithmConfig = worker.config
+    input_ = DATASET if shards is not None and config.input_ == SAMPLER else config.input_
+    if isinstance(input_, str) and input_ == SAMPLER:
+        return make_env_sampler()
+    if worker.worker_index == 0 and worker.num_workers > 0:
+        return None
+    if shards is not None and shards[worker.worker_index] is None:
+        return None
+    make_source = _SamplerMaker(worker, shards, make_env_sampler, rng)
+    if is_mixture(input_):
+        parts = {source: make_source.make(source) for source in input_}
+        weights = [input_[source] for source in parts]
+        return MixedSampler([*parts.values()], weights, rng)
+    return make_source.make(input_)
+
+
+class _SamplerMaker:
+    """Makes the samplers of single sources."""
+
+    def __init__(
+        self,
+        worker: Any,
+        shards: Sequence[Any] | None,
+        make_env_sampler: Callable[[], Sampler | None],
+        rng: np.random.Generator,
+    ) -> None:
+        self._worker = worker
+        self._shards = shards
+        self._make_env_sampler = make_env_sampler
+        self._rng = rng
+
+    def make(self, source: Any) -> Any:
+        """Returns the sampler of one source."""
+        worker = self._worker
+        if isinstance(source, str):
+            if source == SAMPLER:
+                sampler = self._make_env_sampler()
+                if sampler is None:
+                    raise ConfigError(
+                        "input_ mixes in 'sampler', which needs an environment: "
+                        "config.environment(...)."
+                    )
+                return sampler
+            if source.startswith("d4rl"):
+                raise ConfigError(
+                    f"input_={source!r} is not supported: the package d4rl is no longer "
+                    "maintained. Its datasets are in Minari: pip install 'minari[hf,hdf5]', and "
+                    "give the arrays of minari.load_dataset(...) as input_={'obs': ..., ...}."
+                )
+            registered = INPUTS.find(source)
+            if registered is not None:
+                return self._make_reader_sampler(registered)
+            if _is_class_path(source):
+                return self._make_reader_sampler(_import_class(source))
+        if callable(source) and not hasattr(source, "iter_batches"):
+            return self._make_reader_sampler(source)
+        settings = make_offline_settings(worker, self._shards)
+        config, shards, index = worker.config, self._shards, worker.worker_index
+        return OfflineSampler(
+            lambda: _open(source, config, shards, index),
+            worker.policy_map,
+            settings,
+            self._make_postprocessor,
+            self._rng,
+        )
+
+    def _make_postprocessor(self) -> Postprocessor:
+        worker = self._worker
+        return Postprocessor(
+            worker.config.clip_rewards,
+            worker.callbacks,
+            worker,
+            worker.policy_map,
+            list,
+            worker.config.enable_connectors,
+            observes=False,
+        )
+
+    def _make_reader_sampler(self, make_reader: Callable[[IOContext], Any]) -> ReaderSampler:
+        worker = self._worker
+        reader = make_reader(IOContext(worker.log_dir, worker.config, worker.worker_index, worker))
+        if not callable(getattr(reader, "next", None)):
+            raise ConfigError(
+                "input_ must return a reader, an object with a method next() that returns a "
+                f"batch, got {reader!r:.200}. Subclass tfpolicies.offline.InputReader."
+            )
+        return ReaderSampler(reader, self._rng)
+
+
+def make_offline_settings(worker: Any, shards: Sequence[Any] | None) -> OfflineSettings:
+    """Returns how a worker reads its data."""
+    config: AlgorithmConfig = worker.config
+    workers = max(1, worker.num_workers)
+    rows = -(-config.train_batch_size // workers)
+    has_own_shard = shards is not None or config.input_config.get("loader_fn") is not None
+    shard = (0, 1) if has_own_shard else (max(0, worker.worker_index - 1), workers)
+    seed = _DEFAULT_SEED if config.seed is None else config.seed
+    buffer_size = config.shuffle_buffer_size
+    return OfflineSettings(
+        rows=rows,
+        shuffle_rows=buffer_size * rows if buffer_size > 1 else 0,
+        shard=shard,
+        seed=int(seed),
+        columns=config.input_config.get("columns"),
+        actions_normalized=config.actions_in_input_normalized,
+        postprocess=config.postprocess_inputs,
+    )
+
+
+def _is_class_path(source: str) -> bool:
+    """Returns whether a text names a class in a module, not a file."""
+    parts = source.split(".")
+    is_path = all(part.isidentifier() for part in parts) and len(parts) > 1
+    return is_path and parts[-1] not in ("json", "jsonl", "parquet", "pq", "zip")
+
+
+def _import_class(path: str) -> Any:
+    module_name, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"input_={path!r} must be a file, a registered name or the path of a reader's class, "
+            f"but it cannot be imported: {error}."
+        ) from error
+
+
+class ReaderSampler:
+    """Returns the batches of a user's reader.
+
+    Args:
+        reader: the reader.
+        rng: stored, as for other samplers.
+
+    Attributes:
+        metrics: always empty.
+    """
+
+    envs = None
+    num_envs = 0
+    running_episodes: Sequence[Episode] = ()
+
+    def __init__(self, reader: InputReader, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.metrics: list[Any] = []
+        self._reader = reader
+
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """Returns the reader's next batch.
+
+        Raises:
+            UsageError: if it is not a batch with rows.
+        """
+        batch = self._reader.next()
+        if isinstance(batch, Mapping) and not isinstance(batch, SampleBatch):
+            batch = SampleBatch(batch)
+        if not isinstance(batch, SampleBatch | MultiAgentBatch) or not batch.count:
+            raise UsageError(
+                f"{type(self._reader).__name__}.next() must return a SampleBatch or a "
+                f"MultiAgentBatch with rows, got {batch!r:.200}."
+            )
+        return batch
+
+    def reset(self, seeds: object) -> None:
+        """Does nothing: reading continues."""
+
+    def close(self) -> None:
+        """Closes the reader, if it can be closed."""
+        close = getattr(self._reader, "close", None)
+        if close is not None:
+            close()
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state of the reader, if it has one."""
+        get_state = getattr(self._reader, "get_state", None)
+        state = None if get_state is None else get_state()
+        return {"envs": None, "rng": self.rng.bit_generator.state, "reader": state}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.rng.bit_generator.state = state["rng"]
+        if state["reader"] is not None:
+            self._reader.set_state(state["reader"])  # type: ignore[attr-defined]
+
+
+class MixedSampler:
+    """Returns batches of several samplers, chosen at random.
+
+    Args:
+        samplers: the samplers.
+        weights: their probabilities.
+        rng: chooses.
+
+    Attributes:
+        envs: those of the sampler of environments, if there is one.
+    """
+
+    def __init__(
+        self, samplers: Sequence[Any], weights: Sequence[float], rng: np.random.Generator
+    ) -> None:
+        self._samplers = samplers
+        self._weights = np.array(weights, float)
+        self._weights /= self._weights.sum()
+        self.rng = rng
+        with_envs = [sampler for sampler in samplers if sampler.envs is not None]
+        self._env_sampler = with_envs[0] if with_envs else None
+        self.envs = None if self._env_sampler is None else self._env_sampler.envs
+
+    @property
+    def num_envs(self) -> int:
+        """The number of environments."""
+        return 0 if self.envs is None else int(self.envs.num_envs)
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The metrics of episodes that ended in environments."""
+        return [] if self._env_sampler is None else self._env_sampler.metrics
+
+    @metrics.setter
+    def metrics(self, metrics: list[Any]) -> None:
+        if self._env_sampler is not None:
+            self._env_sampler.metrics = metrics
+
+    @property
+    def running_episodes(self) -> Sequence[Episode]:
+        """The episodes that run in environments."""
+        return () if self._env_sampler is None else self._env_sampler.running_episodes
+
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """Returns the batch of one of the samplers."""
+        index = int(self.rng.choice(len(self._samplers), p=self._weights))
+        batch: SampleBatch | MultiAgentBatch = self._samplers[index].sample()
+        return batch
+
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        """Starts new episodes in environments."""
+        if self._env_sampler is not None:
+            self._env_sampler.reset(seeds)
+
+    def close(self) -> None:
+        """Closes files."""
+        for sampler in self._samplers:
+            if hasattr(sampler, "close"):
+                sampler.close()
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Returns the states of all samplers; None if one has none."""
+        states = [sampler.get_state() for sampler in self._samplers]
+        if any(state is None for state in states):
+            return None
+        envs = [state.pop("envs") for state in states]
+        rngs = [state.pop("rng") for state in states]
+        return {
+            "envs": envs,
+            "rng": self.rng.bit_generator.state,
+            "parts": states,
+            "rngs": rngs,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.rng.bit_generator.state = state["rng"]
+        parts = zip(self._samplers, state["parts"], state["envs"], state["rngs"], strict=True)
+        for sampler, part, envs, rng in parts:
+            sampler.set_state({**part, "envs": envs, "rng": rng})

@@ -1,0 +1,603 @@
+"""Returns recorded experience in place of a sampler's, postprocessed in the same way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.batch.leaves import map_leaves
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+from tfpolicies.batch.view_builder import Trajectories
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.errors import BatchError, ConfigError, MissingColumnError
+from tfpolicies.models.action_mapping import ActionMapping
+from tfpolicies.models.ports import make_leaf_ports
+from tfpolicies.models.spaces import action_leaves, is_float_box, unflatten
+from tfpolicies.offline.block_reader import Block, BlockReader, ReaderPosition
+from tfpolicies.offline.column_map import (
+    ACTIONS,
+    EPISODE_COLUMNS,
+    EPS_ID,
+    NEW_OBS,
+    OBS,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    ColumnMap,
+    T,
+)
+from tfpolicies.offline.data_source import Chunk, DataSource
+from tfpolicies.offline.json_lines import join_chunks
+from tfpolicies.offline.trajectories import (
+    TrajectoryRows,
+    group_by_episode,
+    make_trajectories,
+)
+from tfpolicies.policy.batch_utils import make_sequence_batch
+from tfpolicies.policy.policy import Policy
+from tfpolicies.rollout.episode import SINGLE_AGENT, Episode
+from tfpolicies.rollout.postprocessor import Postprocessor
+from tfpolicies.rollout.rollout_rows import RolloutRows, nest_columns
+
+logger = logging.getLogger("tfpolicies")
+
+_RAW_COLUMNS = (OBS, NEW_OBS, ACTIONS, REWARDS, *EPISODE_COLUMNS)
+_COMPUTED_COLUMNS = ("weights", "unroll_id")
+
+
+class OfflineSettings(NamedTuple):
+    """How recorded experience is read.
+
+    Attributes:
+        rows: of a sample.
+        shuffle_rows: the least number of rows that are shuffled together; 0: none.
+        shard: `(k, n)`: the k-th of n shares.
+        seed: of the order.
+        columns: where columns of batches come from; see `ColumnMap`.
+        actions_normalized: whether recorded actions are in [-1, 1] already.
+        postprocess: whether trajectories are postprocessed.
+    """
+
+    rows: int
+    shuffle_rows: int = 0
+    shard: tuple[int, int] = (0, 1)
+    seed: int = 0
+    columns: Mapping[str, Any] | None = None
+    actions_normalized: bool = False
+    postprocess: bool = False
+
+
+class _Plan(NamedTuple):
+    """The columns that a policy needs.
+
+    Attributes:
+        names: of columns to read.
+        needed: those that must exist.
+        has_episodes: whether rows are read as trajectories.
+        needs_next_obs: whether next observations are read or rebuilt.
+    """
+
+    names: tuple[str, ...]
+    needed: tuple[str, ...]
+    has_episodes: bool
+    needs_next_obs: bool
+
+
+class OfflineSampler:
+    """Returns the batches of recorded experience.
+
+    The data are opened by the first sample.
+
+    Args:
+        open_source: opens the data.
+        policies: by id.
+        settings: how they are read.
+        make_postprocessor: creates the postprocessor of trajectories.
+        rng: accepted and stored, as for other samplers.
+
+    Attributes:
+        metrics: always empty: recorded episodes say nothing about the current policies.
+        rng: the argument; it may be replaced.
+    """
+
+    envs = None
+    num_envs = 0
+    running_episodes: Sequence[Episode] = ()
+
+    def __init__(
+        self,
+        open_source: Callable[[], DataSource],
+        policies: Mapping[str, Any],
+        settings: OfflineSettings,
+        make_postprocessor: Callable[[], Postprocessor],
+        rng: np.random.Generator,
+    ) -> None:
+        self.policies = policies
+        self.metrics: list[Any] = []
+        self.rng = rng
+        self._settings = settings
+        self._open_source = open_source
+        self._make_postprocessor = make_postprocessor
+        self._source: DataSource | None = None
+        self._reader: BlockReader | None = None
+        self._plans: dict[str, _Plan] = {}
+        self._block: _LoadedBlock | None = None
+        self._block_position = ReaderPosition()
+        self._saved_position: tuple[ReaderPosition, int] | None = None
+        self._unrolls = 0
+        self._dropped = 0
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """Returns the next rows: as many as the settings say, or a few more for sequences.
+
+        Raises:
+            BatchError: if the data are damaged, or lack a column.
+            ObservationError: if a row is not in the policy's spaces.
+        """
+        parts: dict[str, list[SampleBatch]] = {}
+        missing = self._settings.rows
+        while missing > 0:
+            block = self._block or self._load_block()
+            batches, rows = block.take(missing)
+            missing -= rows
+            for policy_id, batch in batches.items():
+                parts.setdefault(policy_id, []).append(batch)
+            if block.is_empty:
+                self._block = None
+        joined: dict[str, Any] = {pid: _join_batches(batches) for pid, batches in parts.items()}
+        if [*joined] == [DEFAULT_POLICY_ID]:
+            return joined[DEFAULT_POLICY_ID]
+        return MultiAgentBatch(joined, _count_env_steps(joined))
+
+    def reset(self, seeds: object) -> None:
+        """Does nothing: there are no running episodes, and reading continues."""
+
+    def close(self) -> None:
+        """Closes files and processes."""
+        if self._source is not None:
+            self._source.close()
+
+    # -- state --------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position, as plain values and arrays.
+
+        Rows whose postprocessing read the policy are part of it, since the policy changes.
+        """
+        block = self._block
+        position = self._block_position if block is not None else self._get_reader().position
+        rows = None
+        if block is not None and self._settings.postprocess:
+            rows = block.get_rows()
+        return {
+            "envs": None,
+            "rng": self.rng.bit_generator.state,
+            "position": position.to_state(),
+            "offset": 0 if block is None else block.offset,
+            "rows": rows,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.rng.bit_generator.state = state["rng"]
+        position = ReaderPosition.from_state(state["position"])
+        self._block, offset = None, int(state["offset"])
+        self._saved_position = position, offset
+        if state["rows"] is not None:
+            reader = self._get_reader()
+            reader.position = ReaderPosition.from_state(position.to_state())
+            reader.read_block()
+            self._block_position, self._saved_position = position, None
+            self._block = _LoadedBlock.from_rows(state["rows"], offset)
+
+    # -- blocks -------------------------------------------------------------------------------
+
+    def _get_source(self) -> DataSource:
+        if self._source is None:
+            self._source = self._open_source()
+        return self._source
+
+    def _get_reader(self) -> BlockReader:
+        if self._reader is not None:
+            return self._reader
+        source, settings = self._get_source(), self._settings
+        self._column_map = ColumnMap(source.column_names, settings.columns)
+        policy_ids = self._get_policy_ids(source)
+        self._plans = {pid: self._make_plan(pid) for pid in policy_ids}
+        plans = self._plans.values()
+        names = {name for plan in plans for name in plan.names}
+        needed = {name for plan in plans for name in plan.needed}
+        has_episodes = any(plan.has_episodes for plan in plans)
+        column_map = self._column_map
+        self._reader = BlockReader(
+            source,
+            column_map.find_sources(sorted(names), sorted(needed)),
+            seed=settings.seed,
+            shuffle_rows=settings.shuffle_rows,
+            shard=settings.shard,
+            find_starts=column_map.find_starts if has_episodes else None,
+            episode_names=column_map.find_sources(EPISODE_COLUMNS, ()) if has_episodes else None,
+        )
+        return self._reader
+
+    def _get_policy_ids(self, source: DataSource) -> list[str]:
+        return [DEFAULT_POLICY_ID] if DEFAULT_POLICY_ID in self.policies else list(self.policies)
+
+    def _make_plan(self, policy_id: str) -> _Plan:
+        """Returns the columns that a policy's loss and postprocessing read."""
+        policy, settings = self.policies[policy_id], self._settings
+        column_map, learning = self._column_map, policy.driver.learning
+        available = dict.fromkeys((*_RAW_COLUMNS, *column_map.available))
+        loss_columns = set(learning.select_columns(available))
+        if policy.driver.program is None:
+            loss_columns = {name for name in loss_columns if column_map.has(name)}
+        needed = {OBS, ACTIONS} | {name for name in (REWARDS, TERMINATEDS) if name in loss_columns}
+        names = needed | {name for name in loss_columns if name not in _COMPUTED_COLUMNS}
+        names |= {f"state_in_{i}" for i in range(len(policy.get_initial_state()))}
+        needs_next_obs = NEW_OBS in loss_columns
+        if settings.postprocess:
+            needed |= self._get_postprocessed_columns(policy)
+            needs_next_obs |= needed > {OBS, ACTIONS}
+        elif learning.lookahead:
+            raise ConfigError(
+                f"n_step={policy.config['n_step']} needs trajectories: recorded rows are single "
+                "steps. Set offline_data(postprocess_inputs=True), or n_step=1."
+            )
+        else:
+            self._require_loss_columns(policy, loss_columns)
+        reads_views = bool(policy.driver.acting.views)
+        has_episodes = (
+            (settings.postprocess and needed > {OBS, ACTIONS})
+            or policy.is_recurrent()
+            or reads_views
+            or bool(learning.freeze_views())
+            or (needs_next_obs and not column_map.has(NEW_OBS))
+        )
+        if has_episodes:
+            names |= {*EPISODE_COLUMNS}
+        if has_episodes or needs_next_obs:
+            names |= {TERMINATEDS, TRUNCATEDS}
+        if needs_next_obs:
+            names.add(NEW_OBS)
+        if reads_views or has_episodes:
+            names.add(REWARDS)
+        return _Plan(
+            tuple(sorted(names | needed)), tuple(sorted(needed)), has_episodes, needs_next_obs
+        )
+
+    def _get_postprocessed_columns(self, policy: Policy) -> set[str]:
+        """Returns the columns that postprocessing needs; none if it does nothing."""
+        learning: Any = policy.driver.learning
+        if not learning.postprocesses:
+            return set()
+        return {OBS, ACTIONS, REWARDS, TERMINATEDS}
+
+    def _require_loss_columns(self, policy: Policy, loss_columns: set[str]) -> None:
+        """Checks that columns which only postprocessing computes are recorded.
+
+        Raises:
+            MissingColumnError: if one is not.
+        """
+        computed = set(getattr(type(policy), "_column_defaults", {}))
+        missing = [
+            name
+            for name in sorted(loss_columns - computed - {*_RAW_COLUMNS, *_COMPUTED_COLUMNS})
+            if not self._column_map.has(name) and not name.startswith(("state_in_", "seq_lens"))
+        ]
+        views = {view.name for view in policy.driver.acting.views}
+        missing = [name for name in missing if name not in views]
+        if missing:
+            raise MissingColumnError(
+                f"The loss of {type(policy).__name__} reads {missing[0]!r}, which the data do not "
+                f"have; they have {[*self._column_map.available]!s:.300}. Set "
+                "offline_data(postprocess_inputs=True) if postprocessing computes it."
+            )
+
+    def _load_block(self) -> _LoadedBlock:
+        """Reads the next block; its rows are postprocessed and in random order."""
+        reader = self._get_reader()
+        offset = 0
+        if self._saved_position is not None:
+            reader.position, offset = self._saved_position
+            self._saved_position = None
+        self._block_position = ReaderPosition.from_state(reader.position.to_state())
+        block = reader.read_block()
+        batches = self._make_batches(block)
+        counts = [_count_items(batch) for batch in batches.values()]
+        order = reader.draw_order(block, sum(counts))
+        self._block = _LoadedBlock(batches, order, offset)
+        return self._block
+
+    def _make_batches(self, block: Block) -> dict[str, SampleBatch]:
+        by_policy: dict[str, list[Chunk]] = {}
+        for chunk in block.chunks:
+            policy_id = chunk.policy_id or DEFAULT_POLICY_ID
+            if policy_id not in self._plans:
+                if len(self._plans) > 1 or chunk.policy_id is None:
+                    raise BatchError(
+                        f"{chunk.table} has rows of policy {policy_id!r:.50}, but there are "
+                        f"{sorted(self._plans)!s:.200}. Rename the policies of the config, or the "
+                        "rows'."
+                    )
+                policy_id = next(iter(self._plans))
+            by_policy.setdefault(policy_id, []).append(chunk)
+        batches = {}
+        for policy_id, chunks in by_policy.items():
+            plan, policy = self._plans[policy_id], self.policies[policy_id]
+            if plan.has_episodes:
+                batch = self._make_trajectory_batch(policy_id, policy, plan, chunks)
+            else:
+                batch = self._make_row_batch(policy, plan, chunks)
+            if batch is not None and batch.count:
+                batches[policy_id] = batch
+        return batches
+
+    def _make_row_batch(self, policy: Policy, plan: _Plan, chunks: Sequence[Chunk]) -> SampleBatch:
+        """Returns the batch of rows that are independent of each other."""
+        spaces = policy.observation_space, policy.action_space
+        parts = []
+        for chunk in chunks:
+            steps = self._column_map.read(chunk, spaces, plan.names)
+            parts.append((steps.obs or [], steps.new_obs or [], steps.actions or [], steps.columns))
+        obs, new_obs, actions = (
+            [_concatenate(leaf) for leaf in zip(*(part[i] for part in parts), strict=True)]
+            for i in range(3)
+        )
+        columns: dict[str, Any] = {
+            name: _concatenate([part[3][name] for part in parts]) for name in parts[0][3]
+        }
+        learning = policy.driver.learning
+        columns[OBS] = self._nest_observations(policy, learning.normalize_observations(obs))
+        if plan.needs_next_obs:
+            next_leaves = learning.normalize_observations(new_obs)
+            columns[NEW_OBS] = self._nest_observations(policy, next_leaves)
+        if REWARDS in columns:
+            columns[REWARDS] = self._scale_rewards(policy, columns[REWARDS])
+        columns[ACTIONS] = unflatten(policy.action_space, self._convert_actions(policy, actions))
+        return SampleBatch(columns)
+
+    def _nest_observations(self, policy: Any, leaves: Sequence[np.ndarray]) -> Any:
+        return policy._convert_observations(unflatten(policy.observation_space, leaves))
+
+    def _scale_rewards(self, policy: Policy, rewards: np.ndarray) -> np.ndarray:
+        from tfpolicies.rollout.rollout_rows import apply_reward_clipping
+
+        clipped = apply_reward_clipping(rewards, policy.config.get("clip_rewards"))
+        return policy.driver.learning.scale_rewards(clipped)
+
+    def _convert_actions(self, policy: Policy, actions: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Converts the environment's actions to those of the policy."""
+        config, space = policy.config, policy.action_space
+        normalize = config.get("normalize_actions", True) and not self._settings.actions_normalized
+        clip = bool(config.get("clip_actions", False)) and not config.get("normalize_actions", True)
+        leaves = action_leaves(space)
+        if clip:
+            actions = [
+                np.clip(x, leaf.space.low, leaf.space.high) if is_float_box(leaf.space) else x
+                for leaf, x in zip(leaves, actions, strict=True)
+            ]
+        is_compiled = policy.driver.program is not None
+        mapping = ActionMapping(space, normalize, clip, zero_based=is_compiled)
+        return mapping.from_env(actions)
+
+    def _make_trajectory_batch(
+        self, policy_id: str, policy: Policy, plan: _Plan, chunks: Sequence[Chunk]
+    ) -> SampleBatch | None:
+        """Returns the batch of trajectories, postprocessed if the settings say so."""
+        column_map, source = self._column_map, self._get_source()
+        if not source.has_contiguous_episodes:
+            joined = join_chunks(chunks)
+            chunks = [group_by_episode(joined, column_map)]
+        spaces = policy.observation_space, policy.action_space
+        parts: list[TrajectoryRows] = []
+        for chunk in chunks:
+            steps = column_map.read(chunk, spaces, plan.names)
+            part = make_trajectories(
+                steps,
+                column_map,
+                needs_next_obs=plan.needs_next_obs,
+                first_unroll=self._unrolls,
+            )
+            self._unrolls += chunk.rows
+            self._report_dropped(part.dropped, chunk)
+            if len(part.ends):
+                parts.append(part)
+        if not parts:
+            return None
+        rows = self._make_rollout_rows(policy_id, policy, parts)
+        if not self._settings.postprocess:
+            rows.prepare(policy.config.get("clip_rewards"), None, observes=False)
+            batch = rows.to_batch()
+            return make_sequence_batch(batch, policy) if policy.is_recurrent() else batch
+        postprocessor = self._make_postprocessor()
+        return postprocessor.make_batches([rows], lambda: _make_owners(rows))[policy_id]
+
+    def _report_dropped(self, rows: int, chunk: Chunk) -> None:
+        if rows and not self._dropped:
+            logger.warning(
+                "%d of %d rows of %s have no next observation, because their episode is cut off "
+                "there and 'new_obs' is not recorded. They are left out, as others like them.",
+                rows,
+                chunk.rows,
+                chunk.table,
+            )
+        self._dropped += rows
+
+    def _make_rollout_rows(
+        self, policy_id: str, policy: Any, parts: Sequence[TrajectoryRows]
+    ) -> RolloutRows:
+        def join(arrays: Sequence[Any]) -> list[np.ndarray]:
+            return [_concatenate(leaf) for leaf in zip(*arrays, strict=True)]
+
+        obs = join([part.obs for part in parts])
+        new_obs = obs if parts[0].new_obs is None else join([part.new_obs for part in parts])
+        names = parts[0].columns
+        columns = {name: _concatenate([part.columns[name] for part in parts]) for name in names}
+        ends = _concatenate([part.ends for part in parts])
+        columns.setdefault(REWARDS, np.zeros(len(ends), np.float32))
+        ports = make_leaf_ports(ACTIONS, action_leaves(policy.action_space))
+        actions = self._convert_actions(policy, join([part.actions for part in parts]))
+        columns |= {port.name: x for port, x in zip(ports, actions, strict=True)}
+        for i, state in enumerate(policy.get_initial_state()):
+            initial = np.broadcast_to(np.asarray(state), (len(ends), *np.shape(state)))
+            for name in (f"state_in_{i}", f"state_out_{i}"):
+                if columns.get(name, initial).shape != initial.shape:
+                    del columns[name]
+                columns.setdefault(name, initial)
+        rows = RolloutRows(policy_id, policy, ports, obs, new_obs, columns, ends)
+        self._add_views(policy, rows)
+        return rows
+
+    def _add_views(self, policy: Policy, rows: RolloutRows) -> None:
+        """Adds the earlier steps that the model reads."""
+        views = policy.driver.acting.views
+        if not views:
+            return
+        space = policy.observation_space
+        sources = {
+            OBS: unflatten(space, rows.obs),
+            NEW_OBS: unflatten(space, rows.new_obs),
+            **nest_columns(
+                {port.name: rows.columns[port.name] for port in rows.actions},
+                rows.actions,
+                policy.action_space,
+                (),
+            ),
+            REWARDS: rows.columns[REWARDS],
+        }
+        trajectories = Trajectories(rows.ends)
+        for view in views:
+            for current in (view, view.next_step_view):
+                if current is None:
+                    continue
+                requirement = ViewRequirement(current.source, shift=list(current.shifts))
+                column = trajectories.build_views(sources, {current.name: requirement})
+                leaves = current.flatten(column[current.name])
+                rows.columns |= {
+                    port.name: leaf for port, leaf in zip(current.ports, leaves, strict=True)
+                }
+
+
+class _LoadedBlock:
+    """Batches whose items, rows or sequences, are taken in a given order.
+
+    Attributes:
+        offset: how many items were taken.
+    """
+
+    def __init__(
+        self, batches: Mapping[str, SampleBatch], order: np.ndarray, offset: int = 0
+    ) -> None:
+        self._batches = batches
+        self._order = order
+        self.offset = offset
+        self._bounds = np.cumsum([0, *(_count_items(batch) for batch in batches.values())])
+        lengths = [_get_item_rows(batch) for batch in batches.values()]
+        has_sequences = any(batch.get("seq_lens") is not None for batch in batches.values())
+        self._item_rows = np.concatenate(lengths) if has_sequences else None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.offset >= len(self._order)
+
+    def take(self, rows: int) -> tuple[dict[str, SampleBatch], int]:
+        """Takes items of at least `rows` rows, or all; returns batches and number of rows."""
+        remaining = self._order[self.offset :]
+        if self._item_rows is None:
+            items = remaining[:rows]
+            count = len(items)
+        else:
+            totals = np.cumsum(self._item_rows[remaining])
+            number = int(np.searchsorted(totals, rows)) + 1
+            items = remaining[:number]
+            count = int(totals[min(number, len(totals)) - 1]) if len(totals) else 0
+        self.offset += len(items)
+        batches = {}
+        for i, (policy_id, batch) in enumerate(self._batches.items()):
+            own = items
+            if len(self._batches) > 1:
+                own = items[(items >= self._bounds[i]) & (items < self._bounds[i + 1])]
+                own = own - self._bounds[i]
+            if len(own):
+                batches[policy_id] = _take_items(batch, own)
+        return batches, count
+
+    def get_rows(self) -> dict[str, Any]:
+        """Returns all rows and their order, as plain values and arrays."""
+        return {
+            "order": self._order,
+            "batches": [[pid, dict(batch)] for pid, batch in self._batches.items()],
+        }
+
+    @classmethod
+    def from_rows(cls, state: Mapping[str, Any], offset: int) -> _LoadedBlock:
+        """Restores a block from `get_rows`."""
+        batches = {pid: SampleBatch(columns) for pid, columns in state["batches"]}
+        return cls(batches, np.asarray(state["order"]), offset)
+
+
+def _count_items(batch: SampleBatch) -> int:
+    lengths = batch.get("seq_lens")
+    return batch.count if lengths is None else len(lengths)
+
+
+def _get_item_rows(batch: SampleBatch) -> np.ndarray:
+    lengths = batch.get("seq_lens")
+    return np.ones(batch.count, np.int64) if lengths is None else np.asarray(lengths)
+
+
+def _take_items(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
+    lengths = batch.get("seq_lens")
+    if lengths is None:
+        columns = {name: map_leaves(lambda x: x[items], column) for name, column in batch.items()}
+        return SampleBatch(columns)
+    starts = np.cumsum(lengths) - lengths
+    chosen = lengths[items]
+    offsets = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
+    rows = np.repeat(starts[items], chosen) + offsets
+    columns = {}
+    for name, column in batch.items():
+        index = items if name == "seq_lens" or name.startswith("state_in_") else rows
+        columns[name] = map_leaves(lambda x, index=index: x[index], column)
+    return SampleBatch(columns)
+
+
+def _join_batches(batches: Sequence[SampleBatch]) -> Any:
+    return batches[0] if len(batches) == 1 else concat_samples(list(batches))
+
+
+def _concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _count_env_steps(batches: Mapping[str, SampleBatch]) -> int:
+    """Returns how many environment steps the rows of several policies belong to."""
+    if all(EPS_ID in batch and T in batch for batch in batches.values()):
+        steps = [np.stack([batch[EPS_ID], batch[T]], axis=1) for batch in batches.values()]
+        return len(np.unique(np.concatenate(steps), axis=0))
+    return max(batch.count for batch in batches.values())
+
+
+def _make_owners(rows: RolloutRows) -> dict[int, tuple[Any, Any]]:
+    """Returns an episode and an agent for each trajectory."""
+    episode_ids = rows.columns[EPS_ID]
+    agents = rows.columns["agent_index"]
+    result = {}
+    for unroll, part in rows.iter_unrolls():
+        episode = _RecordedEpisode(int(episode_ids[part.start]))
+        agent = int(agents[part.start]) or SINGLE_AGENT
+        result[unroll] = episode, agent
+    return result
+
+
+class _RecordedEpisode:
+    """The episode of recorded rows, for methods that postprocess trajectories."""
+
+    def __init__(self, episode_id: int) -> None:
+        self.episode_id = episode_id
