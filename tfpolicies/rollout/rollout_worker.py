@@ -31,6 +31,7 @@ from tfpolicies.rollout.base_worker import Spaces
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
 from tfpolicies.rollout.experience_input import infer_missing_spaces, make_sampler
+from tfpolicies.rollout.experience_output import StepRecorder
 from tfpolicies.rollout.learning_worker import LearningWorker
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.observation_filters import ObservationFilters
@@ -139,6 +140,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         self.seconds_to_make = 0.0
         source = env_creator if env_creator is not None else self.config.env
         self._dataset_shards = dataset_shards
+        self._recorder = None if self.config.output is None else StepRecorder(self)
         if source is not None and self._has_environments():
             self.environments, self.watchdog = make_worker_environments(
                 self, source, self._context(), validate_env
@@ -188,6 +190,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
             "callbacks": self.callbacks,
             "worker": self,
             "perf_stats_ema_coef": config.sampler_perf_stats_ema_coef,
+            "record": None if self._recorder is None else self._recorder.record,
         }
         if not isinstance(envs, MultiAgentEnvAdapter):
             return SingleAgentSampler(envs, self.policy_map, **settings)
@@ -544,6 +547,8 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         if hasattr(self, "policies"):
             for policy in self.policy_map.values():
                 policy.close()
+        if self._recorder is not None:
+            self._recorder.close()
         if getattr(self, "sampler", None) is not None:
             self.sampler.close()
             self.sampler = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +86,7 @@ class Sampler(abc.ABC):
         callbacks: the user's; None for none.
         worker: passed to callbacks.
         perf_stats_ema_coef: see `StepTimes`.
+        record: see `Postprocessor`.
 
     Attributes:
         envs: the environments, wrapped with connectors if there are any.
@@ -108,6 +109,7 @@ class Sampler(abc.ABC):
         callbacks: DefaultCallbacks | None = None,
         worker: object = None,
         perf_stats_ema_coef: float | None = None,
+        record: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:
         self.envs = self._base_envs = envs
         self.policies = policies
@@ -126,6 +128,7 @@ class Sampler(abc.ABC):
             policies,
             self._get_running_ids,
             enable_connectors,
+            record=record,
         )
 
     @property
