@@ -43,6 +43,7 @@ from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError, UnsupportedMethodError
 from tfpolicies.models.size_check import limit_to_stored_weights
 from tfpolicies.models.work import limit_work
+from tfpolicies.offline.input_reader import UnavailableData
 from tfpolicies.policy.policy_checkpoints import (
     ALGORITHM_MANIFEST,
     StoredPolicy,
@@ -80,6 +81,8 @@ from tfpolicies.storage.segment_files import Segment
 from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger(__name__)
+
+_DATA_SETTINGS = ("input_", "input_config", "output", "output_config")
 
 
 class CheckpointPath(str):
@@ -175,6 +178,7 @@ def make_snapshot(
             "rng": None if worker.sampler is None else encode_generator(worker.sampler.rng),
             "global_vars": encode_value(worker.global_vars),
             "sampler": sampler_state,
+            "input_positions": [[*x] for x in sorted(algorithm.workers.input_positions.items())],
         },
         "evaluation": _encode_evaluation(algorithm.evaluation_worker),
         "extra": encode_value(extra),
@@ -326,7 +330,8 @@ def _unpickle_algorithm(
 def _encode_sampler(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments support `get_state`."""
     sampler = worker.sampler
-    stores_episodes = worker.has_episodes and not worker.config.reset_episodes_at_checkpoint
+    resets = worker.config.reset_episodes_at_checkpoint and worker.environments is not None
+    stores_episodes = worker.has_episodes and not resets
     state = sampler.get_state() if stores_episodes and sampler is not None else None
     if state is None:
         return None, {}
@@ -472,7 +477,11 @@ class StoredAlgorithm:
         record = {**self.checkpoint.manifest["config"], "keras": None}
         overrides = {**dict.fromkeys(MappingAndTrainable._fields), **(self.overrides or {})}
         config = decode_and_override(record, overrides, self.source, ALGORITHM_SETTINGS)
-        settings = {name: find_unresolved(value) for name, value in config.items()}
+        settings = {
+            name: find_unresolved(value)
+            for name, value in config.items()
+            if name not in _DATA_SETTINGS  # acting does not need them
+        }
         return {name: missing for name, missing in settings.items() if missing}
 
     def get_unserializable(self) -> Unserializable | None:
@@ -619,7 +628,14 @@ class StoredAlgorithm:
         with self._convert_manifest_errors():
             roster = self.get_mapping_and_trainable()._asdict()
         overrides = {**roster, "policies_to_train": None, **(self.overrides or {})}
-        settings = decode_config(manifest["config"], overrides, self.source, ALGORITHM_SETTINGS)
+        settings = decode_config(
+            manifest["config"],
+            overrides,
+            self.source,
+            ALGORITHM_SETTINGS,
+            unneeded=_DATA_SETTINGS,
+        )
+        _replace_unavailable_data(settings)
         automatic = get_stored_auto(manifest, settings, overrides)
         settings |= dict.fromkeys(automatic, "auto")
         try:
@@ -808,11 +824,23 @@ class StoredAlgorithm:
         algorithm.iteration = state.progress["iteration"]
         algorithm._metrics.set_progress(state.progress)
         restore_sampling(worker, state.seeds_used, state.rng, state.global_vars, state.sampler)
+        algorithm.workers.input_positions = dict(state.input_positions)
         algorithm.workers.sync_workers(new_episodes=True)
         if state.evaluation is not None:
             seeds_used, rngs = state.evaluation
             rngs = {pid: rng for pid, rng in rngs.items() if pid in stored_policies}
             algorithm._evaluator.restore_generators(seeds_used, rngs)
+
+
+def _replace_unavailable_data(settings: dict[str, Any]) -> None:
+    """Replaces data that a file cannot hold: training asks for them, acting does not need them."""
+    for name, options_name in (("input_", "input_config"), ("output", "output_config")):
+        parts = {x: settings[x] for x in (name, options_name) if x in settings}
+        missing = find_unresolved(parts)
+        if missing:
+            description = ", ".join(value.name for value in missing.values())
+            settings[name] = UnavailableData(name, description)
+            settings[options_name] = {}
 
 
 def _get_dict(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

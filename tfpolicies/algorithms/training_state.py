@@ -26,6 +26,7 @@ class TrainingState(NamedTuple):
     rng: np.random.Generator | None  # of the sampler; None if there was none
     global_vars: dict[str, Any]
     sampler: dict[str, Any] | None  # the running episodes
+    input_positions: dict[int, Any]  # by worker index, where workers read recorded experience
     evaluation: tuple[int, dict[str, np.random.Generator]] | None  # seeds used; by policy id
     extra: Any  # as `Algorithm.set_extra_state` takes it
 
@@ -50,6 +51,7 @@ def read_training_state(checkpoint: Checkpoint) -> TrainingState:
         rng,
         _require_dict(decode_value(worker["global_vars"])),
         _decode_episodes(worker["sampler"], arrays.get("sampler", {}), rng),
+        {int(index): position for index, position in worker.get("input_positions", ())},
         _decode_evaluation(manifest["evaluation"]),
         restore_arrays(
             decode_value(manifest["extra"]), arrays.get("extra", {}), checkpoint.segments

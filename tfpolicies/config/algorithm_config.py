@@ -326,9 +326,10 @@ class AlgorithmConfig(BaseConfig):
         return {key: value for key, value in settings.items() if key in readable}
 
     def copy_for_policy(self) -> AlgorithmConfig:
-        """Returns an unfrozen copy with default multi-agent settings."""
+        """Returns an unfrozen copy with default multi-agent and data settings."""
         config = self.copy(copy_frozen=False)
         config._sections["multi_agent"] = MultiAgentSettings()
+        config._sections["offline_data"] = run_sections.OfflineDataSettings()
         return config
 
     def add_custom_settings(self, settings: Mapping[str, Any]) -> None:

@@ -23,6 +23,8 @@ from tfpolicies.base.validators import (
 from tfpolicies.config.base_config import as_overrides
 from tfpolicies.config.setting import Merge, Section, check, require, setting
 from tfpolicies.errors import ConfigError, suggest_similar_names
+from tfpolicies.offline.data_source import DataSource
+from tfpolicies.offline.memory_data import ArrayData
 
 _RESOURCE_DICT = Validator(
     lambda x: (
@@ -114,6 +116,11 @@ class DebuggingSettings(Section):
     check_inputs: bool = setting(True, BOOL)  # reject NaN and empty action masks
 
 
+def _wrap_arrays(data: Any) -> Any:
+    """Returns a dict of arrays as a data source, which configs do not copy and files not store."""
+    return ArrayData(data) if isinstance(data, Mapping) and data and not is_mixture(data) else data
+
+
 def is_mixture(source: Any) -> bool:
     """Returns whether an input is `{source: weight}`, not a dict of arrays."""
     return isinstance(source, Mapping) and len(source) > 0 and all(map(is_number, source.values()))
@@ -122,7 +129,7 @@ def is_mixture(source: Any) -> bool:
 _INPUT = Validator(
     lambda x: (
         (isinstance(x, str) and x != "")
-        or isinstance(x, os.PathLike | list | tuple | Mapping)
+        or isinstance(x, os.PathLike | list | tuple | Mapping | DataSource)
         or callable(x)
         or any(hasattr(x, name) for name in ("iter_batches", "element_spec", "iloc"))
     ),
@@ -159,7 +166,7 @@ def _check_keys(name: str, config: Mapping[str, Any], allowed_keys: Sequence[str
 class OfflineDataSettings(Section):
     """Recorded experience: where batches come from, and where sampled ones are recorded."""
 
-    input_: Any = setting("sampler", _INPUT)  # "sampler": environments
+    input_: Any = setting("sampler", _INPUT, normalize=_wrap_arrays)  # "sampler": environments
     # "columns": sources of columns; "trusted": files are parsed in this process; "format", "paths"
     input_config: Mapping[str, Any] = setting({}, DICT)
     actions_in_input_normalized: bool = setting(False, BOOL)  # recorded actions are in [-1, 1]

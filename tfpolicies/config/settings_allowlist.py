@@ -17,6 +17,7 @@ from tfpolicies.envs.env_factory import is_import_path
 from tfpolicies.envs.env_registry import ENVIRONMENTS
 from tfpolicies.envs.envpool import is_envpool_name
 from tfpolicies.envs.pettingzoo import is_pettingzoo_name
+from tfpolicies.offline.input_registry import is_class_path
 from tfpolicies.storage.allowed_objects import AllowedObject, AllowedObjects, resolve_allowed
 from tfpolicies.storage.import_paths import UnresolvedObject, check_class_name
 from tfpolicies.storage.json_values import decode_value
@@ -144,6 +145,16 @@ def _make_number_places(max_values: Mapping[str, int]) -> dict[str, AllowedObjec
     }
 
 
+def _check_input(source: Setting) -> Any:
+    """Returns a source of experience in a file, or an `UnresolvedObject` for a class path."""
+    return UnresolvedObject(source, importable=True) if is_class_path(source) else source
+
+
+def _check_output(target: Setting) -> Any:
+    """Returns None or an `UnresolvedObject`: a file does not choose where to write."""
+    return None if target is None else UnresolvedObject(f"{target!r:.80}")
+
+
 POLICY_CLASS = AllowedObject("policy_class")
 
 _EXPLORATION_PLACES: dict[str, AllowedObjects] = {
@@ -196,6 +207,8 @@ POLICY_SETTINGS = _make_places(AllowedObject("env", allows_functions=True))
 
 ALGORITHM_SETTINGS = _make_places(
     AllowedObject("env", allows_functions=True, decode_plain=check_environment_name),
+    input_=AllowedObject("input", decode_plain=_check_input),
+    output=AllowedObject("output", decode_plain=_check_output),
     extra_python_environs_for_worker=AllowedObject(
         "environment variables", decode_plain=_check_environment_variables
     ),

@@ -18,6 +18,7 @@ from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
+from tfpolicies.rollout.experience_input import get_input_position, set_input_position
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import EvaluationResult
@@ -70,17 +71,29 @@ def get_policy_spaces(worker: RolloutWorker, policy_id: str, spec: PolicySpec) -
 
 
 class SampleResult(NamedTuple):
-    """One sample with its metrics and filter deltas. If it is lost, none of them is counted."""
+    """One sample with its metrics and filter deltas. If it is lost, none of them is counted.
+
+    `input_position` is where the worker continues to read its data: a worker that replaces it reads
+    on where the last sample that arrived ended.
+    """
 
     batch: SampleBatch | MultiAgentBatch
     metrics: list[RolloutMetrics]
     filter_deltas: FilterDeltas
+    worker_index: int = 0
+    input_position: Any = None
 
 
 def sample_with_metrics(worker: RolloutWorker) -> SampleResult:
     """Returns a sample, the metrics of episodes that ended in it, and the filter deltas."""
     batch = worker.sample()
-    return SampleResult(batch, worker.get_metrics(), _pop_filter_deltas(worker))
+    return SampleResult(
+        batch,
+        worker.get_metrics(),
+        _pop_filter_deltas(worker),
+        worker.worker_index,
+        get_input_position(worker),
+    )
 
 
 def _pop_filter_deltas(worker: RolloutWorker) -> FilterDeltas:
@@ -268,21 +281,29 @@ class WorkerSnapshot(NamedTuple):
         mapping_and_trainable: the mapping and the trained policies.
         global_vars: the counters of the run.
         explore: whether policies explore, by id.
+        input_positions: by worker index, where workers continue to read their data.
     """
 
     states: dict[str, dict[str, Any]]
     mapping_and_trainable: MappingAndTrainable
     global_vars: dict[str, Any]
     explore: dict[str, bool]
+    input_positions: Mapping[int, Any] = {}
 
 
-def make_snapshot(worker: RolloutWorker) -> WorkerSnapshot:
+def make_snapshot(
+    worker: RolloutWorker, input_positions: Mapping[int, Any] | None = None
+) -> WorkerSnapshot:
     policies = dict(worker.policy_map.items())
     states = {pid: get_inference_state(policy) for pid, policy in policies.items()}
     configs = {pid: policy.config for pid, policy in policies.items()}
     explore = {pid: config["explore"] for pid, config in configs.items() if "explore" in config}
     return WorkerSnapshot(
-        states, worker.policies.mapping_and_trainable, dict(worker.global_vars), explore
+        states,
+        worker.policies.mapping_and_trainable,
+        dict(worker.global_vars),
+        explore,
+        dict(input_positions or {}),
     )
 
 
@@ -308,6 +329,7 @@ def restore_snapshot(
     worker.seeds.num_calls = 1 + episode_seed
     if worker.config.seed is not None:
         _reseed(worker, episode_seed)
+    set_input_position(worker, snapshot.input_positions.get(worker.worker_index))
     request_new_episodes(worker)
 
 

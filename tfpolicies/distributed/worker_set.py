@@ -56,6 +56,8 @@ class WorkerSet(Extensible):
     Attributes:
         config: of all workers.
         on_recreated: called with the indices of workers that replaced failed ones.
+        input_positions: by index, where remote workers continue to read recorded experience. They
+            advance with each sample that arrives.
 
     Raises:
         ConfigError: if there are to be remote workers, but Ray is not installed.
@@ -76,6 +78,7 @@ class WorkerSet(Extensible):
     ) -> None:
         self.config = config
         self.on_recreated: Callable[[list[int]], None] = lambda worker_ids: None
+        self.input_positions: dict[int, Any] = {}
         self._metrics: list[RolloutMetrics] = []
         self._filter_deltas: list[FilterDeltas] = []
         self._inference_only: set[str] = (
@@ -294,6 +297,8 @@ class WorkerSet(Extensible):
     def _collect_results(self, results: list[SampleResult]) -> list[SampleBatch | MultiAgentBatch]:
         for result in results:
             self._metrics += result.metrics
+            if result.input_position is not None:
+                self.input_positions[result.worker_index] = result.input_position
             if result.filter_deltas and self.config.use_worker_filter_stats:
                 self._filter_deltas.append(result.filter_deltas)
         self.notify_recreated()
@@ -575,7 +580,7 @@ class WorkerSet(Extensible):
         )
 
     def _make_snapshot(self) -> worker_protocol.WorkerSnapshot:
-        return worker_protocol.make_snapshot(self._local)
+        return worker_protocol.make_snapshot(self._local, self.input_positions)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the algorithm, or its policies.")

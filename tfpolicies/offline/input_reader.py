@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
+from tfpolicies.errors import ConfigError
 
 InputFunction = Callable[["IOContext"], "InputReader"]
 OutputFunction = Callable[["IOContext"], "OutputWriter"]
@@ -38,6 +39,30 @@ class IOContext:
         """Returns a reader that samples the worker's environments; None without environments."""
         make_reader = getattr(self.worker, "make_sampler_input", None)
         return None if make_reader is None else make_reader()
+
+
+class UnavailableData:
+    """Stands for data or a function that a checkpoint could not store.
+
+    An algorithm that is restored without them acts and evaluates; calling this is an error.
+
+    Args:
+        setting: "input_" or "output".
+        description: of the value when it was saved.
+    """
+
+    def __init__(self, setting: str, description: str) -> None:
+        self._setting = setting
+        self._description = description
+
+    def __call__(self, io_context: IOContext) -> Any:
+        """Raises a `ConfigError` that says how to pass the data."""
+        del io_context
+        raise ConfigError(
+            f"The checkpoint was saved with {self._setting}={self._description}, which a file "
+            "cannot hold safely. Pass it when loading: from_checkpoint(path, config="
+            f"{{{self._setting!r}: ...}})."
+        )
 
 
 class InputReader(abc.ABC):

@@ -9,6 +9,20 @@ from tfpolicies.offline.input_reader import InputFunction
 INPUTS = NameRegistry("An input", ConfigError)
 
 
+_FILE_ENDINGS = ("json", "jsonl", "parquet", "pq", "zip")
+
+
+def is_class_path(source: object) -> bool:
+    """Returns whether a text is the path of a class in a module, not a file or a name.
+
+    >>> is_class_path("package.readers.MyReader"), is_class_path("logs.parquet")
+    (True, False)
+    """
+    parts = source.split(".") if isinstance(source, str) else []
+    is_path = len(parts) > 1 and all(part.isidentifier() for part in parts)
+    return is_path and parts[-1] not in _FILE_ENDINGS
+
+
 def register_input(name: str, input_creator: InputFunction) -> None:
     """Registers a function that makes a reader, under a name.
 

@@ -62,6 +62,8 @@ def open_data(data: Any, *, file_format: str | None = None, trusted: bool = Fals
         if not trusted:
             return IsolatedFiles(kind, names)
         return open_files(kind, names)
+    if isinstance(data, DataSource):
+        return data
     if isinstance(data, Mapping):
         return ArrayData(data)
     if hasattr(data, "element_spec"):

@@ -15,7 +15,7 @@ from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.offline.data_source import DataSource
 from tfpolicies.offline.data_spaces import SpacePair, infer_spaces
 from tfpolicies.offline.input_reader import InputReader, IOContext
-from tfpolicies.offline.input_registry import INPUTS
+from tfpolicies.offline.input_registry import INPUTS, is_class_path
 from tfpolicies.offline.open_data import open_data
 from tfpolicies.rollout.episode import Episode
 from tfpolicies.rollout.offline_sampler import OfflineSampler, OfflineSettings
@@ -162,7 +162,7 @@ class _SamplerMaker:
             registered = INPUTS.find(source)
             if registered is not None:
                 return self._make_reader_sampler(registered)
-            if _is_class_path(source):
+            if is_class_path(source):
                 return self._make_reader_sampler(_import_class(source))
         if callable(source) and not hasattr(source, "iter_batches"):
             return self._make_reader_sampler(source)
@@ -190,13 +190,8 @@ class _SamplerMaker:
 
     def _make_reader_sampler(self, make_reader: Callable[[IOContext], Any]) -> ReaderSampler:
         worker = self._worker
-        reader = make_reader(IOContext(worker.log_dir, worker.config, worker.worker_index, worker))
-        if not callable(getattr(reader, "next", None)):
-            raise ConfigError(
-                "input_ must return a reader, an object with a method next() that returns a "
-                f"batch, got {reader!r:.200}. Subclass tfpolicies.offline.InputReader."
-            )
-        return ReaderSampler(reader, self._rng)
+        context = IOContext(worker.log_dir, worker.config, worker.worker_index, worker)
+        return ReaderSampler(lambda: make_reader(context), self._rng)
 
 
 def make_offline_settings(worker: Any, shards: Sequence[Any] | None) -> OfflineSettings:
@@ -219,13 +214,6 @@ def make_offline_settings(worker: Any, shards: Sequence[Any] | None) -> OfflineS
     )
 
 
-def _is_class_path(source: str) -> bool:
-    """Returns whether a text names a class in a module, not a file."""
-    parts = source.split(".")
-    is_path = all(part.isidentifier() for part in parts) and len(parts) > 1
-    return is_path and parts[-1] not in ("json", "jsonl", "parquet", "pq", "zip")
-
-
 def _import_class(path: str) -> Any:
     module_name, _, name = path.rpartition(".")
     try:
@@ -238,10 +226,10 @@ def _import_class(path: str) -> Any:
 
 
 class ReaderSampler:
-    """Returns the batches of a user's reader.
+    """Returns the batches of a user's reader, which the first sample creates.
 
     Args:
-        reader: the reader.
+        make_reader: creates the reader.
         rng: stored, as for other samplers.
 
     Attributes:
@@ -252,10 +240,22 @@ class ReaderSampler:
     num_envs = 0
     running_episodes: Sequence[Episode] = ()
 
-    def __init__(self, reader: InputReader, rng: np.random.Generator) -> None:
+    def __init__(self, make_reader: Callable[[], Any], rng: np.random.Generator) -> None:
         self.rng = rng
         self.metrics: list[Any] = []
-        self._reader = reader
+        self._make_reader = make_reader
+        self._reader: InputReader | None = None
+
+    def _get_reader(self) -> Any:
+        if self._reader is None:
+            reader = self._make_reader()
+            if not callable(getattr(reader, "next", None)):
+                raise ConfigError(
+                    "input_ must return a reader, an object with a method next() that returns a "
+                    f"batch, got {reader!r:.200}. Subclass tfpolicies.offline.InputReader."
+                )
+            self._reader = reader
+        return self._reader
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
         """Returns the reader's next batch.
@@ -263,7 +263,7 @@ class ReaderSampler:
         Raises:
             UsageError: if it is not a batch with rows.
         """
-        batch = self._reader.next()
+        batch = self._get_reader().next()
         if isinstance(batch, Mapping) and not isinstance(batch, SampleBatch):
             batch = SampleBatch(batch)
         if not isinstance(batch, SampleBatch | MultiAgentBatch) or not batch.count:
@@ -292,7 +292,7 @@ class ReaderSampler:
         """Restores what `get_state` returned."""
         self.rng.bit_generator.state = state["rng"]
         if state["reader"] is not None:
-            self._reader.set_state(state["reader"])  # type: ignore[attr-defined]
+            self._get_reader().set_state(state["reader"])
 
 
 class MixedSampler:
@@ -355,23 +355,43 @@ class MixedSampler:
             if hasattr(sampler, "close"):
                 sampler.close()
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Returns the states of all samplers; None if one has none."""
+    def get_position(self) -> list[Any]:
+        """Returns the positions of the samplers of data; None for others."""
+        return [_get_position(sampler) for sampler in self._samplers]
+
+    def set_position(self, position: Sequence[Any]) -> None:
+        """Continues at positions of `get_position`."""
+        for sampler, part in zip(self._samplers, position, strict=True):
+            if part is not None:
+                sampler.set_position(part)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the states of all samplers; running episodes may have none."""
         states = [sampler.get_state() for sampler in self._samplers]
-        if any(state is None for state in states):
-            return None
-        envs = [state.pop("envs") for state in states]
-        rngs = [state.pop("rng") for state in states]
-        return {
-            "envs": envs,
-            "rng": self.rng.bit_generator.state,
-            "parts": states,
-            "rngs": rngs,
-        }
+        envs = [None if state is None else state.pop("envs") for state in states]
+        return {"envs": envs, "rng": self.rng.bit_generator.state, "parts": states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores what `get_state` returned; episodes without a state begin again."""
         self.rng.bit_generator.state = state["rng"]
-        parts = zip(self._samplers, state["parts"], state["envs"], state["rngs"], strict=True)
-        for sampler, part, envs, rng in parts:
-            sampler.set_state({**part, "envs": envs, "rng": rng})
+        for sampler, part, envs in zip(self._samplers, state["parts"], state["envs"], strict=True):
+            if part is None:
+                sampler.reset(None)
+            else:
+                sampler.set_state({**part, "envs": envs})
+
+
+def _get_position(sampler: Any) -> Any:
+    get_position = getattr(sampler, "get_position", None)
+    return None if get_position is None else get_position()
+
+
+def get_input_position(worker: Any) -> Any:
+    """Returns where a worker continues to read its data; None if it reads none."""
+    return None if worker.sampler is None else _get_position(worker.sampler)
+
+
+def set_input_position(worker: Any, position: Any) -> None:
+    """Makes a worker continue at a position of `get_input_position`; None changes nothing."""
+    if position is not None and hasattr(worker.sampler, "set_position"):
+        worker.sampler.set_position(position)

@@ -170,30 +170,48 @@ class OfflineSampler:
 
         Rows whose postprocessing read the policy are part of it, since the policy changes.
         """
-        block = self._block
-        position = self._block_position if block is not None else self._get_reader().position
-        rows = None
-        if block is not None and self._settings.postprocess:
-            rows = block.get_rows()
+        has_rows = self._block is not None and self._settings.postprocess
         return {
             "envs": None,
             "rng": self.rng.bit_generator.state,
-            "position": position.to_state(),
-            "offset": 0 if block is None else block.offset,
-            "rows": rows,
+            "position": self.get_position(),
+            "rows": self._block.get_rows() if has_rows and self._block is not None else None,
         }
+
+    def get_position(self) -> list[Any]:
+        """Returns where the next sample begins, as JSON values."""
+        block = self._block
+        if self._saved_position is not None:
+            position, offset = self._saved_position
+        else:
+            position = self._get_reader().position if block is None else self._block_position
+            offset = 0 if block is None else block.offset
+        return [position.to_state(), offset, list(self._settings.shard)]
+
+    def set_position(self, position: Sequence[Any]) -> None:
+        """Continues at a position of `get_position`; at the start if it is of another shard."""
+        reader_state, offset, shard = position
+        self._block = None
+        if tuple(shard) != self._settings.shard:
+            logger.warning(
+                "The data are shared among %d workers, but were among %d before. Reading starts "
+                "again.",
+                self._settings.shard[1],
+                shard[1],
+            )
+            reader_state, offset = ReaderPosition().to_state(), 0
+        self._saved_position = ReaderPosition.from_state(reader_state), int(offset)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned."""
         self.rng.bit_generator.state = state["rng"]
-        position = ReaderPosition.from_state(state["position"])
-        self._block, offset = None, int(state["offset"])
-        self._saved_position = position, offset
-        if state["rows"] is not None:
+        self.set_position(state["position"])
+        if state["rows"] is not None and self._saved_position is not None:
             reader = self._get_reader()
-            reader.position = ReaderPosition.from_state(position.to_state())
+            self._block_position, offset = self._saved_position
+            self._saved_position = None
+            reader.position = ReaderPosition.from_state(self._block_position.to_state())
             reader.read_block()
-            self._block_position, self._saved_position = position, None
             self._block = _LoadedBlock.from_rows(state["rows"], offset)
 
     # -- blocks -------------------------------------------------------------------------------
