@@ -21,7 +21,7 @@ LAYERS = {
     "Base": ("base", "system"),
     "Data and models": (
         *("batch", "config", "connectors", "envs", "exploration", "models"),
-        *("replay", "reporting", "storage"),
+        *("offline", "replay", "reporting", "storage"),
     ),
     "Programs and runtimes": ("program", "export"),
     "Policies": ("policy", "policy_map", "importers"),

@@ -167,7 +167,7 @@ def test_rendering_is_accepted_with_a_line_that_it_shows_nothing(caplog):
 def test_a_frozen_config_accepts_constants_at_their_values():
     config = PPOConfig()
     config.freeze()
-    assert config.environment(render_env=False).offline_data(input_="sampler") is config
+    assert config.environment(render_env=False).offline_data(offline_sampling=False) is config
     config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
     config.training(_enable_learner_api=False).rl_module(_enable_rl_module_api=False)
     assert config.experimental(_enable_new_api_stack=False) == PPOConfig()

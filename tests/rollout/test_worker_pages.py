@@ -142,9 +142,14 @@ def test_init_default_policy_class():
 
 
 def test_init_dataset_shards():
-    for shards in ([], [1]):
-        with pytest.raises(ConfigError, match="dataset_shards"):
+    for shards in ([], "logs.parquet"):
+        with pytest.raises(ConfigError, match=r"dataset_shards must be a list.*index 0"):
             single(dataset_shards=shards)
+    assert single(dataset_shards=[None]).sampler is None
+    columns = {"obs": np.ones((3, 4)), "actions": np.array([0, 1, 0])}
+    worker = single(PGTF2Policy, dataset_shards=[columns])
+    with pytest.raises(ValueError, match=r"'advantages'.*postprocess_inputs=True"):
+        worker.sample()
 
 
 def test_init_tf_session_creator():

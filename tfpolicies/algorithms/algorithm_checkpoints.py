@@ -43,7 +43,7 @@ from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError, UnsupportedMethodError
 from tfpolicies.models.size_check import limit_to_stored_weights
 from tfpolicies.models.work import limit_work
-from tfpolicies.offline.input_reader import UnavailableData
+from tfpolicies.offline.experience_io import UnavailableData
 from tfpolicies.policy.policy_checkpoints import (
     ALGORITHM_MANIFEST,
     StoredPolicy,

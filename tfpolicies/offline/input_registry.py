@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfpolicies.base.name_registry import NameRegistry
 from tfpolicies.errors import ConfigError
-from tfpolicies.offline.input_reader import InputFunction
+from tfpolicies.offline.experience_io import InputFunction
 
 INPUTS = NameRegistry("An input", ConfigError)
 
@@ -36,6 +36,6 @@ def register_input(name: str, input_creator: InputFunction) -> None:
     if not callable(input_creator):
         raise ConfigError(
             f"The creator of {name!r} must be a function f(io_context) that returns an "
-            f"InputReader, got {input_creator!r}."
+            f"ExperienceReader, got {input_creator!r}."
         )
     INPUTS.add(name, input_creator)

@@ -14,7 +14,7 @@ import numpy as np
 from tfpolicies.batch.compression import pack_array
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.errors import ConfigError
-from tfpolicies.offline.input_reader import OutputWriter
+from tfpolicies.offline.experience_io import ExperienceWriter
 from tfpolicies.offline.packed_columns import pack_column
 from tfpolicies.system.paths import resolve_path
 
@@ -44,7 +44,7 @@ def make_output_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-class JsonLinesWriter(OutputWriter):
+class JsonLinesWriter(ExperienceWriter):
     """Writes batches as JSON lines into a folder.
 
     A line is complete before the next one begins, so a killed process loses at most one batch.

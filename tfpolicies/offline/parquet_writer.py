@@ -13,7 +13,7 @@ import numpy as np
 
 from tfpolicies.batch.leaves import concatenate_columns, map_leaves
 from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
-from tfpolicies.offline.input_reader import OutputWriter
+from tfpolicies.offline.experience_io import ExperienceWriter
 from tfpolicies.offline.json_lines import SEPARATOR
 from tfpolicies.offline.json_writer import make_file_name, make_output_folder
 from tfpolicies.offline.parquet_files import METADATA_KEY, import_parquet
@@ -99,7 +99,7 @@ def _to_arrow(array: np.ndarray) -> Any:
     return pyarrow.FixedSizeListArray.from_arrays(values, size)
 
 
-class ParquetWriter(OutputWriter):
+class ParquetWriter(ExperienceWriter):
     """Writes batches as Parquet files into a folder, one file per policy and about 16 MB.
 
     Rows are held until their episode ends, so that its rows follow each other. A file is written as

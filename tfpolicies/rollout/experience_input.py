@@ -14,7 +14,7 @@ from tfpolicies.config.run_sections import is_mixture
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.offline.data_source import DataSource
 from tfpolicies.offline.data_spaces import SpacePair, infer_spaces
-from tfpolicies.offline.input_reader import InputReader, IOContext
+from tfpolicies.offline.experience_io import ExperienceReader, IOContext
 from tfpolicies.offline.input_registry import INPUTS, is_class_path
 from tfpolicies.offline.open_data import open_data
 from tfpolicies.rollout.episode import Episode
@@ -31,6 +31,21 @@ def needs_environment(input_: Any) -> bool:
     if is_mixture(input_):
         return any(source == SAMPLER for source in input_)
     return isinstance(input_, str) and input_ == SAMPLER
+
+
+def require_shard(shards: Sequence[Any] | None, worker_index: int) -> None:
+    """Checks that there is an entry for a worker.
+
+    Raises:
+        ConfigError: if not.
+    """
+    is_list = isinstance(shards, list | tuple)
+    if shards is not None and not (is_list and worker_index < len(shards)):
+        raise ConfigError(
+            f"dataset_shards must be a list with an entry for each worker index, and this worker "
+            f"has the index {worker_index}; got {shards!r:.200}. An entry is None, a path, or a "
+            "shard of a dataset."
+        )
 
 
 def infer_missing_spaces(
@@ -80,8 +95,6 @@ def _open(
 
 def _get_dataset(config: AlgorithmConfig, shards: Sequence[Any] | None, worker_index: int) -> Any:
     if shards is not None:
-        if worker_index >= len(shards) or shards[worker_index] is None:
-            raise ConfigError(f"dataset_shards has no shard for worker {worker_index}.")
         return shards[worker_index]
     options = config.input_config
     if options.get("loader_fn") is not None:
@@ -244,7 +257,7 @@ class ReaderSampler:
         self.rng = rng
         self.metrics: list[Any] = []
         self._make_reader = make_reader
-        self._reader: InputReader | None = None
+        self._reader: ExperienceReader | None = None
 
     def _get_reader(self) -> Any:
         if self._reader is None:
@@ -252,7 +265,7 @@ class ReaderSampler:
             if not callable(getattr(reader, "next", None)):
                 raise ConfigError(
                     "input_ must return a reader, an object with a method next() that returns a "
-                    f"batch, got {reader!r:.200}. Subclass tfpolicies.offline.InputReader."
+                    f"batch, got {reader!r:.200}. Subclass tfpolicies.offline.ExperienceReader."
                 )
             self._reader = reader
         return self._reader
@@ -291,7 +304,7 @@ class ReaderSampler:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned."""
         self.rng.bit_generator.state = state["rng"]
-        if state["reader"] is not None:
+        if state.get("reader") is not None:
             self._get_reader().set_state(state["reader"])
 
 

@@ -10,7 +10,7 @@ from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, Sa
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.spaces import action_leaves, batch_leaves, unflatten
-from tfpolicies.offline.input_reader import IOContext, OutputWriter
+from tfpolicies.offline.experience_io import ExperienceWriter, IOContext
 from tfpolicies.offline.json_writer import JsonLinesWriter
 from tfpolicies.offline.parquet_writer import ParquetWriter
 from tfpolicies.policy.policy import Policy
@@ -31,7 +31,7 @@ class StepRecorder:
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
-        self._writer: OutputWriter | None = None
+        self._writer: ExperienceWriter | None = None
 
     def record(self, samples: Sequence[RolloutRows]) -> None:
         """Writes the rows of a sample, of each policy."""
@@ -60,7 +60,7 @@ def _to_env_batch(sample: RolloutRows) -> SampleBatch:
     return batch
 
 
-def make_writer(worker: Any) -> OutputWriter:
+def make_writer(worker: Any) -> ExperienceWriter:
     """Returns the writer that a worker's config asks for.
 
     Raises:
@@ -69,13 +69,13 @@ def make_writer(worker: Any) -> OutputWriter:
     config: AlgorithmConfig = worker.config
     output, options = config.output, config.output_config
     if callable(output):
-        writer: OutputWriter = output(
+        writer: ExperienceWriter = output(
             IOContext(worker.log_dir, config, worker.worker_index, worker)
         )
         if not callable(getattr(writer, "write", None)):
             raise ConfigError(
                 "output must return a writer, an object with a method write(batch), got "
-                f"{writer!r:.200}. Subclass tfpolicies.offline.OutputWriter."
+                f"{writer!r:.200}. Subclass tfpolicies.offline.ExperienceWriter."
             )
         return writer
     path = _get_path(output, options, worker.log_dir)

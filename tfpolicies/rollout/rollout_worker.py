@@ -30,7 +30,11 @@ from tfpolicies.rollout import worker_state
 from tfpolicies.rollout.base_worker import Spaces
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
-from tfpolicies.rollout.experience_input import infer_missing_spaces, make_sampler
+from tfpolicies.rollout.experience_input import (
+    infer_missing_spaces,
+    make_sampler,
+    require_shard,
+)
 from tfpolicies.rollout.experience_output import StepRecorder
 from tfpolicies.rollout.learning_worker import LearningWorker
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
@@ -117,6 +121,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         del arguments["self"], arguments["__class__"]
         super().__init__(arguments)
         _require_supported(tf_session_creator, default_policy_class)
+        require_shard(dataset_shards, worker_index)
         self.config = _as_config(config, default_policy_class)
         self.config.freeze()
         self.default_policy_class = default_policy_class

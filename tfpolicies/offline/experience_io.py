@@ -9,12 +9,12 @@ from typing import Any
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.errors import ConfigError
 
-InputFunction = Callable[["IOContext"], "InputReader"]
-OutputFunction = Callable[["IOContext"], "OutputWriter"]
+InputFunction = Callable[["IOContext"], "ExperienceReader"]
+OutputFunction = Callable[["IOContext"], "ExperienceWriter"]
 
 
 class IOContext:
-    """What a function that makes a reader or writer may need.
+    """Context that functions which make a reader or writer get.
 
     Args:
         log_dir: the folder of the run; None without one.
@@ -65,7 +65,7 @@ class UnavailableData:
         )
 
 
-class InputReader(abc.ABC):
+class ExperienceReader(abc.ABC):
     """Reads experience, batch by batch.
 
     A reader whose position can be stored also has `get_state()`, which returns JSON values and
@@ -77,7 +77,7 @@ class InputReader(abc.ABC):
         """Returns the next batch."""
 
 
-class OutputWriter(abc.ABC):
+class ExperienceWriter(abc.ABC):
     """Writes experience, batch by batch."""
 
     @abc.abstractmethod
