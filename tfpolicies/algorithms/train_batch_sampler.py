@@ -50,6 +50,7 @@ class TrainBatchSampler:
         self._metrics = metrics
         self._check = check
         self.env_steps_per_row = 1.0
+        self._has_fitted_filters = False
         self.row_magnitudes = RowMagnitudes()
 
     def sample(self, min_steps: int, *, while_learning: bool) -> dict[str, SampleBatch]:
@@ -61,6 +62,9 @@ class TrainBatchSampler:
         """
         started_at = time.perf_counter()
         workers = self._workers
+        if not self._has_fitted_filters:
+            workers.fit_filters()
+            self._has_fitted_filters = True
         sample = workers.sample_ready if while_learning else workers.sample
         batch = concat_samples(
             sample_steps(sample, **{self._metrics.unit: min_steps})

@@ -508,6 +508,11 @@ class WorkerSet(Extensible):
                 {pid: self._get_version(pid) for pid in merged_ids & synced_ids}
             )
 
+    def fit_filters(self) -> None:
+        """Fits filters without observations to recorded experience, and copies them to all."""
+        if self._local.fit_filters():
+            self.sync_workers()
+
     def _get_version(self, policy_id: str) -> Any:
         policies = self._local.policy_map
         return policies.get_handle(policy_id).driver.version if policy_id in policies else None

@@ -88,6 +88,11 @@ class RunningFilter(Extensible, abc.ABC):
         """The number of elements that the next `flush` merges."""
         return int(self._pending[0].count) if self._pending else 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no element was observed yet, nor is one pending."""
+        return not any(stat.count for stat in (*self._frozen, *self._pending))
+
     def flush(self) -> None:
         """Moves the pending elements into the statistics."""
         with self._lock:

@@ -10,10 +10,13 @@ import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.run_sections import is_mixture
 from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.models.mean_std_filters import ReturnFilter
+from tfpolicies.offline.column_map import OBS, REWARDS, ColumnMap
 from tfpolicies.offline.data_source import DataSource
-from tfpolicies.offline.data_spaces import SpacePair, infer_spaces
+from tfpolicies.offline.data_spaces import SpacePair, infer_spaces, iter_chunks
 from tfpolicies.offline.experience_io import ExperienceReader, IOContext
 from tfpolicies.offline.input_registry import INPUTS, is_class_path
 from tfpolicies.offline.open_data import open_data
@@ -23,6 +26,7 @@ from tfpolicies.rollout.postprocessor import Postprocessor
 from tfpolicies.rollout.sampler import Sampler
 
 SAMPLER, DATASET = "sampler", "dataset"
+_MAX_FITTED_ROWS = 1_000_000
 _DEFAULT_SEED = 0  # of the order of rows in a run without a seed
 
 
@@ -137,6 +141,80 @@ def make_sampler(
         weights = [input_[source] for source in parts]
         return MixedSampler([*parts.values()], weights, rng)
     return make_source.make(input_)
+
+
+def fit_filters(worker: Any, shards: Sequence[Any] | None) -> list[str]:
+    """Fits the running statistics of policies to recorded experience, before training.
+
+    Policies whose statistics have numbers already keep them. At most a million rows are read.
+
+    Args:
+        worker: has the policies.
+        shards: its argument `dataset_shards`.
+
+    Returns:
+        The ids of the policies whose statistics were fitted.
+
+    Raises:
+        ConfigError: if rewards are to be scaled by running returns, which the data do not have.
+    """
+    config: AlgorithmConfig = worker.config
+    if needs_environment(config.input_) and shards is None:
+        return []
+    filters = {
+        policy_id: policy.driver.filters
+        for policy_id, policy in worker.policy_map.items()
+        if any(x.is_empty for x in policy.driver.filters.values())
+    }
+    if not filters:
+        return []
+    for by_kind in filters.values():
+        if isinstance(by_kind.get("reward_filter"), ReturnFilter):
+            raise ConfigError(
+                "reward_filter='ReturnStdFilter' needs running episodes, and recorded experience "
+                "has none. Use 'MeanStdFilter', or scale the rewards in columns={'rewards': f}."
+            )
+    input_ = DATASET if shards is not None else config.input_
+    if is_mixture(input_):
+        input_ = next(x for x in input_ if not (isinstance(x, str) and x == SAMPLER))
+    if callable(input_) and not hasattr(input_, "iter_batches"):
+        return []
+    index = worker.worker_index
+    if shards is not None and shards[index] is None:
+        index = next(i for i, shard in enumerate(shards) if shard is not None)
+    source = _open(input_, config, shards, index)
+    try:
+        _observe_data(worker.policy_map, filters, source, config.input_config.get("columns"))
+    finally:
+        source.close()
+    for policy_id in filters:
+        worker.policy_map[policy_id].driver.learning.flush_filters()
+    return [*filters]
+
+
+def _observe_data(
+    policies: Mapping[str, Any],
+    filters: Mapping[str, Mapping[str, Any]],
+    source: DataSource,
+    columns: Mapping[str, Any] | None,
+) -> None:
+    column_map = ColumnMap(source.column_names, columns)
+    names = [OBS, *([REWARDS] if any("reward_filter" in x for x in filters.values()) else [])]
+    rows = 0
+    for chunk in iter_chunks(source, column_map.find_sources(names, names)):
+        policy_id = chunk.policy_id or DEFAULT_POLICY_ID
+        if policy_id not in filters:
+            continue
+        policy = policies[policy_id]
+        spaces = policy.observation_space, policy.action_space
+        steps = column_map.read(chunk, spaces, names)
+        if "filter" in filters[policy_id]:
+            filters[policy_id]["filter"].observe(steps.obs or [])
+        if "reward_filter" in filters[policy_id]:
+            filters[policy_id]["reward_filter"].observe(steps.columns[REWARDS])
+        rows += chunk.rows
+        if rows >= _MAX_FITTED_ROWS:
+            return
 
 
 class _SamplerMaker:

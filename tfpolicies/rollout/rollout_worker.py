@@ -31,6 +31,7 @@ from tfpolicies.rollout.base_worker import Spaces
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
 from tfpolicies.rollout.experience_input import (
+    fit_filters,
     infer_missing_spaces,
     make_sampler,
     require_shard,
@@ -208,6 +209,10 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
             **settings,
         )
 
+    def fit_filters(self) -> list[str]:
+        """Fits filters without observations to recorded experience; see `fit_filters`."""
+        return fit_filters(self, self._dataset_shards)
+
     # -- sampling -----------------------------------------------------------------------------
 
     @property
@@ -258,6 +263,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         if not self.has_episodes:
             self.reset_episodes()
         if self.flushes_filters:
+            self.fit_filters()
             self.observation_filters.flush()
         self.has_episodes = False  # after an error, partial episodes must not get into a batch
         batch = sampler.sample()
