@@ -1,8 +1,8 @@
-"""MARWIL: monotonic advantage re-weighted imitation learning, Wang et al. 2018 (NeurIPS 2018,
-"Exponentially Weighted Imitation Learning for Batched Historical Data").
+"""MARWIL: monotonic advantage re-weighted imitation learning, Wang et al. 2018.
 
-It imitates the actions of a batch, from recorded data or from an environment, and better actions
-more than others. One training step is one update on `train_batch_size` rows (or updates on
+"Exponentially Weighted Imitation Learning for Batched Historical Data", NeurIPS 2018. It imitates
+the actions of a batch, from recorded data or from an environment, and better actions more than
+others. One training step is one update on `train_batch_size` rows (or updates on
 minibatches of them) of
 
     L = -E[w (log pi(a|s) + c_std sum_i log std_i)] + c_v E[A^2] / 2      (section 4.2)
