@@ -70,13 +70,13 @@ def test_beta_is_0():
     assert config.training(beta=0.0).beta == 0.0
     with pytest.raises(ConfigError, match=r"beta must be 0 .*use MARWILConfig.*, got 0.5"):
         config.training(beta=0.5)
-    with pytest.raises(ConfigError, match="beta of .* must stay 0, got 1.0: .*MARWIL"):
+    with pytest.raises(ConfigError, match=r"beta of .* must stay 0, got 1.0: .*MARWIL"):
         make(BCTF2Policy).set_hyperparameter("beta", 1.0)
 
 
 def test_it_trains_by_minibatches():
     config = quick_config(BCConfig, lambda context: TwoArmsEnv(), sgd_minibatch_size=4)
-    algorithm = config.build()
+    algorithm = config.rollouts(rollout_fragment_length=16).build()
     assert isinstance(algorithm, BC)
     assert isinstance(algorithm, MARWIL)
     algorithm.train()

@@ -256,9 +256,7 @@ def test_it_reads_observations_actions_and_returns_and_without_beta_no_returns()
 def test_padded_steps_of_sequences_count_nowhere():
     model = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 3, "max_seq_len": 4}
     settings = {"model": model, "moving_average_sqd_adv_norm_update_rate": 1.0}
-    policies = [
-        make(policy_class, **settings) for policy_class in (MARWILTF2Policy, MARWILTF1Policy)
-    ]
+    policies = [make(x, **settings) for x in (MARWILTF2Policy, MARWILTF1Policy)]
     rows = make_rows(6)
     state = {f"state_in_{i}": np.zeros((2, 3), np.float32) for i in range(2)}
     batch = SampleBatch({**rows, **state}, seq_lens=np.array([2, 4], np.int32))
@@ -290,13 +288,11 @@ def test_it_learns_actions_of_every_space(name):
 
 
 def test_the_coefficient_of_standard_deviations_is_for_gaussian_actions():
-    nested = {"actions": ACTIONS["nested"], "bc_logstd_coeff": 0.5}
-    policy, plain = (
-        make(MARWILTF2Policy, **nested),
-        make(MARWILTF2Policy, actions=nested["actions"]),
-    )
-    batch = batch_for(policy, 8)
-    losses = [x.learn_on_batch(batch)["learner_stats"]["policy_loss"] for x in (policy, plain)]
+    policies = [
+        make(MARWILTF2Policy, actions=ACTIONS["nested"], bc_logstd_coeff=x) for x in (0.5, 0.0)
+    ]
+    batch = batch_for(policies[0], 8)
+    losses = [x.learn_on_batch(batch)["learner_stats"]["policy_loss"] for x in policies]
     assert losses[0] != losses[1]  # one leaf is a Box of floats
     words = r"bc_logstd_coeff must be 0 for Discrete\(2\), got 0.5: .*no standard deviation"
     with pytest.raises(ConfigError, match=words):
@@ -348,7 +344,8 @@ def test_settings_out_of_range_are_refused():
 @pytest.mark.parametrize("minibatch", [0, 8])
 def test_a_training_step_updates_on_the_whole_batch_or_on_its_minibatches(minibatch):
     config = quick_config(MARWILConfig, lambda context: TwoArmsEnv(), num_sgd_iter=2)
-    algorithm = config.training(sgd_minibatch_size=minibatch).build()
+    config.training(sgd_minibatch_size=minibatch).rollouts(rollout_fragment_length=16)
+    algorithm = config.build()
     assert isinstance(algorithm, MARWIL)
     stats = algorithm.train()["info"]["learner"]["default_policy"]["learner_stats"]
     assert {"total_loss", "mean_weight", "moving_average_sqd_adv_norm"} <= stats.keys()
