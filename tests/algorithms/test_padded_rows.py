@@ -67,6 +67,7 @@ def make_policy(policy_class, model, steps, **config):
             if "log_std" in name
             else 0.003 * rng.normal(size=w.shape)
             for name, w in policy.get_weights().items()
+            if "average" not in name
         }
     )
     return policy
