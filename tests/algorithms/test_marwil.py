@@ -17,7 +17,16 @@ from helpers.factories import (
 )
 from helpers.policy_matrix import ACTIONS
 from helpers.quick_configs import quick_config
-from tfpolicies import MARWIL, MARWILConfig, MARWILTF1Policy, MARWILTF2Policy, Policy, SampleBatch
+from helpers.two_policies import Staged, a_and_b, make_config
+from tfpolicies import (
+    MARWIL,
+    MARWILConfig,
+    MARWILTF1Policy,
+    MARWILTF2Policy,
+    Policy,
+    PolicySpec,
+    SampleBatch,
+)
 from tfpolicies.errors import ConfigError, NonFiniteError
 from tfpolicies.testing import check_policy
 
@@ -310,6 +319,12 @@ def test_actions_at_the_bounds_of_a_squashed_gaussian_have_finite_losses():
     assert np.isfinite(stats["policy_loss"])
 
 
+def test_actions_without_likelihoods_are_refused():
+    model = {"custom_action_dist": "squashed_deterministic"}
+    with pytest.raises(ConfigError, match="likelihoods, but SquashedDeterministic has none"):
+        make(MARWILTF2Policy, actions=PLANE, model=model)
+
+
 def test_it_imitates_the_better_half_of_mixed_actions():
     policy = make(MARWILTF2Policy, lr=0.02, moving_average_sqd_adv_norm_start=1.0)
     obs, actions = np.ones((8, 3), np.float32), np.arange(8) % 2
@@ -351,6 +366,27 @@ def test_a_training_step_updates_on_the_whole_batch_or_on_its_minibatches(miniba
     assert {"total_loss", "mean_weight", "moving_average_sqd_adv_norm"} <= stats.keys()
     assert algorithm.get_policy().num_grad_updates == (4 if minibatch else 2)
     algorithm.stop()
+
+
+@pytest.mark.parametrize("framework", ["tf2", "tf"])
+def test_agents_with_different_betas_learn_and_resume(framework, tmp_path):
+    specs = {"left": PolicySpec(config={"beta": 0.0}), "right": PolicySpec(config={"beta": 0.5})}
+    config = make_config(MARWILConfig, policies=specs).framework(framework)
+    algorithm = config.training(moving_average_sqd_adv_norm_update_rate=0.1).build()
+    algorithm.train()
+    other = MARWIL.from_checkpoint(
+        algorithm.save(tmp_path), policy_mapping_fn=a_and_b, config={"env": Staged}
+    )
+    for policy_id in specs:
+        assert_equal(*(x.get_policy(policy_id).get_weights() for x in (algorithm, other)))
+    assert AVERAGE not in other.get_policy("left").get_weights()
+    average = other.get_policy("right").get_weights()[AVERAGE]
+    learner = other.train()["info"]["learner"]
+    assert "mean_weight" not in learner["left"]["learner_stats"]
+    stats = learner["right"]["learner_stats"]
+    assert stats["moving_average_sqd_adv_norm"] < average < 100.0
+    algorithm.stop()
+    other.stop()
 
 
 def test_the_conformance_check_passes():

@@ -42,7 +42,7 @@ from tfpolicies.config.lazy_class import lazy_class
 from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.distributions import ActionDistribution, Deterministic
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
@@ -56,8 +56,8 @@ __all__ = ["MARWIL", "MARWILConfig", "MARWILTF1Policy", "MARWILTF2Policy"]
 class MARWILTFPolicy(TFPolicy):
     """The loss of MARWIL, for any runtime.
 
-    Unless beta is 0, the network `advantage_norm` holds c^2. It has no trainable variables; only
-    updates change it.
+    Unless beta is 0, the network `advantage_norm` holds c^2. It has no trainable variables. Only
+    updates with a loss change it, so `compute_gradients` and `apply_gradients` do not.
     """
 
     config_class = lazy_class("MARWILConfig")
@@ -155,10 +155,17 @@ class MARWILTFPolicy(TFPolicy):
     def validate_spaces(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
     ) -> None:
-        """Checks the spaces, and that `bc_logstd_coeff` is 0 for actions without a `log_std`."""
+        """Checks that actions have likelihoods, and `log_std` unless `bc_logstd_coeff` is 0."""
         super().validate_spaces(observation_space, action_space, config)
         static = get_static_settings(type(self), config)
         dist_class = self._get_distribution(action_space, static)
+        for leaf_class in dist_class.leaf_classes:
+            if isinstance(leaf_class, type) and issubclass(leaf_class, Deterministic):
+                raise ConfigError(
+                    f"{type(self).__name__} imitates actions by their likelihoods, but "
+                    f"{leaf_class.__name__} has none. Leave model['custom_action_dist'] out, or "
+                    "choose 'diag_gaussian' or 'squashed_gaussian'."
+                )
         _check_log_std(dist_class, config["bc_logstd_coeff"])
 
     def set_hyperparameter(self, name: str, value: float | None) -> None:
