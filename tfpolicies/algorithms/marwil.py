@@ -12,7 +12,12 @@ where R is the discounted return from that step to the end of its trajectory. If
 truncated, the return after its last step is V of its last observation, and 0 if it is terminated.
 The moving average c^2 is updated before it is used, once for each update, and no gradient flows
 through w. The term of the standard deviations, of Gaussian actions only, and the initial value of
-c^2 are RLlib's.
+c^2 are RLlib's. Advantages of many times c overflow in w: `mean_weight` is then not finite. A
+larger `moving_average_sqd_adv_norm_start`, about the square of usual advantages, or a smaller beta
+prevents that.
+
+RLlib's code also bootstraps truncated trajectories, but its critic's value is the constant 0 there,
+unless the policy's config has `use_gae`, which is not a setting of its MARWIL.
 
 With beta = 0 all weights are 1. Then there is no critic, and only observations and actions are
 read: this is behaviour cloning (`bc.py`).
