@@ -14,9 +14,11 @@ TYPE_CHECKING = False  # as in `typing`, whose import would take half of the tim
 if TYPE_CHECKING:
     from tfpolicies.algorithms.a2c import *
     from tfpolicies.algorithms.algorithm import Algorithm as Algorithm
+    from tfpolicies.algorithms.bc import *
     from tfpolicies.algorithms.ddpg import *
     from tfpolicies.algorithms.dqn import *
     from tfpolicies.algorithms.episode_playback import record_video as record_video
+    from tfpolicies.algorithms.marwil import *
     from tfpolicies.algorithms.pg import *
     from tfpolicies.algorithms.ppo import *
     from tfpolicies.algorithms.sac import *

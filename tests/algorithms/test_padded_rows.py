@@ -8,7 +8,14 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from helpers import factories
-from tfpolicies import A2CTF2Policy, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SampleBatch
+from tfpolicies import (
+    A2CTF2Policy,
+    MARWILTF2Policy,
+    PGTF2Policy,
+    PPOTF1Policy,
+    PPOTF2Policy,
+    SampleBatch,
+)
 from tfpolicies.errors import BatchError
 from tfpolicies.models.losses import masked_mean
 
@@ -60,6 +67,7 @@ def make_policy(policy_class, model, steps, **config):
             if "log_std" in name
             else 0.003 * rng.normal(size=w.shape)
             for name, w in policy.get_weights().items()
+            if "average" not in name
         }
     )
     return policy
@@ -115,6 +123,8 @@ def assert_same_update(padded, whole, lengths):
         (PPOTF1Policy, "lstm", False),
         (A2CTF2Policy, "gru", False),
         (PGTF2Policy, "lstm", False),
+        (MARWILTF2Policy, "gru", False),
+        (MARWILTF2Policy, "lstm", True),
         (Unmasked, "gru", False),
         (Unmasked, "attention", False),
         (Unmasked, "lstm", True),

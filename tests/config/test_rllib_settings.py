@@ -293,7 +293,7 @@ def test_a_setting_is_a_field_with_a_validator_and_a_way_to_merge_dicts():
             config.training(**{name: -1})
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", "A2C", "PG", "DQN", "SAC", "TD3"])
+@pytest.mark.parametrize("algorithm", ["PPO", "A2C", "PG", "DQN", "SAC", "TD3", "MARWIL", "BC"])
 def test_any_value_of_a_setting_is_accepted_or_refused_in_a_short_message(algorithm):
     config_class = getattr(tfpolicies, f"{algorithm}Config")
     array, messages = np.array([1.0, 2.0]), []

@@ -93,6 +93,35 @@ class Three(TFPolicy):
         ]
 
 
+class Counter(keras.layers.Layer):
+    """A number that no gradient changes: each call adds 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = self.add_weight(shape=(), initializer="zeros", name="count", trainable=False)
+
+    def call(self):
+        self.count.assign(self.count + 1.0)
+        return tf.convert_to_tensor(self.count)
+
+
+class Counting(Three):
+    """`Three` with a network that counts updates, and has no loss."""
+
+    @classmethod
+    def network_plans(cls, observation_space, dist_class, static):
+        model, *others = super().network_plans(observation_space, dist_class, static).items()
+        return dict([model, ("counter", NetworkPlan(Counter)), *others])
+
+    def loss(self, model, dist_class, train_batch):
+        self.record(max_count=self.networks["counter"]())
+        return super().loss(model, dist_class, train_batch)
+
+
+class CountingInGraph(Counting):
+    runtime = "session"
+
+
 class InTurn(Three):
     """The actor's loss is multiplied by the sum of the critic's weights after the critic's step."""
 
@@ -169,6 +198,34 @@ def update_by_numpy(weights, target, batch, noise, moves_target, updated=0, *, i
         if moves:
             target = 0.25 * value + 0.75 * target
     return actor, value, scale, target
+
+
+@pytest.mark.parametrize(
+    ("policy_class", "jit"), [(Counting, False), (Counting, True), (CountingInGraph, False)]
+)
+def test_a_network_without_trainable_variables_has_no_loss_and_is_changed_by_calls(
+    policy_class, jit
+):
+    policy, three = make_three(policy_class, jit_compile=jit), make_three()
+    three.set_state({**policy.get_state(), **_without_counter(policy)})
+    batch = make_batch(12)
+    stats = policy.learn_epochs(batch, 2, 4)["learner_stats"]
+    three.learn_epochs(batch, 2, 4)
+    weights = policy.get_weights()
+    assert weights.pop("counter/layer_0/count") == stats["max_count"] == 6.0
+    assert_close(weights, three.get_weights(), 1e-6)
+    gradients, _ = policy.compute_gradients(batch)
+    assert len(gradients) == 3
+    policy.apply_gradients(gradients)
+    assert policy.get_weights()["counter/layer_0/count"] == 6.0
+    assert policy.copy().learn_on_batch(batch)["learner_stats"]["max_count"] == 7.0
+
+
+def _without_counter(policy):
+    """Returns the weights of a `Counting` policy that a `Three` has."""
+    weights = policy.get_weights()
+    del weights["counter/layer_0/count"]
+    return {"weights": weights}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,16 @@ import numpy as np
 from gymnasium import spaces
 
 from helpers.scripts import parse_options
-from tfpolicies import A2CConfig, DDPGConfig, DQNConfig, PGConfig, PPOConfig, SACConfig, TD3Config
+from tfpolicies import (
+    A2CConfig,
+    DDPGConfig,
+    DQNConfig,
+    MARWILConfig,
+    PGConfig,
+    PPOConfig,
+    SACConfig,
+    TD3Config,
+)
 from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.litert_writer import export_litert
@@ -81,7 +90,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "attention": ("vector", {"use_attention": True, "max_seq_len": 8}, {}),
     "image and lstm": ("image", {**CONVOLUTIONS, **LSTM}, {}),
 }
-ON_POLICY = {"PPO": PPOConfig, "PG": PGConfig, "A2C": A2CConfig}
+ON_POLICY = {"PPO": PPOConfig, "PG": PGConfig, "A2C": A2CConfig, "MARWIL": MARWILConfig}
 REPLAY = {"DQN": DQNConfig, "SAC": SACConfig, "TD3": TD3Config, "DDPG": DDPGConfig}
 FORMS = {"SavedModel": export_saved_model, "ONNX": export_onnx, "LiteRT": export_litert}
 

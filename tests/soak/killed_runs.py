@@ -36,6 +36,8 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "PPO": ("PPO", "CartPole-v1", {"train_batch_size": 80, "sgd_minibatch_size": 40}),
     "PG": ("PG", "CartPole-v1", {"train_batch_size": 80}),
     "A2C": ("A2C", "CartPole-v1", {"train_batch_size": 80}),
+    "MARWIL": ("MARWIL", "CartPole-v1", {"train_batch_size": 80}),
+    "BC": ("BC", "CartPole-v1", {"train_batch_size": 80}),
     "DQN": ("DQN", "CartPole-v1", {**_REPLAY, "n_step": 3}),
     "DQN by priorities": ("DQN", "CartPole-v1", {**_PRIORITIZED, "n_step": 3}),
     "Rainbow": ("DQN", "CartPole-v1", {**_RAINBOW, "n_step": 3}),

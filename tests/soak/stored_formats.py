@@ -159,6 +159,7 @@ def configs() -> dict[str, Any]:
 def _of_each_algorithm() -> dict[str, Any]:
     """Returns a config of each algorithm in both modes; those of DQN and SAC keep their buffer."""
     on_policy = {"PPO": {"sgd_minibatch_size": 32, "num_sgd_iter": 2}, "A2C": {}, "PG": {}}
+    on_policy |= {"MARWIL": {"moving_average_sqd_adv_norm_update_rate": 0.1}, "BC": {}}
     q_network = {"hiddens": [8], "target_network_update_freq": 32}
     actor_critic = {"policy_model_config": NETWORK, "q_model_config": NETWORK}
     off_policy = {
@@ -171,7 +172,9 @@ def _of_each_algorithm() -> dict[str, Any]:
     for framework in ("tf2", "tf"):
         for algorithm, settings in {**on_policy, **off_policy}.items():
             config = getattr(tfpolicies, f"{algorithm}Config")()
-            config.environment(Corners if algorithm in ("A2C", "DQN", "PG") else Line)
+            config.environment(
+                Corners if algorithm in ("A2C", "BC", "DQN", "MARWIL", "PG") else Line
+            )
             config.framework(framework, jit_compile=False).training(train_batch_size=32, **settings)
             if algorithm in off_policy:
                 config.training(num_steps_sampled_before_learning_starts=32)

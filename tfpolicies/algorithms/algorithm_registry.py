@@ -56,6 +56,8 @@ register_algorithm("DQN", "tfpolicies.algorithms.dqn", extra_names=("DQNTFPolicy
 register_algorithm("SAC", "tfpolicies.algorithms.sac", extra_names=("SACTFPolicy",))
 register_algorithm("TD3", "tfpolicies.algorithms.td3", extra_names=("TD3TFPolicy",))
 register_algorithm("DDPG", "tfpolicies.algorithms.ddpg", extra_names=("DDPGTFPolicy",))
+register_algorithm("MARWIL", "tfpolicies.algorithms.marwil")
+register_algorithm("BC", "tfpolicies.algorithms.bc")
 
 
 def get_exported_names() -> dict[str, str]:

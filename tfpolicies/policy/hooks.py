@@ -70,6 +70,17 @@ class TFPolicyHooks(Policy):
         "jit_compile",
     )
 
+    @classmethod
+    def _derive_static_settings(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns static settings that follow from other settings of a complete config."""
+        del config
+        return {}
+
+    @property
+    def _postprocesses(self) -> bool:
+        """Whether `postprocess_fragments` may add columns."""
+        return True
+
     @property
     def _lookahead(self) -> int:
         """Number of later rows that `postprocess_fragments` reads; that many rows are held back."""
@@ -174,7 +185,12 @@ class TFPolicyHooks(Policy):
         `self.observation_space`, `self.action_space`, `self.dist_class` (for `num_inputs`) and the
         static keys of `self.config`. Each call must return a new model of the same architecture.
         """
-        static = get_static_settings(type(self), self.config)
+        context = self._context
+        static = (
+            get_static_settings(type(self), self.config)
+            if context is None
+            else context.config.static
+        )
         return self._get_model_source(self.observation_space, self.dist_class, static).make()
 
     def optimizer(self) -> Any:
@@ -198,7 +214,9 @@ class TFPolicyHooks(Policy):
         acts; in `loss` its target network is `self.target_model`. The others are
         `self.networks[name]` there, and their target networks `self.target_networks[name]`; see
         `NetworkHandle`. With several networks `loss` returns a list, one loss for each in this
-        order; each is differentiated with respect to the variables of its own network only.
+        order; each is differentiated with respect to the variables of its own network only. A
+        network whose variables are not trainable has no loss and no optimizer: calls in `loss`
+        update them, as those of BatchNormalization.
 
         Args:
             observation_space: as the environment has it.

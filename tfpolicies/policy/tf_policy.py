@@ -571,6 +571,8 @@ class TFPolicy(TFPolicyHooks):
             episode: unused here; for overrides.
         """
         del other_agent_batches, episode
+        if not self._postprocesses:
+            return sample_batch
         fragments = Fragments.from_trajectory(self, sample_batch)
         self.postprocess_fragments(fragments)
         for name, column in fragments.new_columns.items():

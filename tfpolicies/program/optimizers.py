@@ -24,6 +24,8 @@ class NetworkOptimizer(NamedTuple):
 class Optimizers:
     """The optimizers of one Program, each built for the trainable variables of its network.
 
+    A network for learning only whose variables are not trainable has no optimizer.
+
     Args:
         make: returns a new optimizer; it is called once for each network. If there is only one
             network, it may return a list of them, one for each of several losses.
@@ -39,14 +41,19 @@ class Optimizers:
 
     def __init__(self, make: Callable[[], Any], networks: Mapping[str, ResidentNetwork]) -> None:
         self._items: list[NetworkOptimizer] = []
-        self.has_several = len(networks) > 1
-        for name, (plan, model, _) in networks.items():
+        trained = {
+            name: network
+            for name, network in networks.items()
+            if name == "model" or network.model.trainable_variables
+        }
+        self.has_several = len(trained) > 1
+        for name, (plan, model, _) in trained.items():
             result, variables = make(), list(model.trainable_variables)
             is_list = isinstance(result, list | tuple)
-            if is_list and len(networks) > 1:
+            if is_list and len(trained) > 1:
                 raise ConfigError(
                     f"`optimizer` returned a list of {len(result)}, but it is called for each of "
-                    f"the {len(networks)} networks. Return one optimizer."
+                    f"the {len(trained)} networks. Return one optimizer."
                 )
             self.has_several |= is_list
             for optimizer in result if is_list else [result]:

@@ -261,6 +261,7 @@ def _check_overrides(policy_class: Any) -> None:
 def get_static_settings(policy_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that change code or shapes, with all settings of the model."""
     static = {key: config[key] for key in policy_class.static_keys}
+    static |= policy_class._derive_static_settings(config)
     return static | {"model": complete_model_config(config["model"])}
 
 

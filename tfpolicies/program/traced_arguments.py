@@ -30,6 +30,9 @@ class TracedConfig(Mapping[str, Any]):
 
     Any other key raises an error, since its value would be a constant in code that other policies
     share.
+
+    Attributes:
+        static: the static settings.
     """
 
     def __init__(
@@ -44,16 +47,16 @@ class TracedConfig(Mapping[str, Any]):
             if hyperparameters is None
             else {name: hyperparameters[i] for i, name in enumerate(names)}
         )
-        self._static = static
+        self.static = static
         self._owner = owner
 
     def __getitem__(self, key: str) -> Any:
         if key in self._tensors:
             return self._tensors[key]
-        if key in self._static:
-            return self._static[key]
-        keys, owner = [*self._tensors, *self._static], self._owner
-        numbers, constants = ", ".join(self._tensors), ", ".join(self._static)
+        if key in self.static:
+            return self.static[key]
+        keys, owner = [*self._tensors, *self.static], self._owner
+        numbers, constants = ", ".join(self._tensors), ", ".join(self.static)
         raise ConfigError(
             f"config[{key!r}] cannot be read in traced code of {owner}: only hyperparameters "
             f"({numbers}) and static keys ({constants}) are shared by its "
@@ -64,10 +67,10 @@ class TracedConfig(Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self._tensors
-        yield from self._static
+        yield from self.static
 
     def __len__(self) -> int:
-        return len(self._tensors) + len(self._static)
+        return len(self._tensors) + len(self.static)
 
 
 class TrainBatch(dict[str, Any]):

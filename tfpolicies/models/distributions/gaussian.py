@@ -30,6 +30,11 @@ class _GaussianBase(Distribution):
     def noise_size(space: Any) -> int:
         return math.prod(space.shape)
 
+    @property
+    def log_std(self) -> tf.Tensor:
+        """The logarithms of the standard deviations, `[B, k]`."""
+        return _split_inputs(self.inputs)[1]
+
 
 class DiagGaussian(_GaussianBase):
     """Independent normals, from k means and k logarithms of standard deviations, concatenated.
@@ -90,6 +95,11 @@ class SquashedGaussian(_GaussianBase):
     def kl(self, other: Distribution) -> tf.Tensor:
         """Raises ConfigError: there is no closed form."""
         raise _make_no_closed_form_error("KL divergence")
+
+    @property
+    def log_std(self) -> tf.Tensor:
+        """The clipped logarithms of the standard deviations of the normals, `[B, k]`."""
+        return self._split_and_clip_inputs()[1]
 
     def _split_and_clip_inputs(self) -> tuple[tf.Tensor, tf.Tensor]:
         mean, log_std = _split_inputs(self.inputs)
