@@ -77,4 +77,4 @@ class BCConfig(MARWILConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or BC)
-        # Here `self.offline_data(postprocess_inputs=False)`, once the section has the setting.
+        self.offline_data(postprocess_inputs=False)

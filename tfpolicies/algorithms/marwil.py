@@ -54,6 +54,9 @@ from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.spec import get_static_settings
 from tfpolicies.program.traced_arguments import TracedModel, TrainBatch
+from tfpolicies.rollout.experience_input import needs_environment
+
+_SHUFFLE_BUFFER_SIZE = 32  # train batches whose rows are shuffled together; RLlib's is 0
 
 __all__ = ["MARWIL", "MARWILConfig", "MARWILTF1Policy", "MARWILTF2Policy"]
 
@@ -303,8 +306,7 @@ class MARWILConfig(AlgorithmConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or MARWIL)
-        # Here `self.offline_data(postprocess_inputs=True)`, once the section has the setting:
-        # the returns of recorded rows are computed when they are read.
+        self.offline_data(postprocess_inputs=True, shuffle_buffer_size=_SHUFFLE_BUFFER_SIZE)
 
     def validate(self) -> None:
         """Checks settings against each other.
@@ -313,6 +315,11 @@ class MARWILConfig(AlgorithmConfig):
             ConfigError: if settings contradict each other.
         """
         super().validate()
+        if self.beta > 0 and not (self.postprocess_inputs or needs_environment(self.input_)):
+            raise ConfigError(
+                "postprocess_inputs must be True with beta > 0: it computes the returns of "
+                "recorded rows. Set offline_data(postprocess_inputs=True), or beta=0."
+            )
         if self.sgd_minibatch_size > self.train_batch_size:
             raise ConfigError(
                 f"sgd_minibatch_size={self.sgd_minibatch_size} must not be larger than "

@@ -276,7 +276,7 @@ class Learning(_DriverPart):
     @property
     def postprocesses(self) -> bool:
         """Whether postprocessing adds or changes columns."""
-        return self.postprocesses_trajectories or self.policy._has_fragment_postprocessing()
+        return self.postprocesses_trajectories or bool(self.policy._postprocesses)
 
     def freeze_views(self) -> Mapping[str, ViewRequirement]:
         requirements = self.policy._get_views()

@@ -77,11 +77,6 @@ class TFPolicyHooks(Policy):
         return {}
 
     @property
-    def _postprocesses(self) -> bool:
-        """Whether `postprocess_fragments` may add columns."""
-        return True
-
-    @property
     def _lookahead(self) -> int:
         """Number of later rows that `postprocess_fragments` reads; that many rows are held back."""
         return 0

@@ -391,9 +391,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Adds columns for all trajectories of a sample at once; none by default."""
         del fragments
 
-    @classmethod
-    def _has_fragment_postprocessing(cls) -> bool:
-        return cls.postprocess_fragments is not Policy.postprocess_fragments
+    @property
+    def _postprocesses(self) -> bool:
+        """Whether `postprocess_fragments` adds or changes columns."""
+        return type(self).postprocess_fragments is not Policy.postprocess_fragments
 
     def postprocess_trajectory(
         self,
