@@ -12,7 +12,7 @@ from tfpolicies.config.migration_hints import describe_positional_config
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.errors import ConfigError
 from tfpolicies.reporting.progress_display import format_count
-from tfpolicies.rollout.experience_input import infer_missing_spaces
+from tfpolicies.rollout.experience_input import infer_missing_spaces, needs_environment
 
 EnvSource = str | Callable[..., object] | None
 """The source of environments: a name, a class or a function; None for no environment."""
@@ -120,6 +120,13 @@ def record_resolved_settings(algorithm: AlgorithmProtocol) -> None:
     if config.log_level != "ERROR":
         print(
             f"{type(algorithm).__name__}: acting through {inference}, learning through "
-            f"{policy.driver.learning.compile_mode}, "
-            f"{format_count(envs, 'environment')} x {format_count(length, 'step')} per sample."
+            f"{policy.driver.learning.compile_mode}, {_describe_sample(algorithm, envs, length)} "
+            "per sample."
         )
+
+
+def _describe_sample(algorithm: AlgorithmProtocol, envs: int, length: int) -> str:
+    if not needs_environment(algorithm.config.input_):
+        rows = algorithm.workers.rows_per_sample()
+        return f"{format_count(rows, 'row')} of recorded experience"
+    return f"{format_count(envs, 'environment')} x {format_count(length, 'step')}"
