@@ -108,6 +108,7 @@ class OfflineSampler:
 
     envs = None
     num_envs = 0
+    state_kind = "data"
     running_episodes: Sequence[Episode] = ()
 
     def __init__(
@@ -173,6 +174,7 @@ class OfflineSampler:
         """
         has_rows = self._block is not None and self._settings.postprocess
         return {
+            "kind": self.state_kind,
             "envs": None,
             "rng": self.rng.bit_generator.state,
             "position": self.get_position(),
