@@ -256,8 +256,9 @@ class OfflineSampler:
         column_map, learning = self._column_map, policy.driver.learning
         available = dict.fromkeys((*_RAW_COLUMNS, *column_map.available))
         loss_columns = set(learning.select_columns(available))
-        if policy.driver.program is None:
-            loss_columns = {name for name in loss_columns if column_map.has(name)}
+        if policy.driver.program is None:  # a custom policy, which does not say what it reads
+            usual = (*_RAW_COLUMNS, *_ACTING_COLUMNS, *(settings.columns or {}))
+            loss_columns = {name for name in usual if column_map.has(name)}
         needed = {OBS, ACTIONS} | {name for name in (REWARDS, TERMINATEDS) if name in loss_columns}
         names = needed | {name for name in loss_columns if name not in _COMPUTED_COLUMNS}
         names |= {f"state_in_{i}" for i in range(len(policy.get_initial_state()))}
