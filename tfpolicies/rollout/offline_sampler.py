@@ -315,6 +315,14 @@ class OfflineSampler:
         ]
         views = {view.name for view in policy.driver.acting.views}
         missing = [name for name in missing if name not in views]
+        acting = [name for name in missing if name in _ACTING_COLUMNS]
+        if acting:
+            raise MissingColumnError(
+                f"The loss of {type(policy).__name__} reads {acting[0]!r} of the policy that "
+                f"acted, which the data do not have; they have "
+                f"{[*self._column_map.available]!s:.300}. Record it, or use an algorithm that "
+                "learns from any policy's steps: BC, MARWIL, DQN or SAC."
+            )
         if missing:
             raise MissingColumnError(
                 f"The loss of {type(policy).__name__} reads {missing[0]!r}, which the data do not "
