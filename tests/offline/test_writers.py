@@ -142,6 +142,7 @@ def test_a_line_is_complete_before_the_next_begins_and_files_roll_over(tmp_path)
         writer.write(make_batch([i]))
         lines = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
         assert len([json.loads(line) for line in lines]) == i + 1
+    writer.close()
     assert len(list(tmp_path.glob("output-*_worker-3_*.json"))) > 1
 
 
