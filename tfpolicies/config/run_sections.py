@@ -138,8 +138,8 @@ _INPUT = Validator(
 )
 _OUTPUT = Validator(
     lambda x: (
-        x is None or (isinstance(x, str) and x != "") or isinstance(x, os.PathLike | Callable)
-    ),  # type: ignore[arg-type]
+        x is None or (isinstance(x, str) and x != "") or isinstance(x, os.PathLike) or callable(x)
+    ),
     "None, a path, 'logdir', 'dataset', or a function of an IOContext that returns a writer",
 )
 _NAMES = Validator(

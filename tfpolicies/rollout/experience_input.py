@@ -136,10 +136,9 @@ def make_sampler(
     if shards is not None and shards[worker.worker_index] is None:
         return None
     make_source = _SamplerMaker(worker, shards, make_env_sampler, rng)
-    if is_mixture(input_):
-        parts = {source: make_source.make(source) for source in input_}
-        weights = [input_[source] for source in parts]
-        return MixedSampler([*parts.values()], weights, rng)
+    if isinstance(input_, Mapping) and is_mixture(input_):
+        samplers = [make_source.make(source) for source in input_]
+        return MixedSampler(samplers, [*input_.values()], rng)
     return make_source.make(input_)
 
 

@@ -52,7 +52,7 @@ _COMPUTED_COLUMNS = ("weights", "unroll_id")
 
 
 class OfflineSettings(NamedTuple):
-    """How recorded experience is read.
+    """Settings of reading recorded experience.
 
     Attributes:
         rows: of a sample.
@@ -154,7 +154,8 @@ class OfflineSampler:
                 self._block = None
         joined: dict[str, Any] = {pid: _join_batches(batches) for pid, batches in parts.items()}
         if [*joined] == [DEFAULT_POLICY_ID]:
-            return joined[DEFAULT_POLICY_ID]
+            batch: SampleBatch = joined[DEFAULT_POLICY_ID]
+            return batch
         return MultiAgentBatch(joined, _count_env_steps(joined))
 
     def reset(self, seeds: object) -> None:
@@ -601,17 +602,20 @@ def _get_item_rows(batch: SampleBatch) -> np.ndarray:
 def _take_items(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
     lengths = batch.get("seq_lens")
     if lengths is None:
-        columns = {name: map_leaves(lambda x: x[items], column) for name, column in batch.items()}
-        return SampleBatch(columns)
+        return SampleBatch({name: _take_rows(column, items) for name, column in batch.items()})
     starts = np.cumsum(lengths) - lengths
     chosen = lengths[items]
     offsets = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
     rows = np.repeat(starts[items], chosen) + offsets
     columns = {}
     for name, column in batch.items():
-        index = items if name == "seq_lens" or name.startswith("state_in_") else rows
-        columns[name] = map_leaves(lambda x, index=index: x[index], column)
+        is_per_sequence = name == "seq_lens" or name.startswith("state_in_")
+        columns[name] = _take_rows(column, items if is_per_sequence else rows)
     return SampleBatch(columns)
+
+
+def _take_rows(column: Any, rows: np.ndarray) -> Any:
+    return map_leaves(lambda leaf: leaf[rows], column)
 
 
 def _join_batches(batches: Sequence[SampleBatch]) -> Any:
