@@ -58,9 +58,7 @@ class Chunk:
             return f"row {self.first_row + row} of {self.table}"
         offset = int(self.line_offsets[row])
         first = int(np.flatnonzero(self.line_offsets == offset)[0])
-        with open(self.table, "rb") as file:
-            line = 1 + sum(block.count(b"\n") for block in _iter_blocks(file, offset))
-        return f"row {row - first} in line {line} of {self.table}"
+        return f"row {row - first} in line {count_lines(self.table, offset)} of {self.table}"
 
     def take(self, rows: slice) -> Chunk:
         """Returns some of the rows, as views."""
@@ -75,11 +73,14 @@ class Chunk:
         )
 
 
-def _iter_blocks(file: object, size: int) -> object:
-    read = file.read  # type: ignore[attr-defined]
-    while size > 0 and (block := read(min(size, 1 << 20))):
-        size -= len(block)
-        yield block
+def count_lines(path: str, offset: int) -> int:
+    """Returns the number of the line that begins at an offset of a file; the first is 1."""
+    number = 1
+    with open(path, "rb") as file:
+        while offset > 0 and (content := file.read(min(offset, 1 << 20))):
+            number += content.count(b"\n")
+            offset -= len(content)
+    return number
 
 
 class ReadRequest(NamedTuple):

@@ -16,6 +16,7 @@ from tfpolicies.storage.pickle_reader import RefusedError, read_arrays
 from tfpolicies.system.installed_distributions import get_install_command
 
 MAX_UNPACKED_BYTES = 128 << 20  # of one column in one line
+_RLLIB_PREFIX = "BCJNG"  # of each LZ4 frame in base64
 
 
 def _import_lz4() -> Any:
@@ -28,6 +29,11 @@ def _import_lz4() -> Any:
             "output_compress_columns=[]."
         ) from error
     return lz4.frame
+
+
+def is_packed_column(text: str) -> bool:
+    """Returns whether a text is a packed column, of RLlib or of this package."""
+    return text.startswith(_RLLIB_PREFIX) or is_packed(text)
 
 
 def unpack_column(text: str) -> Any:
@@ -53,7 +59,7 @@ def unpack_column(text: str) -> Any:
             raise BatchError("its end is missing")
         return read_arrays(pickled)
     except (binascii.Error, ValueError, RuntimeError) as error:
-        raise BatchError(f"it is no LZ4 frame in base64: {error!s:.100}") from error
+        raise BatchError(f"it is not an LZ4 frame in base64: {error!s:.100}") from error
     except RefusedError as error:
         raise BatchError(f"its pickle holds {error}; nothing in it was executed") from error
 
