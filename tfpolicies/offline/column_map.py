@@ -216,7 +216,7 @@ class ColumnMap:
         if array.ndim == 2 and array.shape[1] == 1 and not name.startswith("state_"):
             array = array[:, 0]
         if name == EPS_ID:
-            return _to_ids(array)
+            return _to_ids(chunk, name, array)
         if name in _FLAGS:
             return _to_flags(chunk, name, array)
         if name in _INTEGERS:
@@ -307,7 +307,7 @@ class ColumnMap:
         if array is None:
             raise self._make_missing_error(label)
         size = math.prod(leaf.shape)
-        if array.size != chunk.rows * size:
+        if not _has_shape(array, leaf.shape):
             flat = math.prod(array.shape[1:])
             if name != ACTIONS and is_choice(leaf.space) and flat > size:
                 error = self._make_shape_error(chunk, label, leaf, array)
@@ -337,11 +337,32 @@ class ColumnMap:
             return array
         if isinstance(source, str):
             return chunk.columns.get(source)
-        arrays = [chunk.columns[column] for column in source]
-        texts = [x for x, array in zip(source, arrays, strict=True) if array.dtype.kind in "OUS"]
-        if texts:
-            raise BatchError(f"Column {texts[0]!r:.100} must have numbers, but has texts.")
-        return np.stack([x.reshape(chunk.rows) for x in arrays], axis=1)
+        return np.stack([_read_number(chunk, name, column) for column in source], axis=1)
+
+
+def _read_number(chunk: Chunk, name: str, column: str) -> np.ndarray:
+    """Returns a column with one number for each row, of a list of columns."""
+    array = chunk.columns.get(column)
+    if array is None:
+        raise MissingColumnError(
+            f"columns[{name!r}] names {column!r:.100}, which {chunk.describe_row(0)} lacks; "
+            f"it has {[*chunk.columns]!s:.300}. Leave the column out."
+        )
+    if array.size != chunk.rows:
+        raise BatchError(
+            f"Column {column!r:.100} must have one number for each row, as it is one of several in "
+            f"columns[{name!r}], but {chunk.describe_row(0)} has the shape {array.shape[1:]}."
+        )
+    _require_numbers(chunk, column, array)
+    return array.reshape(chunk.rows)
+
+
+def _has_shape(array: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Returns whether rows have a shape, apart from axes of length 1, or are flat."""
+    row_shape = array.shape[1:]
+    if len(row_shape) <= 1:
+        return math.prod(row_shape) == math.prod(shape)
+    return [x for x in row_shape if x != 1] == [x for x in shape if x != 1]
 
 
 def _iter_names(source: Any) -> list[str]:
@@ -382,11 +403,14 @@ def _describe_number(chunk: Chunk, label: str, array: np.ndarray, is_valid: np.n
 
 
 def _require_numbers(chunk: Chunk, label: str, array: np.ndarray) -> None:
-    if array.dtype.kind not in "biuf":
-        raise BatchError(
-            f"{label} must have numbers, but {chunk.table} has {array.dtype}, such as "
-            f"{next(iter(array.flat), None)!r:.60}."
-        )
+    if array.dtype.kind in "biuf":
+        return
+    rows = (row for row, value in enumerate(array) if np.asarray(value).dtype.kind not in "biuf")
+    row = next(rows, 0)
+    raise BatchError(
+        f"{label} must have numbers, but is {array[row]!r:.60} in {chunk.describe_row(row)}. "
+        "Replace it by a number, for example by a function in columns={...}, or leave the row out."
+    )
 
 
 def _to_leaf_dtype(chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray) -> np.ndarray:
@@ -469,10 +493,17 @@ def _to_integers(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
     return result
 
 
-def _to_ids(array: np.ndarray) -> np.ndarray:
+def _to_ids(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
     """Returns ids as int64; other values than integers become hashes of their texts."""
     if array.ndim == 1 and array.dtype.kind in "biu":
         return array.astype(np.int64, copy=False)
+    is_missing = np.array([x is None or x != x for x in array.flat], bool)  # None or NaN
+    if is_missing.any():
+        row = int(np.argmax(is_missing)) // max(1, array.size // chunk.rows)
+        raise BatchError(
+            f"{name} must be an id in each row, but is {array[row]} in {chunk.describe_row(row)}. "
+            "Fill it in, or leave the row out."
+        )
     rows = [repr(row) for row in array.tolist()]
     ids = {row: hashlib.blake2b(row.encode(), digest_size=7).digest() for row in {*rows}}
     return np.array([int.from_bytes(ids[row], "little") for row in rows], np.int64)

@@ -43,6 +43,9 @@ class Chunk:
         first_row: the number of the first row in the table; -1 if rows are in lines.
         line_offsets: int64 `[rows]`, the byte offset of each row's line; None without lines.
         policy_id: the policy that the rows belong to; None if the table does not say it.
+        row_numbers: int64 `[rows]`, the number of each row in the table, or in its line; None if
+            they follow each other.
+        row_tables: objects `[rows]`, the name of each row's table; None if all are of `table`.
     """
 
     columns: Columns
@@ -51,26 +54,63 @@ class Chunk:
     first_row: int = 0
     line_offsets: np.ndarray | None = None
     policy_id: str | None = None
+    row_numbers: np.ndarray | None = None
+    row_tables: np.ndarray | None = None
 
     def describe_row(self, row: int) -> str:
         """Returns where a row is: table and row number, or file, line and row in the line."""
+        number = int(self.get_row_numbers()[row])
+        table = self.table if self.row_tables is None else str(self.row_tables[row])
         if self.line_offsets is None:
-            return f"row {self.first_row + row} of {self.table}"
-        offset = int(self.line_offsets[row])
-        first = int(np.flatnonzero(self.line_offsets == offset)[0])
-        return f"row {row - first} in line {count_lines(self.table, offset)} of {self.table}"
+            return f"row {number} of {table}"
+        line = count_lines(table, int(self.line_offsets[row]))
+        return f"row {number} in line {line} of {table}"
+
+    def get_row_numbers(self) -> np.ndarray:
+        """Returns the number of each row in the table, or in its line."""
+        if self.row_numbers is not None:
+            return self.row_numbers
+        rows = np.arange(self.rows)
+        if self.line_offsets is None:
+            return rows + self.first_row
+        is_first = np.append(True, self.line_offsets[1:] != self.line_offsets[:-1])[: self.rows]
+        return rows - np.maximum.accumulate(np.where(is_first, rows, 0))
+
+    def get_row_tables(self) -> np.ndarray:
+        """Returns the name of each row's table, as objects `[rows]`."""
+        if self.row_tables is not None:
+            return self.row_tables
+        return np.full(self.rows, self.table, object)
+
+    def reorder(self, order: np.ndarray) -> Chunk:
+        """Returns the rows in another order."""
+        return dataclasses.replace(
+            self,
+            columns={name: column[order] for name, column in self.columns.items()},
+            line_offsets=_take(self.line_offsets, order),
+            row_numbers=self.get_row_numbers()[order],
+            row_tables=_take(self.row_tables, order),
+        )
 
     def take(self, rows: slice) -> Chunk:
         """Returns some of the rows, as views."""
         start, stop, _ = rows.indices(self.rows)
-        offsets = self.line_offsets
+        numbers = self.row_numbers
+        if self.line_offsets is not None:
+            numbers = self.get_row_numbers()  # the first line may be cut
         return dataclasses.replace(
             self,
             columns={name: column[rows] for name, column in self.columns.items()},
             rows=max(0, stop - start),
             first_row=self.first_row + start if self.first_row >= 0 else -1,
-            line_offsets=None if offsets is None else offsets[rows],
+            line_offsets=_take(self.line_offsets, rows),
+            row_numbers=_take(numbers, rows),
+            row_tables=_take(self.row_tables, rows),
         )
+
+
+def _take(array: np.ndarray | None, rows: slice | np.ndarray) -> np.ndarray | None:
+    return None if array is None else array[rows]
 
 
 def count_lines(path: str, offset: int) -> int:

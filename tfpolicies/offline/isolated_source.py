@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import math
-import mmap
 import os
 import signal
 import socket
@@ -26,6 +25,7 @@ from tfpolicies.offline.source_process import (
     MAX_ANSWER_BYTES,
     SECONDS,
     SECONDS_PER_MEGABYTE,
+    SharedMemory,
 )
 
 _PROGRAM = (
@@ -174,8 +174,8 @@ class _Child:
 
     def __init__(self) -> None:
         parent_socket, child_socket = socket.socketpair()
-        self.memory = [_make_memory() for _ in range(_SLOTS)]
-        files = [child_socket.fileno(), *self.memory]
+        self.memory = [SharedMemory(_make_memory(), is_writable=False) for _ in range(_SLOTS)]
+        files = [child_socket.fileno(), *(memory.file for memory in self.memory)]
         with child_socket:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, ",".join(map(str, files)), *sys.path],
@@ -213,33 +213,33 @@ def _make_memory() -> int:
 
 
 def _end(
-    process: subprocess.Popen[bytes], connection: Connection, memory: Sequence[int], owner: int
+    process: subprocess.Popen[bytes],
+    connection: Connection,
+    slots: Sequence[SharedMemory],
+    owner: int,
 ) -> None:
     if os.getpid() != owner:  # a fork
         return
     connection.close()
     process.kill()
     process.wait()
-    for file in memory:
-        os.close(file)
+    for memory in slots:
+        memory.close()
 
 
-def _copy_arrays(memory: int, records: Sequence[Any]) -> list[np.ndarray]:
+def _copy_arrays(memory: SharedMemory, records: Sequence[Any]) -> list[np.ndarray]:
     """Copies arrays from shared memory; their records are not trusted."""
-    size = os.fstat(memory).st_size
-    if not size:
-        return []
+    view = memory.map()
     arrays = []
-    with mmap.mmap(memory, size, access=mmap.ACCESS_READ) as view:
-        for dtype_name, shape, offset in records:
-            dtype = np.dtype(str(dtype_name))
-            sizes = tuple(map(int, shape))
-            end = int(offset) + math.prod(sizes) * dtype.itemsize
-            if dtype.kind not in "biuf" or min((*sizes, offset)) < 0 or end > size:
-                raise ValueError(f"an array {sizes} of {dtype} at {offset}")
-            mapped: np.ndarray = np.ndarray(sizes, dtype, view, offset)
-            arrays.append(mapped.copy())
-            del mapped
+    for dtype_name, shape, offset in records:
+        dtype = np.dtype(str(dtype_name))
+        sizes = tuple(map(int, shape))
+        end = int(offset) + math.prod(sizes) * dtype.itemsize
+        if dtype.kind not in "biuf" or min((*sizes, offset)) < 0 or end > len(view):
+            raise ValueError(f"an array {sizes} of {dtype} at {offset}")
+        mapped: np.ndarray = np.ndarray(sizes, dtype, view, offset)
+        arrays.append(mapped.copy())
+        del mapped
     return arrays
 
 

@@ -11,7 +11,9 @@ the `state_out_<i>` of the step before; `seq_lens` is left out, as sequences are
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +36,19 @@ _MAX_LINE_BYTES = 64 << 20
 _UNIT_BYTES = 16 << 20  # a file that is larger consists of several units
 _MAX_LEAVES = 1000  # of a nested column
 _MAX_DEPTH = 10
+_MAX_GROWTH = 100  # extracted bytes per byte of a zip archive
+_MIN_EXTRACTED_BYTES = 64 << 20  # that any archive may have
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+    struct.error,
+)
 _IGNORED = ("type", "count", "infos")
 SEPARATOR = "."
 """Joins the names of nested columns: `obs.camera`."""
@@ -331,7 +346,7 @@ def _count_rows(columns: Columns) -> int:
 
 
 def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
-    """Joins chunks of one table and policy.
+    """Joins chunks of one policy.
 
     Raises:
         BatchError: if their columns differ, or the shapes of rows.
@@ -354,6 +369,9 @@ def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
                     f"{chunk.describe_row(0)} has {column.shape[1:]}."
                 )
     offsets = [chunk.line_offsets for chunk in chunks]
+    tables = None
+    if any(chunk.table != first.table or chunk.row_tables is not None for chunk in chunks):
+        tables = np.concatenate([chunk.get_row_tables() for chunk in chunks])
     return Chunk(
         {name: np.concatenate([x.columns[name] for x in chunks]) for name in first.columns},
         sum(chunk.rows for chunk in chunks),
@@ -361,6 +379,8 @@ def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
         first.first_row,
         None if first.line_offsets is None else np.concatenate(offsets),  # type: ignore[arg-type]
         first.policy_id,
+        np.concatenate([chunk.get_row_numbers() for chunk in chunks]),
+        tables,
     )
 
 
@@ -372,12 +392,20 @@ def extract_json_files(path: Path, folder: Path) -> list[Path]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = [entry for entry in archive.infolist() if entry.filename.endswith(".json")]
+            entries = [x for x in archive.infolist() if x.filename.endswith((".json", ".jsonl"))]
             size = sum(entry.file_size for entry in entries)
-            if size > max(1 << 30, 100 * path.stat().st_size):
-                raise BatchError(f"{path} claims {size} bytes of JSON. Extract it yourself.")
+            if size > max(_MIN_EXTRACTED_BYTES, _MAX_GROWTH * path.stat().st_size):
+                raise BatchError(
+                    f"{path} must not have more than {_MAX_GROWTH} bytes of JSON per byte, but "
+                    f"claims {size}. If it is yours, extract it, and read the folder."
+                )
             result = []
             for i, entry in enumerate(entries):
+                if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise BatchError(
+                        f"{path} must be compressed by deflate, got the method "
+                        f"{entry.compress_type}. If it is yours, extract it, and read the folder."
+                    )
                 target = folder / f"{i:06d}-{Path(entry.filename).name}"
                 with archive.open(entry) as source, open(target, "wb") as file:
                     remaining = entry.file_size
@@ -386,5 +414,8 @@ def extract_json_files(path: Path, folder: Path) -> list[Path]:
                         remaining -= len(block)
                 result.append(target)
             return result
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise BatchError(f"{path} cannot be read as a zip archive: {error!s:.200}") from error
+    except _ZIP_ERRORS as error:
+        raise BatchError(
+            f"{path} cannot be read as a zip archive: {error!s:.200}. Pack it again, or give the "
+            "path of its .json files."
+        ) from error

@@ -40,6 +40,41 @@ def open_files(kind: str, paths: Sequence[str]) -> DataSource:
     return JsonLines([Path(path) for path in paths])
 
 
+class SharedMemory:
+    """A file in memory that grows with the arrays of answers.
+
+    Args:
+        file: its descriptor.
+        is_writable: whether this process writes it.
+    """
+
+    def __init__(self, file: int, *, is_writable: bool) -> None:
+        self.file = file
+        self._access = mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ
+        self._view: mmap.mmap | None = None
+
+    def map(self) -> mmap.mmap | bytes:
+        """Returns the content; arrays on it must be gone before the next call."""
+        size = os.fstat(self.file).st_size
+        if self._view is not None and len(self._view) != size:
+            self._view.close()
+            self._view = None
+        if self._view is None and size:
+            self._view = mmap.mmap(self.file, size, access=self._access)
+        return b"" if self._view is None else self._view
+
+    def grow(self, size: int) -> None:
+        """Makes it at least that large."""
+        if os.fstat(self.file).st_size < size:
+            os.ftruncate(self.file, size)
+
+    def close(self) -> None:
+        """Ends the mapping and closes the file."""
+        if self._view is not None:
+            self._view.close()
+        os.close(self.file)
+
+
 def serve(connection_file: int, memory_files: Sequence[int]) -> None:
     """Answers requests until the connection ends.
 
@@ -50,10 +85,11 @@ def serve(connection_file: int, memory_files: Sequence[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(connection_file)
     source: DataSource | None = None
+    slots = [SharedMemory(file, is_writable=True) for file in memory_files]
     while True:
         try:
             message = json.loads(connection.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):
             return
         if message["kind"] == "open":
             kind, paths = message["format"], message["paths"]
@@ -63,7 +99,7 @@ def serve(connection_file: int, memory_files: Sequence[int]) -> None:
         else:
             request = ReadRequest(*message["request"])
             names = None if request.names is None else tuple(request.names)
-            memory = memory_files[message["slot"]]
+            memory = slots[message["slot"]]
             answer, _ = _answer(
                 lambda: (_read(source, request._replace(names=names), memory), None),  # noqa: B023
                 [],
@@ -127,7 +163,7 @@ def _open(kind: str, paths: Sequence[str]) -> tuple[dict[str, Any], DataSource]:
     return answer, source
 
 
-def _read(source: DataSource | None, request: ReadRequest, memory: int) -> dict[str, Any]:
+def _read(source: DataSource | None, request: ReadRequest, memory: SharedMemory) -> dict[str, Any]:
     if source is None:
         raise BatchError("no file is open")
     chunks, position = source.read(request)
@@ -140,13 +176,12 @@ def _read(source: DataSource | None, request: ReadRequest, memory: int) -> dict[
             f"{request.max_rows} rows have {size} bytes, more than {MAX_ANSWER_BYTES}. If the "
             "file is yours, read it with trusted=True."
         )
-    if os.fstat(memory).st_size < size:
-        os.ftruncate(memory, size)
-    with mmap.mmap(memory, size) as view:
-        for array, offset in zip(arrays, offsets, strict=False):
-            target = np.ndarray(array.shape, array.dtype, view, offset)
-            target[...] = array
-            del target
+    memory.grow(size)
+    view = memory.map()
+    for array, offset in zip(arrays, offsets, strict=False):
+        target: np.ndarray = np.ndarray(array.shape, array.dtype, view, offset)
+        target[...] = array
+        del target
     return {
         "chunks": records,
         "position": position,
