@@ -45,10 +45,20 @@ def get_expected(arrays, stem):
     return {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
 
 
-NAMES = (
-    "packed_single-0 plain_single-0 pendulum-0 multi_agent-0 dict_obs_raw-0 dict_obs_raw_plain-0 "
-    "lstm-0 dqn-0 samplebatch_infos-0 rollover-0 rollover-1 values-0"
-).split()
+NAMES = [
+    "packed_single-0",
+    "plain_single-0",
+    "pendulum-0",
+    "multi_agent-0",
+    "dict_obs_raw-0",
+    "dict_obs_raw_plain-0",
+    "lstm-0",
+    "dqn-0",
+    "samplebatch_infos-0",
+    "rollover-0",
+    "rollover-1",
+    "values-0",
+]
 
 
 @pytest.mark.core

@@ -18,6 +18,11 @@ Columns = dict[str, np.ndarray]
 """Arrays `[rows, ...]` by name; texts are arrays of objects."""
 
 
+TRUST_ADVICE = (
+    "If the file is yours, read it in this process, without limits: input_config={'trusted': True}."
+)
+
+
 class Unit(NamedTuple):
     """A part of a table that is read as a whole: the order of units is shuffled, not their rows.
 

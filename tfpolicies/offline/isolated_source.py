@@ -20,7 +20,14 @@ import numpy as np
 
 from tfpolicies import errors
 from tfpolicies.errors import BatchError, TfPoliciesError
-from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, ReadResult, Unit
+from tfpolicies.offline.data_source import (
+    TRUST_ADVICE,
+    Chunk,
+    DataSource,
+    ReadRequest,
+    ReadResult,
+    Unit,
+)
 from tfpolicies.offline.source_process import (
     MAX_ANSWER_BYTES,
     SECONDS,
@@ -156,7 +163,7 @@ class IsolatedFiles(DataSource):
             self.close()
             raise BatchError(
                 f"{self.tables!s:.300} was refused: its reader ended ({reason}). Nothing in it was "
-                "executed. If the file is yours, read it with trusted=True."
+                f"executed. {TRUST_ADVICE}"
             ) from error
 
     def _make_error(self, record: Any, request: ReadRequest | None) -> TfPoliciesError:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfpolicies.errors import BatchError, MissingPackageError
-from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, ReadResult, Unit
+from tfpolicies.offline.data_source import (
+    TRUST_ADVICE,
+    Chunk,
+    DataSource,
+    ReadRequest,
+    ReadResult,
+    Unit,
+)
 from tfpolicies.system.installed_distributions import get_install_command
 
 if TYPE_CHECKING:
@@ -23,6 +31,7 @@ METADATA_KEY = b"tfpolicies"
 
 _READ_BUFFER_BYTES = 1 << 20  # bytes of a column per read
 _MAX_OPEN_FILES = 16
+_MAX_CURSORS = 6  # of units that are read in turn, and the next one
 _MAX_UNIT_ROWS = 1 << 20
 _MAX_METADATA_BYTES = 1 << 24
 _MAX_GROWTH = 1000  # decoded bytes per byte of the file
@@ -50,18 +59,18 @@ class ParquetFiles(DataSource):
 
     Args:
         paths: the files.
-        use_threads: whether columns are decoded in parallel.
+        trusted: whether sizes are not bounded, and columns are decoded in parallel.
 
     Raises:
         MissingPackageError: if pyarrow is not installed.
         BatchError: if a file is not a Parquet file, has other columns than the first, or claims
-            more rows than a file of its size can have.
+            more rows than a file of its size should have and is not trusted.
     """
 
-    def __init__(self, paths: Sequence[Path], *, use_threads: bool = True) -> None:
+    def __init__(self, paths: Sequence[Path], *, trusted: bool = True) -> None:
         import_parquet()
         self.tables = [str(path) for path in paths]
-        self._use_threads = use_threads
+        self._use_threads = trusted
         self._files: dict[int, parquet.ParquetFile] = {}
         self._cursors: dict[ReadRequest, _GroupCursor] = {}  # by the request that continues them
         self._group_starts: list[np.ndarray] = []
@@ -75,7 +84,8 @@ class ParquetFiles(DataSource):
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
             self._group_starts.append(starts)
-            self._check_size(table, file, int(starts[-1]))
+            if not trusted:
+                self._check_size(table, file, int(starts[-1]))
             units += [
                 Unit(table, first, min(first + _MAX_UNIT_ROWS, int(stop)))
                 for start, stop in itertools.pairwise(starts.tolist())
@@ -105,7 +115,7 @@ class ParquetFiles(DataSource):
         chunk = self._to_chunk(table, position, batch)
         end = position + chunk.rows
         if end < int(starts[group + 1]):
-            if len(self._cursors) >= _MAX_OPEN_FILES:
+            if len(self._cursors) >= _MAX_CURSORS:
                 self._cursors.pop(next(iter(self._cursors)))
             self._cursors[request._replace(position=end, stop=group)] = cursor
         return ReadResult([chunk], end)
@@ -142,7 +152,11 @@ class ParquetFiles(DataSource):
     ) -> list[str]:
         names: list[str] = file.schema_arrow.names
         if len({*names}) < len(names):
-            raise BatchError(f"{self.tables[table]} has two columns of one name: {names!s:.200}.")
+            double = next(name for name in names if names.count(name) > 1)
+            raise BatchError(
+                f"{self.tables[table]} must have columns with different names, but has two named "
+                f"{double!r:.100}. Rename one."
+            )
         if expected is not None and set(names) != set(expected):
             different = sorted({*names} ^ {*expected})
             raise BatchError(
@@ -158,14 +172,14 @@ class ParquetFiles(DataSource):
         limit = max(_MIN_DECODED_BYTES, _MAX_GROWTH * size)
         if rows * width > limit:
             raise BatchError(
-                f"{self.tables[table]} claims {rows} rows of at least {width} bytes, but has only "
-                f"{size} bytes. If the file is yours, read it with trusted=True."
+                f"{self.tables[table]} must not have more than {_MAX_GROWTH} bytes of rows per "
+                f"byte of the file, but claims {rows} rows of {width} bytes in {size} bytes. "
+                f"{TRUST_ADVICE}"
             )
 
     def _to_chunk(self, table: int, position: int, batch: pyarrow.RecordBatch) -> Chunk:
-        place = f"from row {position} of {self.tables[table]} on"
         columns = {
-            name: to_numpy(name, batch.column(i), place)
+            name: to_numpy(name, batch.column(i), self.tables[table], position)
             for i, name in enumerate(batch.schema.names)
         }
         policy_id = self.metadata.get("policy_id")
@@ -236,13 +250,14 @@ def _get_width(column_type: pyarrow.DataType) -> int:
         return 1
 
 
-def to_numpy(name: str, array: pyarrow.Array, place: str) -> np.ndarray:
+def to_numpy(name: str, array: pyarrow.Array, table: str, first_row: int = 0) -> np.ndarray:
     """Returns a column as an array `[rows]`, or `[rows, ...]` for lists of equal lengths.
 
     Args:
         name: of the column.
         array: numbers, texts, dates, or lists of numbers.
-        place: for messages.
+        table: its table, for messages.
+        first_row: the number of the first row, for messages.
 
     Raises:
         BatchError: for a missing value, lists of different lengths, or another type.
@@ -253,18 +268,23 @@ def to_numpy(name: str, array: pyarrow.Array, place: str) -> np.ndarray:
     shape: tuple[int, ...] = ()
     rows = len(array)
     array = getattr(array, "storage", array)
+
+    def describe_row(index: int) -> str:
+        return f"row {first_row + index // max(1, math.prod(shape))} of {table}"
+
     while types.is_nested(array.type):
-        _require_no_null(name, array, place)
+        _require_no_null(name, array, describe_row)
         if types.is_fixed_size_list(array.type):
             size = int(array.type.list_size)
         elif types.is_list(array.type) or types.is_large_list(array.type):
             lengths = compute.list_value_length(array).to_numpy(zero_copy_only=False)
             size = int(lengths[0]) if len(lengths) else 0
             if (lengths != size).any():
-                row = int(np.argmax(lengths != size)) // max(1, int(np.prod(shape)))
+                index = int(np.argmax(lengths != size))
                 raise BatchError(
-                    f"Column {name!r:.100} must have lists of equal lengths, but {place} row {row} "
-                    f"of them has another length than the first, {size}."
+                    f"Column {name!r:.100} must have lists of equal lengths, but {describe_row(0)} "
+                    f"has one of {size} and {describe_row(index)} one of {lengths[index]}. Fill "
+                    "them up, or leave the column out."
                 )
         else:
             raise BatchError(
@@ -274,7 +294,7 @@ def to_numpy(name: str, array: pyarrow.Array, place: str) -> np.ndarray:
         shape = (*shape, size)
         array = array.flatten()
         array = getattr(array, "storage", array)
-    _require_no_null(name, array, place)
+    _require_no_null(name, array, describe_row)
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     is_number = types.is_integer(array.type) or types.is_floating(array.type)
@@ -283,7 +303,7 @@ def to_numpy(name: str, array: pyarrow.Array, place: str) -> np.ndarray:
     if not (is_number or types.is_boolean(array.type) or (is_label and not shape)):
         raise BatchError(
             f"Column {name!r:.100} must have numbers, lists of numbers or texts, but is of the "
-            f"type {array.type!s:.100}."
+            f"type {array.type!s:.100}. Convert it, or leave it out."
         )
     if is_label and types.is_date(array.type):
         array = array.cast(pyarrow.date64()).cast(pyarrow.int64())
@@ -293,10 +313,10 @@ def to_numpy(name: str, array: pyarrow.Array, place: str) -> np.ndarray:
     return result.reshape(rows, *shape) if shape else result
 
 
-def _require_no_null(name: str, array: pyarrow.Array, place: str) -> None:
+def _require_no_null(name: str, array: pyarrow.Array, describe_row: Callable[[int], str]) -> None:
     if array.null_count:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        index = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise BatchError(
-            f"Column {name!r:.100} has no value in row {row} {place}. Fill it in, or leave the "
-            "row out."
+            f"Column {name!r:.100} must have a value in each row, but {describe_row(index)} has "
+            "none. Fill it in, or leave the row out."
         )

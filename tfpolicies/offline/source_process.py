@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import BatchError, TfPoliciesError
-from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
+from tfpolicies.offline.data_source import TRUST_ADVICE, Chunk, DataSource, ReadRequest
 
 MAX_MEGABYTES = 352  # that a request may allocate
 SECONDS, SECONDS_PER_MEGABYTE = 1.2, 0.15  # CPU time of a request, and per megabyte of the tables
@@ -29,12 +29,18 @@ _MAX_TEXTS = 1 << 16
 _ALIGNMENT = 64
 
 
-def open_files(kind: str, paths: Sequence[str]) -> DataSource:
-    """Returns the source of files of a kind, "parquet" or "json"."""
+def open_files(kind: str, paths: Sequence[str], *, trusted: bool = True) -> DataSource:
+    """Returns the source of files of a kind, "parquet" or "json".
+
+    Args:
+        kind: of all files.
+        paths: of the files.
+        trusted: whether sizes are not bounded.
+    """
     if kind == "parquet":
         from tfpolicies.offline.parquet_files import ParquetFiles
 
-        return ParquetFiles([Path(path) for path in paths], use_threads=False)
+        return ParquetFiles([Path(path) for path in paths], trusted=trusted)
     from tfpolicies.offline.json_lines import JsonLines
 
     return JsonLines([Path(path) for path in paths])
@@ -152,7 +158,7 @@ def _answer(
 
 
 def _open(kind: str, paths: Sequence[str]) -> tuple[dict[str, Any], DataSource]:
-    source = open_files(kind, paths)
+    source = open_files(kind, paths, trusted=False)
     answer = {
         "units": [list(unit) for unit in source.units],
         "ends": list(source.ends),
@@ -173,8 +179,8 @@ def _read(source: DataSource | None, request: ReadRequest, memory: SharedMemory)
     size = max(offsets[-1], 1)
     if size > MAX_ANSWER_BYTES:
         raise BatchError(
-            f"{request.max_rows} rows have {size} bytes, more than {MAX_ANSWER_BYTES}. If the "
-            "file is yours, read it with trusted=True."
+            f"{request.max_rows} rows must not have more than {MAX_ANSWER_BYTES} bytes, but have "
+            f"{size}. {TRUST_ADVICE}"
         )
     memory.grow(size)
     view = memory.map()
@@ -203,7 +209,10 @@ def _encode_chunk(chunk: Chunk, arrays: list[np.ndarray]) -> dict[str, Any]:
         if column.dtype == object:  # texts: their numbers in a list of different ones
             unique, codes = np.unique(column.astype(str), return_inverse=True)
             if len(unique) > _MAX_TEXTS:
-                raise BatchError(f"Column {name!r:.100} has more than {_MAX_TEXTS} texts.")
+                raise BatchError(
+                    f"Column {name!r:.100} must have at most {_MAX_TEXTS} different texts in "
+                    f"{chunk.rows} rows, but has {len(unique)}. {TRUST_ADVICE}"
+                )
             texts[name] = unique.tolist()
             column = codes.astype(np.int32)
         columns[name] = len(arrays)
