@@ -135,12 +135,10 @@ def _make_action_space(part: str, values: _Range) -> spaces.Space[Any]:
     label = SEPARATOR.join(filter(None, (ACTIONS, part)))
     if values.dtype.kind == "f":
         shape = low.shape or (1,)
-        if (low == high).any():
-            part_index = [int(i) for i in np.argwhere(low == high)[0]]
+        if (low == high).all():
             raise SpaceError(
-                f"{label}{part_index or ''} must vary, as its bounds are inferred from its values, "
-                f"but is {low[tuple(part_index)]} in all rows. Set environment(action_space=...), "
-                "or leave it out."
+                f"{label} must vary, as its bounds are inferred from its values, but is "
+                f"{low.tolist()} in all rows. Set environment(action_space=...), or record more."
             )
         return spaces.Box(
             low.reshape(shape).astype(np.float32), high.reshape(shape).astype(np.float32)
