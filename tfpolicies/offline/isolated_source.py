@@ -159,7 +159,7 @@ class IsolatedFiles(DataSource):
                 raise ValueError("no object")
             return answer
         except (EOFError, OSError, ValueError) as error:
-            reason = child.close() or str(error)
+            reason = child.describe_end() or str(error)
             self.close()
             raise BatchError(
                 f"{self.tables!s:.300} was refused: its reader ended ({reason}). Nothing in it was "
@@ -200,12 +200,15 @@ class _Child:
         with contextlib.suppress(OSError):  # `recv_bytes` reports a process that ended
             self.connection.send_bytes(json.dumps(message).encode())
 
-    def close(self) -> str:
-        """Ends the process; returns why it ended by itself, or ""."""
+    def close(self) -> None:
+        """Ends the process."""
+        self._finalize()
+
+    def describe_end(self) -> str:
+        """Returns why the process ended by itself, or ""."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
         status = self._process.poll()
-        self._finalize()
         if status is None or status == 0:
             return ""
         if status == -signal.SIGPROF:
