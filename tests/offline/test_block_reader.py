@@ -27,6 +27,7 @@ ROWS = sum(LENGTHS)
 def small_chunks(monkeypatch):
     monkeypatch.setattr("tfpolicies.offline.block_reader._MAX_CHUNK_ROWS", 16)
     monkeypatch.setattr("tfpolicies.offline.memory_data._UNIT_ROWS", 25)
+    monkeypatch.setattr("tfpolicies.offline.parquet_files._MIN_UNIT_ROWS", 1)
     monkeypatch.setattr("tfpolicies.offline.json_lines._UNIT_BYTES", 2000)
 
 
@@ -232,7 +233,8 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
     assert {*reader.read_block().chunks[0].columns} == {"x", "y"}
 
 
-def test_the_child_process_gives_the_same_blocks(tmp_path):
+def test_the_child_process_gives_the_same_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfpolicies.offline.parquet_files._MIN_UNIT_ROWS", 1 << 12)
     trusted = make_parquet_source(tmp_path)
     isolated = IsolatedFiles("parquet", trusted.tables)
     for episodes in (False, True):
@@ -289,7 +291,7 @@ def test_a_stream_has_one_reader():
 def test_an_episode_that_is_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tfpolicies.offline.block_reader._MAX_EPISODE_BYTES", 2000)
     reader = make_reader(make_array_source(tmp_path), episodes=True)
-    with pytest.raises(BatchError, match=r"The episode at row \d+ of the data .*more than 48 rows"):
+    with pytest.raises(BatchError, match=r"at most 48 rows .*no end after row \d+ of the data"):
         read_epoch(reader)
 
 

@@ -262,39 +262,59 @@ class BlockReader:
 
     def _read_episodes(self, unit: Unit, position: int) -> tuple[list[Chunk], int]:
         """Reads whole episodes, at least `chunk_rows` rows or all that start in the unit."""
-        parts = self._carried.pop((unit.table, position), [])
-        rows = sum(part.rows for part in parts)
-        end = self._source.ends[unit.table]
+        table, end = unit.table, self._source.ends[unit.table]
         target = min(self._chunk_rows, unit.stop - position)
+        new_parts = self._carried.pop((table, position), [])
+        parts: list[Chunk] = []
+        rows = 0
         while True:
-            if rows > target:
-                joined = join_chunks(parts)
-                starts = self._find_starts(joined)  # type: ignore[misc]
-                candidates = np.flatnonzero(starts[target:])
-                if len(candidates):
-                    count = target + int(candidates[0])
-                    next_position = position + count
-                    rest = joined.take(slice(count, None))
-                    if next_position < unit.stop:
-                        self._carried[unit.table, next_position] = [rest]
-                        if position + rows < end:
-                            self._source.prefetch(self._make_request(unit, position + rows, end))
-                    return [joined.take(slice(count))], next_position
-                if rows > self._max_episode_rows:
-                    raise BatchError(
-                        f"The episode at {joined.describe_row(target)} has more than "
-                        f"{self._max_episode_rows} rows, too many to be read as a whole. Check "
-                        "the columns 'eps_id', 'terminateds' and 'truncateds'."
-                    )
-                parts = [joined]
+            for part in new_parts:
+                first = self._find_next_start(parts, part, target - rows)
+                if first < part.rows:
+                    return self._split_at(unit, position, [*parts, part], rows + first)
+                parts.append(part)
+                rows += part.rows
             if position + rows >= end:
                 return ([join_chunks(parts)] if parts else []), end
-            chunks, new_end = self._source.read(self._make_request(unit, position + rows, end))
-            if not chunks:
+            if rows > self._max_episode_rows + target:
+                raise BatchError(
+                    f"An episode must have at most {self._max_episode_rows} rows to be read as a "
+                    f"whole, but there is no end after {parts[-1].describe_row(0)}. Check the "
+                    "columns 'eps_id', 'terminateds' and 'truncateds'."
+                )
+            request = self._make_request(unit, position + rows, end)
+            new_parts, _ = self._source.read(request)
+            if not new_parts:
                 end = position + rows
-                continue
-            parts += chunks
-            rows = new_end - position
+
+    def _find_next_start(self, parts: Sequence[Chunk], part: Chunk, least: int) -> int:
+        """Returns the first row of a part, from a row on, that starts an episode; else its length.
+
+        Args:
+            parts: the parts before it.
+            part: the part.
+            least: the first row that counts; may be negative.
+        """
+        if least >= part.rows:
+            return part.rows
+        before = [parts[-1].take(slice(-1, None))] if parts else []
+        starts = self._find_starts(join_chunks([*before, part]))[len(before) :]  # type: ignore[misc]
+        candidates = np.flatnonzero(starts[max(0, least) :])
+        return max(0, least) + int(candidates[0]) if len(candidates) else part.rows
+
+    def _split_at(
+        self, unit: Unit, position: int, parts: Sequence[Chunk], count: int
+    ) -> tuple[list[Chunk], int]:
+        """Returns the first rows of parts and the position after them; keeps the others."""
+        joined = join_chunks(parts)
+        next_position = position + count
+        if next_position < unit.stop:
+            if count < joined.rows:
+                self._carried[unit.table, next_position] = [joined.take(slice(count, None))]
+            end = self._source.ends[unit.table]
+            if position + joined.rows < end:
+                self._source.prefetch(self._make_request(unit, position + joined.rows, end))
+        return [joined.take(slice(count))], next_position
 
     def _skip_continued_episode(self, unit: Unit) -> int:
         """Returns the position of the first row of a unit that starts an episode.

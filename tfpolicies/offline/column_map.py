@@ -624,16 +624,18 @@ def _to_ids(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
     """Returns ids as int64; other values than integers become hashes of their texts."""
     if array.ndim == 1 and array.dtype.kind in "biu":
         return array.astype(np.int64, copy=False)
-    is_missing = np.array([x is None or x != x for x in array.flat], bool)  # None or NaN
-    if is_missing.any():
-        row = int(np.argmax(is_missing)) // max(1, array.size // chunk.rows)
-        raise BatchError(
-            f"{name} must be an id in each row, but is {array[row]} in {chunk.describe_row(row)}. "
-            "Fill it in, or leave the row out."
-        )
-    rows = [repr(row) for row in array.tolist()]
-    ids = {row: hashlib.blake2b(row.encode(), digest_size=7).digest() for row in {*rows}}
-    return np.array([int.from_bytes(ids[row], "little") for row in rows], np.int64)
+    values = array.tolist() if array.ndim == 1 else [tuple(row) for row in array.tolist()]
+    ids = {}
+    for value in dict.fromkeys(values):
+        if any(x is None or x != x for x in (value if isinstance(value, tuple) else (value,))):
+            row = next(i for i, x in enumerate(values) if x is value or x == value)
+            raise BatchError(
+                f"{name} must be an id in each row, but is {value} in {chunk.describe_row(row)}. "
+                "Fill it in, or leave the row out."
+            )
+        digest = hashlib.blake2b(repr(value).encode(errors="replace"), digest_size=7).digest()
+        ids[value] = int.from_bytes(digest, "little")
+    return np.array([ids[value] for value in values], np.int64)
 
 
 def require_order(chunk: Chunk, t: np.ndarray, starts: np.ndarray) -> None:

@@ -29,7 +29,6 @@ from tfpolicies.offline.data_source import (
     Unit,
 )
 from tfpolicies.offline.source_process import (
-    MAX_ANSWER_BYTES,
     SECONDS,
     SECONDS_PER_MEGABYTE,
     SharedMemory,
@@ -40,6 +39,7 @@ _PROGRAM = (
     "sys.path[:] = sys.argv[2:]; from tfpolicies.offline.source_process import serve; "
     "serve(connection, memory)"
 )
+_MAX_MESSAGE_BYTES = 64 << 20  # without the arrays
 _SLOTS = 6  # answers that may wait
 _ENV = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -154,11 +154,11 @@ class IsolatedFiles(DataSource):
         try:
             if not child.connection.poll(_WALL_SECONDS):
                 raise EOFError("it did not answer")
-            answer = json.loads(child.connection.recv_bytes(MAX_ANSWER_BYTES))
+            answer = json.loads(child.connection.recv_bytes(_MAX_MESSAGE_BYTES))
             if not isinstance(answer, dict):
                 raise ValueError("no object")
             return answer
-        except (EOFError, OSError, ValueError) as error:
+        except (EOFError, OSError, ValueError, RecursionError) as error:
             reason = child.describe_end() or str(error)
             self.close()
             raise BatchError(

@@ -16,6 +16,7 @@ from tfpolicies.storage.pickle_reader import RefusedError, read_arrays
 from tfpolicies.system.installed_distributions import get_install_command
 
 MAX_UNPACKED_BYTES = 128 << 20  # of one column in one line
+_DAMAGES = (ValueError, TypeError, OverflowError, LookupError, AttributeError, RecursionError)
 _RLLIB_PREFIX = "BCJNG"  # of each LZ4 frame in base64
 
 
@@ -48,20 +49,29 @@ def unpack_column(text: str) -> Any:
     """
     if is_packed(text):
         return unpack_array(text)
-    frame = _import_lz4()
-    decompressor = frame.LZ4FrameDecompressor()
+    pickled = _decompress(text)
     try:
-        content = base64.b64decode(text, validate=True)
-        pickled = decompressor.decompress(content, max_length=MAX_UNPACKED_BYTES + 1)
-        if len(pickled) > MAX_UNPACKED_BYTES:
-            raise BatchError(f"it has more than {MAX_UNPACKED_BYTES} bytes when unpacked")
-        if not decompressor.eof:
-            raise BatchError("its end is missing")
         return read_arrays(pickled)
-    except (binascii.Error, ValueError, RuntimeError) as error:
-        raise BatchError(f"it is not an LZ4 frame in base64: {error!s:.100}") from error
     except RefusedError as error:
         raise BatchError(f"its pickle holds {error}; nothing in it was executed") from error
+    except _DAMAGES as error:
+        raise BatchError(
+            f"its pickle is damaged: {error!s:.100}; nothing in it was executed"
+        ) from error
+
+
+def _decompress(text: str) -> bytes:
+    decompressor = _import_lz4().LZ4FrameDecompressor()
+    try:
+        content = base64.b64decode(text, validate=True)
+        result: bytes = decompressor.decompress(content, max_length=MAX_UNPACKED_BYTES + 1)
+    except (binascii.Error, ValueError, RuntimeError) as error:
+        raise BatchError(f"it is not an LZ4 frame in base64: {error!s:.100}") from error
+    if len(result) > MAX_UNPACKED_BYTES:
+        raise BatchError(f"it has more than {MAX_UNPACKED_BYTES} bytes when unpacked")
+    if not decompressor.eof:
+        raise BatchError("its end is missing")
+    return result
 
 
 def pack_column(column: Any) -> str:

@@ -32,7 +32,9 @@ METADATA_KEY = b"tfpolicies"
 _READ_BUFFER_BYTES = 1 << 20  # bytes of a column per read
 _MAX_OPEN_FILES = 16
 _MAX_CURSORS = 6  # of units that are read in turn, and the next one
+_MIN_UNIT_ROWS = 1 << 12  # smaller row groups are read together
 _MAX_UNIT_ROWS = 1 << 20
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # bytes
 _MAX_METADATA_BYTES = 1 << 24
 _MAX_GROWTH = 1000  # decoded bytes per byte of the file
 _MIN_DECODED_BYTES = 64 << 20  # that any file may have
@@ -73,6 +75,7 @@ class ParquetFiles(DataSource):
         self._use_threads = trusted
         self._files: dict[int, parquet.ParquetFile] = {}
         self._cursors: dict[ReadRequest, _GroupCursor] = {}  # by the request that continues them
+        self._groups: list[list[list[int]]] = []  # of each table, row groups that are read together
         self._group_starts: list[np.ndarray] = []
         units: list[Unit] = []
         names: list[str] | None = None
@@ -82,10 +85,11 @@ class ParquetFiles(DataSource):
             if not table:
                 self.metadata = _read_metadata(self.tables[table], file)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+            groups, starts = _merge_groups(sizes)
+            self._groups.append(groups)
             self._group_starts.append(starts)
             if not trusted:
-                self._check_size(table, file, int(starts[-1]))
+                self._check_size(table, file)
             units += [
                 Unit(table, first, min(first + _MAX_UNIT_ROWS, int(stop)))
                 for start, stop in itertools.pairwise(starts.tolist())
@@ -104,13 +108,16 @@ class ParquetFiles(DataSource):
         cursor = self._cursors.pop(request._replace(stop=group), None)
         try:
             if cursor is None:
-                cursor = _GroupCursor(self._open(table), group, request, self._use_threads)
+                groups = self._groups[table][group]
+                cursor = _GroupCursor(self._open(table), groups, request, self._use_threads)
                 cursor.skip(position - int(starts[group]))
             batch = cursor.next(request.stop - position)
+        except MemoryError:  # some are ArrowExceptions
+            raise
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
             raise BatchError(
                 f"{self.tables[table]} cannot be read as a Parquet file from row {position} on: "
-                f"{error!s:.300}"
+                f"{_describe(error)}. Record it again, or leave it out."
             ) from error
         chunk = self._to_chunk(table, position, batch)
         end = position + chunk.rows
@@ -134,13 +141,19 @@ class ParquetFiles(DataSource):
         if file is None:
             try:
                 # Without these settings pyarrow keeps all data that it has read.
-                file = parquet.ParquetFile(
-                    self.tables[table], pre_buffer=False, buffer_size=_READ_BUFFER_BYTES
-                )
+                options = {"pre_buffer": False, "buffer_size": _READ_BUFFER_BYTES}
+                file = parquet.ParquetFile(self.tables[table], **options)
+                texts = _find_texts(file.schema_arrow)
+                if texts:  # without copies of equal texts
+                    file.close()
+                    options["read_dictionary"] = texts
+                    file = parquet.ParquetFile(self.tables[table], **options)
+            except MemoryError:
+                raise
             except (pyarrow.ArrowException, OSError, ValueError) as error:
                 raise BatchError(
-                    f"{self.tables[table]} cannot be read as a Parquet file: {error!s:.300} If its "
-                    "writer was killed before it closed the file, its rows are lost."
+                    f"{self.tables[table]} cannot be read as a Parquet file: {_describe(error)}. "
+                    "Leave it out: if its writer was killed before it closed it, its rows are lost."
                 ) from error
             while len(self._files) >= _MAX_OPEN_FILES:
                 self._files.pop(next(iter(self._files)))
@@ -165,15 +178,15 @@ class ParquetFiles(DataSource):
             )
         return names
 
-    def _check_size(self, table: int, file: parquet.ParquetFile, rows: int) -> None:
+    def _check_size(self, table: int, file: parquet.ParquetFile) -> None:
         """Bounds the size of decoded columns before anything is allocated."""
         size = Path(self.tables[table]).stat().st_size
-        width = sum(_get_width(field.type) for field in file.schema_arrow)
         limit = max(_MIN_DECODED_BYTES, _MAX_GROWTH * size)
-        if rows * width > limit:
+        decoded_size = _get_decoded_size(file.metadata, file.schema_arrow)
+        if decoded_size > limit:
             raise BatchError(
                 f"{self.tables[table]} must not have more than {_MAX_GROWTH} bytes of rows per "
-                f"byte of the file, but claims {rows} rows of {width} bytes in {size} bytes. "
+                f"byte of the file, but claims {decoded_size} in {size} bytes. "
                 f"{TRUST_ADVICE}"
             )
 
@@ -193,17 +206,17 @@ class ParquetFiles(DataSource):
 
 
 class _GroupCursor:
-    """Reads one row group from its start."""
+    """Reads row groups that follow each other from their start."""
 
     def __init__(
         self,
         file: parquet.ParquetFile,
-        group: int,
+        groups: Sequence[int],
         request: ReadRequest,
         use_threads: bool,
     ) -> None:
         self._batches: Iterator[Any] = file.iter_batches(
-            request.max_rows, row_groups=[group], columns=request.names, use_threads=use_threads
+            request.max_rows, row_groups=groups, columns=request.names, use_threads=use_threads
         )
         self._rest: Any = None
 
@@ -235,15 +248,65 @@ def _read_metadata(name: str, file: parquet.ParquetFile) -> dict[str, Any]:
             raise ValueError(f"it is {record!r:.50}")
         return record
     except (ValueError, RecursionError) as error:
-        raise BatchError(f"The metadata of {name} are damaged: {error!s:.200}") from error
+        raise BatchError(
+            f"The metadata of {name} are damaged: {_describe(error)}. Write the file again."
+        ) from error
 
 
-def _get_width(column_type: pyarrow.DataType) -> int:
+def _describe(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
+
+
+def _merge_groups(sizes: Sequence[int]) -> tuple[list[list[int]], np.ndarray]:
+    """Returns row groups that are read together, and the number of the first row of each.
+
+    >>> groups, starts = _merge_groups([5000, 10, 0, 4090, 3])
+    >>> groups, starts.tolist()
+    ([[0], [1, 2, 3], [4]], [0, 5000, 9100, 9103])
+    """
+    groups: list[list[int]] = []
+    counts: list[int] = []
+    for group, size in enumerate(sizes):
+        if groups and counts[-1] < _MIN_UNIT_ROWS:
+            groups[-1].append(group)
+            counts[-1] += size
+        else:
+            groups.append([group])
+            counts.append(size)
+    return groups, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _find_texts(schema: pyarrow.Schema) -> list[str]:
+    from pyarrow import types
+
+    return [
+        field.name
+        for field in schema
+        if types.is_string(field.type) or types.is_large_string(field.type)
+    ]
+
+
+def _get_decoded_size(metadata: parquet.FileMetaData, schema: pyarrow.Schema) -> int:
+    """Returns how many bytes all numbers and codes of texts have, as the metadata claim."""
+    widths = [
+        max(_WIDTHS.get(column.physical_type, 4), column.length or 0)
+        for column in map(metadata.schema.column, range(metadata.num_columns))
+    ]
+    in_chunks = sum(
+        group.column(i).num_values * width
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for i, width in enumerate(widths)
+    )
+    in_rows = metadata.num_rows * sum(_get_least_width(field.type) for field in schema)
+    return max(in_chunks, in_rows)
+
+
+def _get_least_width(column_type: pyarrow.DataType) -> int:
     """Returns the least number of bytes that a row of a type has in memory."""
     from pyarrow import types
 
     if types.is_fixed_size_list(column_type):
-        return int(column_type.list_size) * _get_width(column_type.value_type)
+        return int(column_type.list_size) * _get_least_width(column_type.value_type)
     try:
         return max(1, int(column_type.bit_width) // 8)
     except ValueError:
@@ -296,10 +359,11 @@ def to_numpy(name: str, array: pyarrow.Array, table: str, first_row: int = 0) ->
         array = getattr(array, "storage", array)
     _require_no_null(name, array, describe_row)
     if types.is_dictionary(array.type):
+        if _is_text(array.dictionary.type) and not shape:
+            return _decode_texts(array)
         array = array.dictionary_decode()
     is_number = types.is_integer(array.type) or types.is_floating(array.type)
-    is_label = types.is_string(array.type) or types.is_large_string(array.type)
-    is_label = is_label or types.is_date(array.type) or types.is_timestamp(array.type)
+    is_label = _is_text(array.type) or types.is_date(array.type) or types.is_timestamp(array.type)
     if not (is_number or types.is_boolean(array.type) or (is_label and not shape)):
         raise BatchError(
             f"Column {name!r:.100} must have numbers, lists of numbers or texts, but is of the "
@@ -311,6 +375,19 @@ def to_numpy(name: str, array: pyarrow.Array, table: str, first_row: int = 0) ->
         array = array.cast(pyarrow.int64())
     result = array.to_numpy(zero_copy_only=False)
     return result.reshape(rows, *shape) if shape else result
+
+
+def _is_text(column_type: pyarrow.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(column_type) or types.is_large_string(column_type))
+
+
+def _decode_texts(array: pyarrow.DictionaryArray) -> np.ndarray:
+    """Returns texts as objects; equal ones are one object."""
+    texts = np.array(array.dictionary.to_pylist(), object)
+    result: np.ndarray = texts[array.indices.to_numpy(zero_copy_only=False)]
+    return result
 
 
 def _require_no_null(name: str, array: pyarrow.Array, describe_row: Callable[[int], str]) -> None:

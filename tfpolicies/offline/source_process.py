@@ -25,7 +25,9 @@ from tfpolicies.offline.data_source import TRUST_ADVICE, Chunk, DataSource, Read
 MAX_MEGABYTES = 352  # that a request may allocate
 SECONDS, SECONDS_PER_MEGABYTE = 1.2, 0.15  # CPU time of a request, and per megabyte of the tables
 MAX_ANSWER_BYTES = 256 << 20  # of the arrays of one answer
+_MEMORY_PROBLEM = f"reading it takes more than {MAX_MEGABYTES} MB. {TRUST_ADVICE}"
 _MAX_TEXTS = 1 << 16
+_MAX_TEXT_CHARACTERS = 4 << 20
 _ALIGNMENT = 64
 
 
@@ -147,12 +149,13 @@ def _answer(
     except TfPoliciesError as error:
         return {"error": [type(error).__name__, str(error)]}, None
     except MemoryError:
-        return {"error": ["BatchError", f"reading it takes more than {MAX_MEGABYTES} MB"]}, None
+        return {"error": ["BatchError", _MEMORY_PROBLEM]}, None
     except Exception as error:  # parsers raise whatever they like
         if "malloc" in str(error) or "memory" in str(error):
-            return {"error": ["BatchError", f"reading it takes more than {MAX_MEGABYTES} MB"]}, None
+            return {"error": ["BatchError", _MEMORY_PROBLEM]}, None
         text = "".join(traceback.format_exception_only(error)).strip()
-        return {"error": ["BatchError", f"it cannot be parsed: {text:.300}"]}, None
+        problem = f"it cannot be parsed: {text:.300}. Record it again."
+        return {"error": ["BatchError", problem]}, None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
@@ -207,14 +210,15 @@ def _encode_chunk(chunk: Chunk, arrays: list[np.ndarray]) -> dict[str, Any]:
     texts: dict[str, list[str]] = {}
     for name, column in chunk.columns.items():
         if column.dtype == object:  # texts: their numbers in a list of different ones
-            unique, codes = np.unique(column.astype(str), return_inverse=True)
-            if len(unique) > _MAX_TEXTS:
+            numbers: dict[str, int] = {}
+            codes = [numbers.setdefault(str(text), len(numbers)) for text in column]
+            if len(numbers) > _MAX_TEXTS or sum(map(len, numbers)) > _MAX_TEXT_CHARACTERS:
                 raise BatchError(
-                    f"Column {name!r:.100} must have at most {_MAX_TEXTS} different texts in "
-                    f"{chunk.rows} rows, but has {len(unique)}. {TRUST_ADVICE}"
+                    f"Column {name!r:.100} must have at most {_MAX_TEXTS} different texts, of "
+                    f"{_MAX_TEXT_CHARACTERS} characters, in {chunk.rows} rows. {TRUST_ADVICE}"
                 )
-            texts[name] = unique.tolist()
-            column = codes.astype(np.int32)
+            texts[name] = [*numbers]
+            column = np.array(codes, np.int32)
         columns[name] = len(arrays)
         arrays.append(column)
     offsets = None
