@@ -468,11 +468,21 @@ def make_packed_bombs(canary):
 
     def many_bombs():
         text = pack(small)
-        record = {"type": "SampleBatch", **{f"c{i}": text for i in range(30)}}
+        record = {
+            "type": "SampleBatch",
+            "obs": text,
+            "actions": [1],
+            **{f"c{i}": text for i in range(30)},
+        }
         return json.dumps(record).encode() + b"\n"
 
     def rows_of_bombs():
-        record = {"type": "SampleBatch", "obs": [pack(small)] * 40}
+        record = {
+            "type": "SampleBatch",
+            "obs": [pack(small)] * 40,
+            "actions": [1] * 40,
+            "t": [1] * 40,
+        }
         return json.dumps(record).encode() + b"\n"
 
     result |= {

@@ -147,7 +147,7 @@ def test_a_line_that_unpacks_to_more_than_the_limit_is_refused(make_files):
     zeros = np.zeros((1, 30 << 20), np.float32)
     text = pack_column(zeros)
     source = make_files({"a": text, "b": text, "c": text, "d": text})
-    with pytest.raises(BatchError, match="takes more than 352 MB"):
+    with pytest.raises(BatchError, match="takes more than 320 MB"):
         read_columns(source)
     assert read_columns(source, names=("a",))["a"].shape == (1, 30 << 20)
 

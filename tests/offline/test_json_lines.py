@@ -285,3 +285,8 @@ def test_recurrent_states_follow_those_after_the_step_before(tmp_path):
     )
     result = read_columns(source, names=("state_in_0",))
     assert result["state_in_0"].tolist() == [[1], [2], [3]]
+
+
+def test_a_last_line_that_is_another_value_is_refused_also_without_its_end(tmp_path):
+    with pytest.raises(BatchError, match=r"Line 1 of .*a\.json: it must be an object"):
+        open_text(tmp_path, "[1]")

@@ -3,7 +3,8 @@
 Reads files of each format, made by seeded mutation and by hand, in the child process that parses
 untrusted files, and packed columns also in this process. Each must be refused by an error of this
 package or be read; nothing may be executed, hang or end this process. Prints how many were refused
-and read, and the largest CPU time and memory of a child. `--count` is the number per format.
+and read, and the largest CPU time and memory of a child: at most 2 s, and 0.15 s per megabyte of
+the file, and 500 MB. `--count` is the number per format.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tfpolicies.offline.block_reader import BlockReader
 from tfpolicies.offline.column_map import ColumnMap
 from tfpolicies.offline.data_spaces import infer_spaces
 from tfpolicies.offline.open_data import open_data
+from tfpolicies.offline.source_process import SECONDS_PER_MEGABYTE
 
 MAX_SECONDS, MAX_MEGABYTES, MAX_WALL_SECONDS = 2.0, 500, 30.0
 SPACES = spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(2)
@@ -89,7 +91,8 @@ def attack(folder: Path, canary: Path, trusted: bool, show: bool) -> None:
             longest = max(longest, wall)
             if duration > seconds:
                 seconds, slowest = duration, label
-            if duration > MAX_SECONDS or wall > MAX_WALL_SECONDS:
+            limit = MAX_SECONDS + SECONDS_PER_MEGABYTE * (folder / name).stat().st_size / (1 << 20)
+            if duration > limit or wall > MAX_WALL_SECONDS:
                 failures.append(f"{name}, {label}: {duration:.2f} s of CPU, {wall:.2f} s")
             if canary.exists():
                 failures.append(f"{name}, {label}: code was executed")

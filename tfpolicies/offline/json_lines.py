@@ -30,7 +30,7 @@ from tfpolicies.offline.data_source import (
     Unit,
     count_lines,
 )
-from tfpolicies.offline.packed_columns import is_packed_column, unpack_column
+from tfpolicies.offline.packed_columns import MAX_UNPACKED_BYTES, is_packed_column, unpack_column
 
 _MAX_LINE_BYTES = 64 << 20
 _UNIT_BYTES = 16 << 20  # a file that is larger consists of several units
@@ -38,6 +38,7 @@ _MAX_LEAVES = 1000  # of a nested column
 _MAX_DEPTH = 10
 _MAX_GROWTH = 100  # extracted bytes per byte of a zip archive
 _MIN_EXTRACTED_BYTES = 64 << 20  # that any archive may have
+_MAX_ENTRIES = 10_000
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
@@ -135,7 +136,7 @@ class JsonLines(DataSource):
         if not line.strip():
             return []
         try:
-            return _get_batches(json.loads(line))
+            record = json.loads(line)
         except (ValueError, RecursionError) as error:
             if not line.endswith(b"\n"):
                 self.truncated_tables.add(self.tables[table])
@@ -144,6 +145,8 @@ class JsonLines(DataSource):
                 f"{self._describe_line(table, start)} cannot be parsed as JSON: {error!s:.200}. "
                 "Remove the line."
             ) from error
+        try:
+            return _get_batches(record)
         except BatchError as error:
             raise BatchError(f"{self._describe_line(table, start)}: {error}") from error
 
@@ -259,7 +262,7 @@ def _iter_leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, n
         if not is_packed_column(value[0]):
             yield name, _to_texts(name, value)
             return
-        value = [_unpack(name, row) for row in value]
+        value = _unpack_rows(name, value)
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _iter_leaves(f"{name}{SEPARATOR}{key}", part, depth + 1)
@@ -280,6 +283,19 @@ def _unpack(name: str, text: Any) -> Any:
         return unpack_column(text)
     except BatchError as error:
         raise BatchError(f"the packed column {name!r:.100} was refused: {error}.") from error
+
+
+def _unpack_rows(name: str, texts: Sequence[Any]) -> list[Any]:
+    rows, size = [], 0
+    for text in texts:
+        rows.append(_unpack(name, text))
+        size += sum(array.nbytes for _, array in _iter_leaves(name, rows[-1]))
+        if size > MAX_UNPACKED_BYTES:
+            raise BatchError(
+                f"the rows of the packed column {name!r:.100} must have at most "
+                f"{MAX_UNPACKED_BYTES} bytes in a line. Write shorter batches."
+            )
+    return rows
 
 
 def _transpose(name: str, rows: Sequence[Any]) -> Iterator[tuple[Any, list[Any]]]:
@@ -393,6 +409,11 @@ def extract_json_files(path: Path, folder: Path) -> list[Path]:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [x for x in archive.infolist() if x.filename.endswith((".json", ".jsonl"))]
+            if len(entries) > _MAX_ENTRIES:
+                raise BatchError(
+                    f"{path} must have at most {_MAX_ENTRIES} files, but has {len(entries)}. If it "
+                    "is yours, extract it, and read the folder."
+                )
             size = sum(entry.file_size for entry in entries)
             if size > max(_MIN_EXTRACTED_BYTES, _MAX_GROWTH * path.stat().st_size):
                 raise BatchError(
@@ -414,6 +435,8 @@ def extract_json_files(path: Path, folder: Path) -> list[Path]:
                         remaining -= len(block)
                 result.append(target)
             return result
+    except BatchError:
+        raise
     except _ZIP_ERRORS as error:
         raise BatchError(
             f"{path} cannot be read as a zip archive: {error!s:.200}. Pack it again, or give the "

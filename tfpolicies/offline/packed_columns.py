@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import pickle
 from typing import Any
+
+import numpy as np
 
 from tfpolicies.batch.compression import is_packed, unpack_array
 from tfpolicies.errors import BatchError, MissingPackageError
@@ -48,6 +51,7 @@ def unpack_column(text: str) -> Any:
         MissingPackageError: if it is RLlib's and lz4 is not installed.
     """
     if is_packed(text):
+        _check_size(text)
         return unpack_array(text)
     pickled = _decompress(text)
     try:
@@ -58,6 +62,17 @@ def unpack_column(text: str) -> Any:
         raise BatchError(
             f"its pickle is damaged: {error!s:.100}; nothing in it was executed"
         ) from error
+
+
+def _check_size(text: str) -> None:
+    """Checks the size that a packed array of this package states."""
+    try:
+        _, dtype_name, shape, _ = text.split(";", 3)
+        size = math.prod(map(int, filter(None, shape.split(",")))) * np.dtype(dtype_name).itemsize
+    except (ValueError, TypeError):
+        return  # `unpack_array` says what is wrong
+    if size > MAX_UNPACKED_BYTES:
+        raise BatchError(f"it has more than {MAX_UNPACKED_BYTES} bytes when unpacked")
 
 
 def _decompress(text: str) -> bytes:

@@ -289,7 +289,7 @@ def _find_texts(schema: pyarrow.Schema) -> list[str]:
 def _get_decoded_size(metadata: parquet.FileMetaData, schema: pyarrow.Schema) -> int:
     """Returns how many bytes all numbers and codes of texts have, as the metadata claim."""
     widths = [
-        max(_WIDTHS.get(column.physical_type, 4), column.length or 0)
+        max(_WIDTHS.get(column.physical_type, 16), column.length or 0)
         for column in map(metadata.schema.column, range(metadata.num_columns))
     ]
     in_chunks = sum(

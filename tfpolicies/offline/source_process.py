@@ -22,7 +22,7 @@ import numpy as np
 from tfpolicies.errors import BatchError, TfPoliciesError
 from tfpolicies.offline.data_source import TRUST_ADVICE, Chunk, DataSource, ReadRequest
 
-MAX_MEGABYTES = 352  # that a request may allocate
+MAX_MEGABYTES = 320  # that a request may allocate
 SECONDS, SECONDS_PER_MEGABYTE = 1.2, 0.15  # CPU time of a request, and per megabyte of the tables
 MAX_ANSWER_BYTES = 256 << 20  # of the arrays of one answer
 _MEMORY_PROBLEM = f"reading it takes more than {MAX_MEGABYTES} MB. {TRUST_ADVICE}"
