@@ -290,3 +290,15 @@ def test_recurrent_states_follow_those_after_the_step_before(tmp_path):
 def test_a_last_line_that_is_another_value_is_refused_also_without_its_end(tmp_path):
     with pytest.raises(BatchError, match=r"Line 1 of .*a\.json: it must be an object"):
         open_text(tmp_path, "[1]")
+
+
+def test_a_line_whose_columns_are_very_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfpolicies.offline.json_lines._MAX_LINE_ARRAY_BYTES", 100)
+    source = open_lines(tmp_path, {"x": [1] * 6, "y": [1] * 6}, {"x": [1] * 7, "y": [1] * 7})
+    assert read_columns(source, names=("x",))["x"].tolist() == [1] * 13
+    with pytest.raises(BatchError, match=r"Line 2 of .*its columns must have at most 100 bytes"):
+        read_columns(source, names=("x", "y"))
+    monkeypatch.setattr("tfpolicies.offline.json_lines.MAX_UNPACKED_BYTES", 20)
+    rows = [pack_array(np.ones(2)) for _ in range(3)]
+    with pytest.raises(BatchError, match="rows of the packed column 'obs' must have at most 20"):
+        read_columns(open_lines(tmp_path, {"obs": rows}), names=("obs",))

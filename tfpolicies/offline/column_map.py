@@ -533,6 +533,8 @@ def _to_leaf_dtype(chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray) -> n
 def _check_choices(chunk: Chunk, leaf: Leaf, array: np.ndarray, label: str) -> None:
     """Raises an ObservationError for a choice that the space does not have."""
     space: Any = leaf.space
+    low: Any
+    high: Any
     if isinstance(space, gym.spaces.Discrete):
         low, high = np.int64(space.start), np.int64(space.start + space.n - 1)
     elif isinstance(space, gym.spaces.MultiDiscrete):

@@ -169,7 +169,7 @@ class DataSource(abc.ABC):
         has_contiguous_episodes: whether an episode's rows follow each other, also from unit to unit
             of a table. Otherwise episodes that run at the same time alternate.
         can_seek: whether any position can be read again.
-        metadata: what the tables say about themselves, such as their spaces, as JSON values.
+        metadata: statements of the tables about themselves, such as their spaces, as JSON values.
     """
 
     tables: Sequence[str]

@@ -129,7 +129,7 @@ def _nest(parts: Mapping[str, spaces.Space[Any]]) -> spaces.Space[Any]:
 
 
 def _make_box(part: str, values: _Range) -> spaces.Space[Any]:
-    shape = np.shape(values.low) or (1,)
+    shape = np.asarray(values.low).shape or (1,)
     _require_numbers(OBS, part, shape)
     if values.dtype == np.uint8 and len(shape) >= 2:
         return spaces.Box(0, 255, shape, np.uint8)

@@ -33,6 +33,7 @@ from tfpolicies.offline.data_source import (
 from tfpolicies.offline.packed_columns import MAX_UNPACKED_BYTES, is_packed_column, unpack_column
 
 _MAX_LINE_BYTES = 64 << 20
+_MAX_LINE_ARRAY_BYTES = 192 << 20  # of its columns
 _UNIT_BYTES = 16 << 20  # a file that is larger consists of several units
 _MAX_LEAVES = 1000  # of a nested column
 _MAX_DEPTH = 10
@@ -191,13 +192,17 @@ def _get_batches(record: Any) -> list[_Batch]:
 def _list_columns(values: Mapping[str, Any]) -> list[str]:
     """Returns the names of a batch's columns with rows, also of those that cannot be read."""
     result: list[str] = []
+    size = 0
     for name, value in values.items():
         if name in _IGNORED:
             continue
         try:
-            result += [leaf for leaf, array in _iter_leaves(name, value) if len(array)]
+            for leaf, array in _iter_leaves(name, value):
+                size += array.nbytes
+                result += [leaf] * bool(len(array))
         except BatchError:
             result.append(name)
+        _require_size(size)
         if len(result) > _MAX_LEAVES:
             raise BatchError(f"it has more than {_MAX_LEAVES} columns.")
     if "dones" in result and "terminateds" not in result:
@@ -219,11 +224,19 @@ def _read_columns(values: Mapping[str, Any], names: Sequence[str] | None) -> Col
                 continue
             raise
         columns |= {x: array for x, array in leaves.items() if names is None or x in names}
+        _require_size(sum(array.nbytes for array in columns.values()))
         if len(columns) > _MAX_LEAVES:
             raise BatchError(f"it has more than {_MAX_LEAVES} columns.")
     if "seq_lens" in values:
         _expand_states(columns, values)
     return columns
+
+
+def _require_size(size: int) -> None:
+    if size > _MAX_LINE_ARRAY_BYTES:
+        raise BatchError(
+            f"its columns must have at most {_MAX_LINE_ARRAY_BYTES} bytes. Write shorter batches."
+        )
 
 
 def _expand_states(columns: Columns, values: Mapping[str, Any]) -> None:

@@ -141,7 +141,7 @@ class ParquetFiles(DataSource):
         if file is None:
             try:
                 # Without these settings pyarrow keeps all data that it has read.
-                options = {"pre_buffer": False, "buffer_size": _READ_BUFFER_BYTES}
+                options: dict[str, Any] = {"pre_buffer": False, "buffer_size": _READ_BUFFER_BYTES}
                 file = parquet.ParquetFile(self.tables[table], **options)
                 texts = _find_texts(file.schema_arrow)
                 if texts:  # without copies of equal texts
