@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from helpers.recorded_files import read_chunks, read_columns, write_json_lines, write_parquet
-from tfpolicies.errors import BatchError, MissingColumnError
+from tfpolicies.errors import BatchError, ConfigError, MissingColumnError
 from tfpolicies.offline.data_source import ReadRequest
 from tfpolicies.offline.isolated_source import IsolatedFiles
+from tfpolicies.offline.open_data import open_data
 from tfpolicies.offline.packed_columns import pack_column
 
 pytestmark = pytest.mark.core
@@ -166,3 +167,15 @@ def test_a_parquet_file_has_the_same_columns_as_in_this_process(tmp_path):
     assert result["day"].tolist() == ["b", "a", "b"]
     assert source.ends == [3]
     source.close()
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_file_that_was_deleted_is_named(tmp_path, trusted):
+    paths = [write_json_lines(tmp_path / name, {"x": [1]}) for name in ("a.json", "b.json")]
+    source = open_data(paths, trusted=trusted)
+    paths[1].unlink()
+    with pytest.raises(BatchError, match=r"b\.json cannot be opened: No such file or directory"):
+        read_columns(source)
+    source.close()
+    with pytest.raises(ConfigError, match="There is no file"):
+        open_data(paths[1])

@@ -235,3 +235,12 @@ def test_metadata_are_a_json_object(tmp_path):
     for content in (b"[]", b"{", b"\xff", b"[" * 100_000):
         with pytest.raises(BatchError, match=r"The metadata of .*a\.parquet are damaged"):
             write(content)
+
+
+def test_whole_batches_in_rows_are_refused_with_advice(tmp_path):
+    batches = {"type": ["SampleBatch"] * 2, "obs": ["BCJNG", "BCJNG"], "t": [[0, 1], [0]]}
+    path = write_parquet(tmp_path / "a.parquet", batches)
+    with pytest.raises(BatchError, match=r"a step in each row, but has whole batches.*'json'"):
+        open_file(path)
+    steps = write_parquet(tmp_path / "b.parquet", {"type": ["car", "bus"], "x": [1, 2]})
+    assert read_columns(open_file(steps))["type"].tolist() == ["car", "bus"]

@@ -32,6 +32,7 @@ from tfpolicies.offline.source_process import (
     SECONDS,
     SECONDS_PER_MEGABYTE,
     SharedMemory,
+    get_megabytes,
 )
 
 _PROGRAM = (
@@ -40,7 +41,7 @@ _PROGRAM = (
     "serve(connection, memory)"
 )
 _MAX_MESSAGE_BYTES = 64 << 20  # without the arrays
-_SLOTS = 6  # answers that may wait
+_SLOTS = 8  # answers that may wait: of units that are read in turn, the next one, and two more
 _ENV = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -98,8 +99,11 @@ class IsolatedFiles(DataSource):
             ) from error
 
     def prefetch(self, request: ReadRequest) -> None:
-        if request not in self._pending and len(self._pending) < _SLOTS - 1:
-            self._send(request)
+        if request in self._pending:
+            return
+        while len(self._pending) >= _SLOTS - 1:  # some are from before a change of position
+            self._drop_oldest()
+        self._send(request)
 
     def close(self) -> None:
         if self._child is not None:
@@ -113,7 +117,7 @@ class IsolatedFiles(DataSource):
     def _start(self) -> dict[str, Any]:
         self._child = _Child()
         self._child.send({"kind": "open", "format": self._kind, "paths": self.tables})
-        answer = self._wait()
+        answer = self._wait(self.tables)
         if "error" in answer:
             self.close()
             raise self._make_error(answer["error"], None)
@@ -133,7 +137,7 @@ class IsolatedFiles(DataSource):
             self._drop_oldest()
         slot = next(i for i in range(_SLOTS) if i not in self._pending.values())
         self._pending[request] = slot
-        size = os.stat(self.tables[request.table]).st_size / (1 << 20)
+        size = get_megabytes(self.tables[request.table])
         child.send(
             {"kind": "read", "request": list(request), "slot": slot, "megabytes": min(size, 1000)}
         )
@@ -147,9 +151,9 @@ class IsolatedFiles(DataSource):
 
     def _receive(self) -> None:
         waiting = next(request for request in self._pending if request not in self._answers)
-        self._answers[waiting] = self._wait()
+        self._answers[waiting] = self._wait(self.tables[waiting.table])
 
-    def _wait(self) -> dict[str, Any]:
+    def _wait(self, place: object) -> dict[str, Any]:
         child = self._require_child()
         try:
             if not child.connection.poll(_WALL_SECONDS):
@@ -162,7 +166,7 @@ class IsolatedFiles(DataSource):
             reason = child.describe_end() or str(error)
             self.close()
             raise BatchError(
-                f"{self.tables!s:.300} was refused: its reader ended ({reason}). Nothing in it was "
+                f"{place!s:.300} was refused: its reader ended ({reason}). Nothing in it was "
                 f"executed. {TRUST_ADVICE}"
             ) from error
 

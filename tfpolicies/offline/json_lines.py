@@ -11,12 +11,13 @@ the `state_out_<i>` of the step before; `seq_lens` is left out, as sequences are
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class JsonLines(DataSource):
     def __init__(self, paths: Sequence[Path]) -> None:
         self.tables = [str(path) for path in paths]
         self.truncated_tables: set[str] = set()
-        self.ends = [Path(path).stat().st_size for path in paths]
+        self.ends = [_get_size(path) for path in paths]
         self.units = [
             Unit(table, start, min(start + _UNIT_BYTES, size))
             for table, size in enumerate(self.ends)
@@ -117,7 +118,7 @@ class JsonLines(DataSource):
 
     def _iter_lines(self, table: int, position: int) -> Iterator[tuple[int, bytes]]:
         """Yields the byte offset and the content of lines that start at a position or later."""
-        with open(self.tables[table], "rb") as file:
+        with _open(self.tables[table]) as file:
             if position:
                 file.seek(position - 1)
                 position += len(file.readline(_MAX_LINE_BYTES)) - 1
@@ -161,6 +162,20 @@ class JsonLines(DataSource):
             raise BatchError(f"{self._describe_line(table, start)}: {error}") from error
         offsets = np.full(rows, start, np.int64)
         return Chunk(columns, rows, self.tables[table], -1, offsets, batch.policy_id)
+
+
+def _get_size(path: Path) -> int:
+    with _open(str(path)) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def _open(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise BatchError(
+            f"{path} cannot be opened: {error.strerror}. Check that it exists and may be read."
+        ) from error
 
 
 class _Batch(NamedTuple):

@@ -96,6 +96,7 @@ class ParquetFiles(DataSource):
                 for first in range(int(start), int(stop), _MAX_UNIT_ROWS)
             ]
         self.units = units
+        self._refuse_whole_batches(names or [])
         self.ends = [int(starts[-1]) for starts in self._group_starts]
         self.column_names = tuple(names or ())
 
@@ -177,6 +178,21 @@ class ParquetFiles(DataSource):
                 f"in {different!s:.200}. Read the files one by one."
             )
         return names
+
+    def _refuse_whole_batches(self, names: Sequence[str]) -> None:
+        """Refuses files of RLlib's `DatasetWriter`, whose rows are whole batches."""
+        if "type" not in names or not self.units:
+            return
+        (chunk,), _ = self.read(
+            ReadRequest(0, self.units[0].start, self.units[0].stop, 1, ("type",))
+        )
+        kind = chunk.columns["type"][0]
+        if isinstance(kind, str) and kind in ("SampleBatch", "MultiAgentBatch"):
+            raise BatchError(
+                f"{self.tables[0]} must have a step in each row, but has whole batches, as RLlib "
+                "writes them with output_config={'format': 'parquet'}. Record with 'format': "
+                "'json', which is read."
+            )
 
     def _check_size(self, table: int, file: parquet.ParquetFile) -> None:
         """Bounds the size of decoded columns before anything is allocated."""

@@ -135,14 +135,21 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_ANSWER_BYTES, MAX_ANSWER_BYTES))
 
 
+def get_megabytes(path: str) -> float:
+    """Returns the size of a file; 0 if it does not exist, which reading it reports."""
+    try:
+        return os.stat(path).st_size / (1 << 20)
+    except OSError:
+        return 0.0
+
+
 def _answer(
     function: Callable[[], tuple[dict[str, Any], Any]],
     paths: Sequence[str],
     megabytes: float = 0.0,
 ) -> tuple[dict[str, Any], Any]:
     """Returns the result of a function within the limits, or its error as a dict."""
-    for path in paths:
-        megabytes += os.stat(path).st_size / (1 << 20)
+    megabytes += sum(map(get_megabytes, paths))
     signal.setitimer(signal.ITIMER_PROF, SECONDS + SECONDS_PER_MEGABYTE * megabytes)
     try:
         return function()
