@@ -23,6 +23,7 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.models.spaces import action_leaves, choices_per_cell, is_float_box
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.experience_input import needs_environment
 
 logger = logging.getLogger("tfpolicies")
 
@@ -226,7 +227,7 @@ def _check_training(run: RunStats) -> str | None:
 
 
 def _check_episode_ends(run: RunStats) -> str | None:
-    if run.result["episodes_total"]:
+    if run.result["episodes_total"] or not needs_environment(run.config.input_):
         return None
     steps = run.result["num_env_steps_sampled"] // max(1, run.num_envs)
     if steps < _MAX_STEPS_WITHOUT_END:

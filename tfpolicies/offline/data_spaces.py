@@ -54,7 +54,11 @@ class _Range:
 
 
 def infer_spaces(
-    source: DataSource, columns: Mapping[str, ColumnSource] | None = None
+    source: DataSource,
+    columns: Mapping[str, ColumnSource] | None = None,
+    *,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
 ) -> SpacePair:
     """Returns the observation and the action space of recorded experience.
 
@@ -65,6 +69,8 @@ def infer_spaces(
     Args:
         source: the data.
         columns: where columns of batches come from.
+        observation_space: returned as it is, if it is not None.
+        action_space: returned as it is, if it is not None.
 
     Raises:
         SpaceError: if the numbers do not tell the space.
@@ -72,10 +78,13 @@ def infer_spaces(
     """
     stored = _decode_stored(source.metadata)
     if stored is not None and not columns:
-        return stored
+        return observation_space or stored[0], action_space or stored[1]
     column_map = ColumnMap(source.column_names, columns)
-    names = column_map.find_sources((), (OBS, ACTIONS))
-    ranges: dict[str, dict[str, _Range]] = {OBS: {}, ACTIONS: {}}
+    missing = [
+        name for name, space in ((OBS, observation_space), (ACTIONS, action_space)) if space is None
+    ]
+    names = column_map.find_sources((), missing)
+    ranges: dict[str, dict[str, _Range]] = {name: {} for name in missing}
     rows = 0
     for chunk in iter_chunks(source, names):
         rows += chunk.rows
@@ -83,8 +92,12 @@ def infer_spaces(
             for part, array in column_map.read_parts(chunk, name).items():
                 label = SEPARATOR.join(filter(None, (name, part)))
                 by_part.setdefault(part, _Range()).add(label, chunk, array)
-    observation_space = _nest({part: _make_box(x) for part, x in ranges[OBS].items()})
-    action_space = _nest({part: _make_action_space(part, x) for part, x in ranges[ACTIONS].items()})
+    if observation_space is None:
+        observation_space = _nest({part: _make_box(x) for part, x in ranges[OBS].items()})
+    if action_space is None:
+        action_space = _nest(
+            {part: _make_action_space(part, x) for part, x in ranges[ACTIONS].items()}
+        )
     logger.warning(
         "Spaces were inferred from %d rows: observations %s, actions %s. If they are not right, "
         "set environment(observation_space=..., action_space=...).",

@@ -80,7 +80,12 @@ def infer_missing_spaces(
         worker_index = 0
     source = _open(input_, config, shards, worker_index)
     try:
-        return infer_spaces(source, config.input_config.get("columns"))
+        return infer_spaces(
+            source,
+            config.input_config.get("columns"),
+            observation_space=config.observation_space,
+            action_space=config.action_space,
+        )
     finally:
         source.close()
 
