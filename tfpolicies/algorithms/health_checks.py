@@ -259,7 +259,8 @@ def _check_returns(run: RunStats) -> str | None:
 def _check_intensity(run: RunStats) -> str | None:
     config = run.config
     updates = run.get_steps("trained") / config.train_batch_size
-    if config.get("training_intensity", 0) is not None or not updates:
+    reads_data = not needs_environment(config.input_)
+    if config.get("training_intensity", 0) is not None or not updates or reads_data:
         return None
     steps = run.get_steps("sampled") / updates
     if steps < _MAX_STEPS_PER_UPDATE:

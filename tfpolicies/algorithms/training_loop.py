@@ -38,6 +38,7 @@ ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = (
 )  # reasons why training ended
 
 _RECENT_MEAN = f"{RECENT_PREFIX}mean"  # callbacks may remove it from a row
+_MEAN_Q = "learner/default_policy/mean_q"
 _SPEED_SMOOTHING = 0.9  # weight of the previous speed in the exponential mean over iterations
 
 
@@ -160,6 +161,8 @@ class TrainingLoop:
         loss = find_loss(self._row)
         if math.isfinite(loss):
             parts.append(f"loss {loss:.4g}")
+        elif math.isfinite(mean_q := self._row.get(_MEAN_Q, math.nan)):
+            parts.append(f"mean Q {mean_q:.4g}")
         mean = self._row.get(EVALUATION_MEAN, math.nan)
         self._evaluation_mean = mean if math.isfinite(mean) else self._evaluation_mean
         if math.isfinite(self._evaluation_mean):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from tfpolicies.cli.data_statistics import (
     EpisodeStats,
     ValueStats,
 )
+from tfpolicies.cli.exit_codes import describe_error
 from tfpolicies.errors import BatchError, MissingColumnError, SpaceError, TfPoliciesError
 from tfpolicies.models.spaces import action_leaves, leaves
 from tfpolicies.offline.column_map import (
@@ -187,6 +189,8 @@ class DataReport:
         actions: coverage of the actions, by leaf.
         episodes: statistics of episodes; None if the table does not say where they end.
         available: columns of batches that can be read.
+        source_names: the table's column of each component, by column of batches, where each
+            component has one.
         problems: faults that training would report, each once.
     """
 
@@ -200,11 +204,20 @@ class DataReport:
     actions: dict[str, ActionCoverage] = dataclasses.field(default_factory=dict)
     episodes: EpisodeStats | None = None
     available: tuple[str, ...] = ()
+    source_names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
+
+    def get_component_names(self, label: str, stats: ComponentStats) -> list[str]:
+        """Returns a name for each component of a leaf."""
+        count = 0 if stats.low is None else len(stats.low)
+        names = self.source_names.get(label, [])
+        if len(names) == count:
+            return names
+        return [label] if count == 1 else [f"{label}[{i}]" for i in range(count)]
 
     def add_problem(self, error: TfPoliciesError | str) -> None:
         """Adds a problem, unless it is listed already."""
-        text = " ".join(str(error).split())
+        text = error if isinstance(error, str) else f"{describe_error(error)}."
         if text not in self.problems and len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(text)
 
@@ -215,11 +228,19 @@ class DataSurvey:
     Args:
         source: the data.
         columns: where columns of batches come from.
+        stated_spaces: `observation_space` and `action_space`, if the user states them.
     """
 
-    def __init__(self, source: DataSource, columns: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        source: DataSource,
+        columns: Mapping[str, Any] | None,
+        stated_spaces: Mapping[str, spaces.Space[Any]],
+    ) -> None:
         self._source = source
+        self._stated_spaces = dict(stated_spaces)
         self.report = DataReport(len(source.tables))
+        self._missing: set[str] = set()  # columns of batches whose source the table lacks
         self._columns = self._drop_missing_columns(columns or {})
         self._column_map = ColumnMap(source.column_names, self._columns)
         self._cursor = EpisodeCursor(self._column_map, is_contiguous=source.has_contiguous_episodes)
@@ -229,11 +250,16 @@ class DataSurvey:
         """Reads all rows; returns the report."""
         report, column_map = self.report, self._column_map
         for name in (OBS, ACTIONS):
-            if not column_map.has(name):
+            if not column_map.has(name) and name not in self._missing:
                 try:
                     column_map.find_sources((), (name,))
                 except MissingColumnError as error:
                     report.add_problem(error)
+        report.source_names = {
+            name: [source] if isinstance(source, str) else [*source]
+            for name, source in self._columns.items()
+            if isinstance(source, str | list | tuple)
+        }
         report.available = tuple(name for name in _CHECKED if column_map.has(name))
         if self._cursor.has_episodes:
             report.episodes = EpisodeStats()
@@ -251,6 +277,7 @@ class DataSurvey:
                 ColumnMap(self._source.column_names, {name: source})
                 result[name] = source
             except MissingColumnError as error:
+                self._missing.add(name)
                 self.report.add_problem(error)
         return result
 
@@ -258,17 +285,22 @@ class DataSurvey:
         report, column_map = self.report, self._column_map
         stated = {"observation_space", "action_space"} <= {*self._source.metadata}
         report.has_stated_spaces = stated and not self._columns
+        if column_map.has(OBS) and column_map.has(ACTIONS):
+            with contextlib.suppress(TfPoliciesError):  # then each of them is inferred
+                pair = infer_spaces(self._source, self._columns, **self._stated_spaces, logs=False)
+                report.observation_space, report.action_space = pair
+                return
         placeholder = spaces.Discrete(1)
-        known = (
-            ("observation_space", {"action_space": placeholder}, OBS),
-            ("action_space", {"observation_space": placeholder}, ACTIONS),
-        )
-        for i, (attribute, others, name) in enumerate(known):
+        for name, attribute, other in (
+            (OBS, "observation_space", "action_space"),
+            (ACTIONS, "action_space", "observation_space"),
+        ):
             if not column_map.has(name):
                 continue
             try:
-                pair = infer_spaces(self._source, self._columns, **others)
-                setattr(report, attribute, pair[i])
+                known = self._stated_spaces | {other: placeholder}
+                pair = infer_spaces(self._source, self._columns, **known, logs=False)
+                setattr(report, attribute, pair[name == ACTIONS])
             except SpaceError as error:
                 self._failed.add(name)
                 report.add_problem(error)

@@ -28,6 +28,7 @@ from tfpolicies.cli.arg_types import (
     positive_float,
     positive_int,
 )
+from tfpolicies.cli.space_text import parse_space
 from tfpolicies.config.rllib_settings import ALIASES
 from tfpolicies.errors import (
     CheckpointError,
@@ -46,6 +47,7 @@ _DATA_SETTINGS = {name: {"lr": 1e-3, "sgd_minibatch_size": 128} for name in ("BC
 """Settings with which algorithms start on recorded experience, where none are tuned."""
 
 _DEFAULT_NUM_ENVS = 8  # num_envs_per_worker, unless the command or tuned settings set it
+_SPACES = ("observation_space", "action_space")
 _CONSTANTS = {"true": True, "false": False, "none": None}  # accepted in any case
 
 MODEL_GROUP = "algorithm and environment"
@@ -591,7 +593,7 @@ def apply_settings(config: AlgorithmConfig, assignments: Sequence[str]) -> None:
         if not equals or not name:
             raise ConfigError(f"--set takes name=value, such as --set gamma=0.98, got {text!r}.")
         head, _, key = name.strip().partition(".")
-        parsed = parse_value(value)
+        parsed = parse_space(head, value) if head in _SPACES else parse_value(value)
         try:
             config.update_from_dict({head: {key: parsed} if key else parsed})
         except UnknownSettingError as error:

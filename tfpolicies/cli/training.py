@@ -474,7 +474,8 @@ def _describe_progress(
         return {**figures, "mean return": _describe_returns(last)}
     if job.settings.data_rows:
         figures["epochs"] = f"{last['env_steps'] / job.settings.data_rows:,.4g}"
-    figures["loss"] = find_loss(last)
+    if not math.isnan(loss := find_loss(last)):
+        figures["loss"] = loss
     if evaluation is not None:
         returns = evaluation["hist_stats"]["episode_reward"]
         mean, std = evaluation["episode_reward_mean"], statistics.pstdev(returns or [0.0])

@@ -202,10 +202,7 @@ def describe_plan(algorithm: Algorithm, settings: TrainSettings) -> str:
 
     rows = settings.data_rows or 1
     files = ", ".join(shorten_path(Path(path)) for path in settings.data)
-    line = (
-        f"Data: {format_count(rows, 'row')} of {files:.200}, read {settings.steps / rows:,.4g} "
-        "times"
-    )
+    line = f"Data: {format_count(rows, 'row')} of {files:.200}, {settings.steps / rows:,.4g} epochs"
     if settings.env is not None and settings.eval_every is not None:
         line += f"; {settings.env} is played every {settings.eval_every} iterations"
     policy = algorithm.get_policy()

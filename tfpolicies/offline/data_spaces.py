@@ -59,6 +59,7 @@ def infer_spaces(
     *,
     observation_space: spaces.Space[Any] | None = None,
     action_space: spaces.Space[Any] | None = None,
+    logs: bool = True,
 ) -> SpacePair:
     """Returns the observation and the action space of recorded experience.
 
@@ -71,6 +72,7 @@ def infer_spaces(
         columns: where columns of batches come from.
         observation_space: returned as it is, if it is not None.
         action_space: returned as it is, if it is not None.
+        logs: whether inferred spaces are logged.
 
     Raises:
         SpaceError: if the numbers do not tell the space.
@@ -98,13 +100,14 @@ def infer_spaces(
         action_space = _nest(
             {part: _make_action_space(part, x) for part, x in ranges[ACTIONS].items()}
         )
-    logger.warning(
-        "Spaces were inferred from %d rows: observations %s, actions %s. If they are not right, "
-        "set environment(observation_space=..., action_space=...).",
-        rows,
-        describe_space(observation_space),
-        action_space if isinstance(action_space, spaces.Box) else describe_space(action_space),
-    )
+    if logs:
+        logger.warning(
+            "Spaces were inferred from %d rows: observations %s, actions %s. If they are not "
+            "right, set environment(observation_space=..., action_space=...).",
+            rows,
+            describe_space(observation_space),
+            action_space if isinstance(action_space, spaces.Box) else describe_space(action_space),
+        )
     return observation_space, action_space
 
 
@@ -153,11 +156,14 @@ def _make_action_space(part: str, values: _Range) -> spaces.Space[Any]:
         return spaces.Box(
             low.reshape(shape).astype(np.float32), high.reshape(shape).astype(np.float32)
         )
+    text = f"Discrete({int(high.max() - low.min()) + 1}, start={low.min()})"
     if low.min() != 0 or high.max() >= _MAX_CHOICES:
         raise SpaceError(
-            f"{label} has the integers from {low.min()} to {high.max()}, but choices count from 0. "
-            f"Set environment(action_space=Discrete({int(high.max() - low.min()) + 1}, "
-            f"start={low.min()})), or subtract {low.min()} by a function in columns={{...}}."
+            f"{label} has the integers from {low.min()} to {high.max()}, but choices count from 0."
+        ).add_advice(
+            f"Set environment(action_space={text}), or subtract {low.min()} by a function in "
+            "columns={...}.",
+            {"action_space": text},
         )
     sizes = high.astype(np.int64) + 1
     return spaces.MultiDiscrete(sizes) if low.shape else spaces.Discrete(int(sizes))

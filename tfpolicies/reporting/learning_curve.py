@@ -132,9 +132,9 @@ def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artis
     return [line, *_draw_band(axes, rows)]
 
 
-def _draw_note(axes: Axes) -> list[Artist]:
+def _draw_note(axes: Axes, note: str = "no episode has ended yet") -> list[Artist]:
     style: _Style = {"ha": "center", "color": _GRAY, "size": 13}
-    axes.text(0.5, 0.45, "no episode has ended yet", transform=axes.transAxes, **style)
+    axes.text(0.5, 0.45, note, transform=axes.transAxes, **style)
     return []
 
 
@@ -143,7 +143,7 @@ def _draw_loss(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
     points = [(steps, loss) for steps, loss in points if math.isfinite(loss)]
     axes.set_ylabel(_LOSS, color=_GRAY, size=11, labelpad=8)
     if not points:
-        return []
+        return _draw_note(axes, "no loss is recorded")
     dots: _Style = {"marker": "o" if len(points) <= _FEW_POINTS else "", "markersize": 5}
     steps, losses = zip(*points, strict=True)
     return list(axes.plot(steps, losses, color=_BLUE, linewidth=1.8, label="training loss", **dots))

@@ -24,7 +24,7 @@ _KEYS = {  # column -> key in the result of an iteration
 FIXED_COLUMNS = tuple(_KEYS)
 # Columns of the newest episodes: mean, std, min, max, episodes, env_steps
 RECENT_PREFIX = "recent_returns/"
-_LOSSES = ("total_loss", "critic_loss", "loss", "mean_td_error", "policy_loss")
+_LOSSES = ("total_loss", "critic_loss", "loss", "policy_loss")
 EVALUATION_MEAN = "evaluation/episode_reward_mean"  # in iterations with an evaluation
 
 
