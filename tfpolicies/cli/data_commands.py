@@ -28,7 +28,7 @@ from tfpolicies.reporting.progress_display import (
 from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.paths import resolve_path, shorten_path
 
-_MAX_COMPONENTS = 16  # of observations or actions in the table
+_MAX_COMPONENTS = 32  # of observations or actions in the table
 _MAX_CHOICES = 20
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
