@@ -20,10 +20,10 @@ import numpy as np
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.models.spaces import action_leaves, choices_per_cell, is_float_box
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.experience_input import needs_environment
 
 logger = logging.getLogger("tfpolicies")
 

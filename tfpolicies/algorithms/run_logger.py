@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.reporting.tensorboard_events import EventWriter, get_event_scalars
 from tfpolicies.rollout.episode_summaries import MIN_RECENT_EPISODES
-from tfpolicies.rollout.experience_input import needs_environment
 from tfpolicies.system.signal_handling import get_interrupt_handler
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from tfpolicies.algorithms.run_logger import (
     TrainingOptions,
     get_recent_return,
 )
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.progress_display import TrainingProgress
 from tfpolicies.reporting.progress_row import (
     EVALUATION_MEAN,
@@ -23,7 +24,6 @@ from tfpolicies.reporting.progress_row import (
     find_loss,
     make_progress_row,
 )
-from tfpolicies.rollout.experience_input import needs_environment
 from tfpolicies.system.signal_handling import get_interrupt_handler
 
 if TYPE_CHECKING:

@@ -85,6 +85,8 @@ def _draw_episodes(axes: Axes, report: DataReport, column: int, title: str) -> N
     axes.hist(values, bins=_make_bins(values), color=_BLUE, edgecolor="white", linewidth=0.6)
     axes.axvline(mean, color=_ORANGE, linewidth=1.6, linestyle=(0, (5, 3)))
     axes.set_ylabel("episodes", color=_GRAY, size=10)
+    if values.min() == values.max():
+        axes.set_xlim(values[0] - 5, values[0] + 5)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axes.grid(axis="y", color=_GRID)

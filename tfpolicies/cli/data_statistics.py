@@ -126,7 +126,7 @@ class ComponentStats:
 
 
 class ActionCoverage:
-    """How recorded actions cover their space.
+    """Coverage of an action space by recorded actions.
 
     Args:
         space: of the leaf; None if it is unknown.

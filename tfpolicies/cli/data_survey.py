@@ -298,8 +298,8 @@ class DataSurvey:
             if not column_map.has(name):
                 continue
             try:
-                known = self._stated_spaces | {other: placeholder}
-                pair = infer_spaces(self._source, self._columns, **known, logs=False)
+                stated = self._stated_spaces | {other: placeholder}
+                pair = infer_spaces(self._source, self._columns, **stated, logs=False)
                 setattr(report, attribute, pair[name == ACTIONS])
             except SpaceError as error:
                 self._failed.add(name)

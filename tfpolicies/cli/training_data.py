@@ -202,7 +202,11 @@ def describe_plan(algorithm: Algorithm, settings: TrainSettings) -> str:
 
     rows = settings.data_rows or 1
     files = ", ".join(shorten_path(Path(path)) for path in settings.data)
-    line = f"Data: {format_count(rows, 'row')} of {files:.200}, {settings.steps / rows:,.4g} epochs"
+    epochs = settings.steps / rows
+    line = (
+        f"Data: {format_count(rows, 'row')} of {files:.200}, {epochs:,.4g} "
+        f"epoch{'' if epochs == 1 else 's'}"
+    )
     if settings.env is not None and settings.eval_every is not None:
         line += f"; {settings.env} is played every {settings.eval_every} iterations"
     policy = algorithm.get_policy()
