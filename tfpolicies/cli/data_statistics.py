@@ -197,7 +197,7 @@ class EpisodeStats:
 
     @property
     def cut_off(self) -> int:
-        """How many end without a flag: the next row belongs to another episode, or none follows."""
+        """The number of episodes that end without a flag."""
         return self.count - self.terminated - self.truncated
 
     def add(
