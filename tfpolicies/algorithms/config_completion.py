@@ -13,7 +13,7 @@ from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.errors import ConfigError
 from tfpolicies.reporting.progress_display import format_count
-from tfpolicies.rollout.experience_input import infer_missing_spaces
+from tfpolicies.rollout.experience_input import infer_missing_spaces, needs_environment
 
 EnvSource = str | Callable[..., object] | None
 """The source of environments: a name, a class or a function; None for no environment."""
@@ -119,10 +119,15 @@ def record_resolved_settings(algorithm: AlgorithmProtocol) -> None:
     inference = policy.driver.acting.inference
     config.record_resolved(inference=inference, jit_compile=policy.config["jit_compile"])
     if config.log_level != "ERROR":
-        source = f"{format_count(envs, 'environment')} x {format_count(length, 'step')}"
-        if not needs_environment(config.input_):
-            source = format_count(config.train_batch_size, "recorded row")
         print(
             f"{type(algorithm).__name__}: acting through {inference}, learning through "
-            f"{policy.driver.learning.compile_mode}, {source} per sample."
+            f"{policy.driver.learning.compile_mode}, {_describe_sample(algorithm, envs, length)} "
+            "per sample."
         )
+
+
+def _describe_sample(algorithm: AlgorithmProtocol, envs: int, length: int) -> str:
+    if not needs_environment(algorithm.config.input_):
+        rows = algorithm.workers.rows_per_sample()
+        return f"{format_count(rows, 'row')} of recorded experience"
+    return f"{format_count(envs, 'environment')} x {format_count(length, 'step')}"

@@ -24,6 +24,7 @@ from tfpolicies.errors import ConfigError, UnsupportedMethodError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
+from tfpolicies.rollout.experience_input import needs_environment
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import EvaluationResult
@@ -162,7 +163,14 @@ class WorkerSet(Extensible):
         return self._description.is_multi_agent
 
     def rows_per_sample(self) -> int:
-        """Returns the number of rows of one sample: a fragment of all sampling environments."""
+        """Returns the number of rows of one sample.
+
+        That is a fragment of all sampling environments, or the share of a train batch that each
+        worker reads from recorded experience.
+        """
+        if not needs_environment(self.config.input_):
+            workers = max(1, self.num_remote_workers())
+            return -(-int(self.config.train_batch_size) // workers) * workers
         indices = range(1, self.num_remote_workers() + 1) or [0]
         envs = self.num_envs()
         return sum(self.config.get_fragment_length(envs, i) * envs for i in indices)

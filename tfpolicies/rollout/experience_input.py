@@ -327,6 +327,7 @@ class ReaderSampler:
 
     envs = None
     num_envs = 0
+    state_kind = "reader"
     running_episodes: Sequence[Episode] = ()
 
     def __init__(self, make_reader: Callable[[], Any], rng: np.random.Generator) -> None:
@@ -375,7 +376,8 @@ class ReaderSampler:
         """Returns the state of the reader, if it has one."""
         get_state = getattr(self._reader, "get_state", None)
         state = None if get_state is None else get_state()
-        return {"envs": None, "rng": self.rng.bit_generator.state, "reader": state}
+        rng = self.rng.bit_generator.state
+        return {"kind": self.state_kind, "envs": None, "rng": rng, "reader": state}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned."""
@@ -395,6 +397,8 @@ class MixedSampler:
     Attributes:
         envs: those of the sampler of environments, if there is one.
     """
+
+    state_kind = "mixture"
 
     def __init__(
         self, samplers: Sequence[Any], weights: Sequence[float], rng: np.random.Generator
@@ -458,7 +462,8 @@ class MixedSampler:
         """Returns the states of all samplers; running episodes may have none."""
         states = [sampler.get_state() for sampler in self._samplers]
         envs = [None if state is None else state.pop("envs") for state in states]
-        return {"envs": envs, "rng": self.rng.bit_generator.state, "parts": states}
+        rng = self.rng.bit_generator.state
+        return {"kind": self.state_kind, "envs": envs, "rng": rng, "parts": states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; episodes without a state begin again."""
@@ -467,7 +472,8 @@ class MixedSampler:
             if part is None:
                 sampler.reset(None)
             else:
-                sampler.set_state({**part, "envs": envs})
+                rng = sampler.rng.bit_generator.state
+                sampler.set_state({"rng": rng, **part, "envs": envs})
 
 
 def _get_position(sampler: Any) -> Any:

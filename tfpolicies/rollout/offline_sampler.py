@@ -13,7 +13,7 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_s
 from tfpolicies.batch.view_builder import Trajectories
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.errors import BatchError, ConfigError, MissingColumnError
+from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, TfPoliciesError
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.ports import make_leaf_ports
 from tfpolicies.models.spaces import action_leaves, is_float_box, unflatten
@@ -46,6 +46,8 @@ from tfpolicies.rollout.rollout_rows import RolloutRows, nest_columns
 logger = logging.getLogger("tfpolicies")
 
 _RAW_COLUMNS = (OBS, NEW_OBS, ACTIONS, REWARDS, *EPISODE_COLUMNS)
+_ACTING_COLUMNS = ("vf_preds", "action_logp", "action_dist_inputs")  # read if they are recorded
+_UNROLLS_PER_BLOCK = 1 << 24
 _COMPUTED_COLUMNS = ("weights", "unroll_id")
 
 
@@ -106,6 +108,7 @@ class OfflineSampler:
 
     envs = None
     num_envs = 0
+    state_kind = "data"
     running_episodes: Sequence[Episode] = ()
 
     def __init__(
@@ -128,7 +131,6 @@ class OfflineSampler:
         self._block: _LoadedBlock | None = None
         self._block_position = ReaderPosition()
         self._saved_position: tuple[ReaderPosition, int] | None = None
-        self._unrolls = 0
         self._dropped = 0
 
     # -- sampling -----------------------------------------------------------------------------
@@ -172,6 +174,7 @@ class OfflineSampler:
         """
         has_rows = self._block is not None and self._settings.postprocess
         return {
+            "kind": self.state_kind,
             "envs": None,
             "rng": self.rng.bit_generator.state,
             "position": self.get_position(),
@@ -260,6 +263,7 @@ class OfflineSampler:
         names |= {f"state_in_{i}" for i in range(len(policy.get_initial_state()))}
         needs_next_obs = NEW_OBS in loss_columns
         if settings.postprocess:
+            names |= {*_ACTING_COLUMNS}
             needed |= self._get_postprocessed_columns(policy)
             needs_next_obs |= needed > {OBS, ACTIONS}
         elif learning.lookahead:
@@ -349,7 +353,9 @@ class OfflineSampler:
         for policy_id, chunks in by_policy.items():
             plan, policy = self._plans[policy_id], self.policies[policy_id]
             if plan.has_episodes:
-                batch = self._make_trajectory_batch(policy_id, policy, plan, chunks)
+                epoch, number = block.key
+                first_unroll = (epoch * 1_000_003 + number) * _UNROLLS_PER_BLOCK
+                batch = self._make_trajectory_batch(policy_id, plan, chunks, first_unroll)
             else:
                 batch = self._make_row_batch(policy, plan, chunks)
             if batch is not None and batch.count:
@@ -405,10 +411,14 @@ class OfflineSampler:
         return mapping.from_env(actions)
 
     def _make_trajectory_batch(
-        self, policy_id: str, policy: Policy, plan: _Plan, chunks: Sequence[Chunk]
+        self, policy_id: str, plan: _Plan, chunks: Sequence[Chunk], first_unroll: int
     ) -> SampleBatch | None:
         """Returns the batch of trajectories, postprocessed if the settings say so."""
-        column_map, source = self._column_map, self._get_source()
+        column_map, source, policy = (
+            self._column_map,
+            self._get_source(),
+            self.policies[policy_id],
+        )
         if not source.has_contiguous_episodes:
             joined = join_chunks(chunks)
             chunks = [group_by_episode(joined, column_map)]
@@ -420,9 +430,9 @@ class OfflineSampler:
                 steps,
                 column_map,
                 needs_next_obs=plan.needs_next_obs,
-                first_unroll=self._unrolls,
+                first_unroll=first_unroll,
             )
-            self._unrolls += chunk.rows
+            first_unroll += chunk.rows
             self._report_dropped(part.dropped, chunk)
             if len(part.ends):
                 parts.append(part)
@@ -434,7 +444,16 @@ class OfflineSampler:
             batch = rows.to_batch()
             return make_sequence_batch(batch, policy) if policy.is_recurrent() else batch
         postprocessor = self._make_postprocessor()
-        return postprocessor.make_batches([rows], lambda: _make_owners(rows))[policy_id]
+        try:
+            return postprocessor.make_batches([rows], lambda: _make_owners(rows))[policy_id]
+        except KeyError as error:
+            if isinstance(error, TfPoliciesError) or error.args[0] in rows.columns:
+                raise
+            raise MissingColumnError(
+                f"Postprocessing of {type(policy).__name__} reads {error}, which the data do not "
+                f"have; they have {[*column_map.available]!s:.300}. Record it, or use an algorithm "
+                "that learns from other policies' steps: BC, MARWIL, DQN or SAC."
+            ) from error
 
     def _report_dropped(self, rows: int, chunk: Chunk) -> None:
         if rows and not self._dropped:

@@ -34,6 +34,7 @@ from tfpolicies.rollout.experience_input import (
     fit_filters,
     infer_missing_spaces,
     make_sampler,
+    needs_environment,
     require_shard,
 )
 from tfpolicies.rollout.experience_output import StepRecorder
@@ -167,7 +168,14 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
     # -- construction -------------------------------------------------------------------------
 
     def _has_environments(self) -> bool:
-        """Returns whether this worker samples. The local one does not if there are remote ones."""
+        """Returns whether this worker needs environments: to sample, or for their spaces.
+
+        The local one does not sample if there are remote ones.
+        """
+        config = self.config
+        has_spaces = config.observation_space is not None and config.action_space is not None
+        if has_spaces and not needs_environment(config.input_) and self._dataset_shards is None:
+            return False
         remote_workers_sample = self.worker_index == 0 and self.num_workers > 0
         return not remote_workers_sample or bool(self.config.create_env_on_local_worker)
 

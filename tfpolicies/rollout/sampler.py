@@ -96,6 +96,8 @@ class Sampler(abc.ABC):
         times: of the parts of a step.
     """
 
+    state_kind: str | None = None  # in states of other inputs; None: running episodes
+
     def __init__(
         self,
         envs: VectorEnvAdapter | MultiAgentEnvAdapter,

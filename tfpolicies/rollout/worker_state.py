@@ -92,6 +92,8 @@ def restore_sampling(
     worker.global_vars = dict(global_vars)
     if worker.sampler is None:
         return
+    if sampler_state is not None and sampler_state.get("kind") != worker.sampler.state_kind:
+        sampler_state = None  # of another input, such as data before the run went online
     if rng is not None:
         worker.sampler.rng = rng
     worker.has_episodes = sampler_state is not None
