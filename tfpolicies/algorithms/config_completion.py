@@ -9,7 +9,6 @@ from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.base_config import as_overrides
 from tfpolicies.config.migration_hints import describe_positional_config
-from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.errors import ConfigError
 from tfpolicies.reporting.progress_display import format_count
