@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +129,23 @@ def test_a_run_without_an_environment_trains_and_is_exported(log, here, succeed,
     actions = Policy.from_checkpoint(run / "checkpoints" / "latest")["default_policy"]
     obs = np.float32([[0.1, 0, 0.1, 0.1], [0, 0, -0.1, -0.1]])
     expected = actions.compute_actions(obs, explore=False).actions
-    np.testing.assert_array_equal(policy.act({"obs": obs})["actions"], expected)
+    np.testing.assert_array_equal(policy.act(obs), expected)
+
+
+@pytest.mark.serve
+def test_a_run_without_an_environment_is_served(log, here, succeed):
+    from helpers.serving import Server
+
+    succeed(["train", "--data", log, "--epochs", "1", *QUICK, *SMALL])
+    content = {"name": "obs", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0.1, 0.1]}
+    with Server(f"pole={get_run(here)}", folder=here) as server:
+        request = urllib.request.Request(
+            f"http://{server.http}/v2/models/pole/infer",
+            json.dumps({"inputs": [content]}).encode(),
+        )
+        with urllib.request.urlopen(request) as response:
+            outputs = {x["name"]: x["data"] for x in json.load(response)["outputs"]}
+    assert outputs["actions"] in ([0], [1])
 
 
 def test_an_environment_evaluates_what_is_learned_from_data(log, here, succeed):
@@ -256,7 +273,7 @@ def test_the_way_of_the_guide_from_a_table_to_a_served_policy(here, succeed):
     assert "-214.7" in shown["data show"]
     assert Path("logs.png").exists()
     policy = OnnxPolicy("exported/onnx")
-    assert policy.act({"obs": np.float32([[18.5, 0.9]])})["actions"].tolist() == [2]
+    assert policy.act(np.float32([18.5, 0.9])) == 2
     exec(compile(second, str(GUIDE), "exec"), names)
     assert names["action"] == 2
     assert {"expert.parquet", "random.json", "logs.png"} <= {path.name for path in here.iterdir()}

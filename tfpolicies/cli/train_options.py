@@ -429,6 +429,14 @@ class TrainSettings:
         config.update_from_dict({name: x for name, x in option_values.items() if x is not None})
         apply_settings(config, self.set)
         config.update_from_dict(self.import_objects())
+        default_size = _DATA_SETTINGS.get(self.algo, {}).get("sgd_minibatch_size")
+        if (
+            self.data
+            and default_size is not None
+            and config.get("sgd_minibatch_size") == default_size
+        ):
+            size = min(config.sgd_minibatch_size, config.train_batch_size)
+            config.update_from_dict({"sgd_minibatch_size": size})
         return config
 
     @property
