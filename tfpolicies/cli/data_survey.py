@@ -35,11 +35,11 @@ from tfpolicies.offline.column_map import (
     require_order,
 )
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
-from tfpolicies.offline.data_spaces import infer_spaces, iter_chunks
+from tfpolicies.offline.data_spaces import choose_chunk_rows, infer_spaces, iter_chunks
 from tfpolicies.offline.json_lines import SEPARATOR, join_chunks
 from tfpolicies.offline.trajectories import group_by_episode
 
-_ROWS = 1 << 14  # per read
+_FIRST_ROWS = 64  # of the first chunk
 _CHECKED = (OBS, NEW_OBS, ACTIONS, REWARDS, TERMINATEDS, TRUNCATEDS, EPS_ID, AGENT_INDEX, T)
 _MAX_PROBLEMS = 50
 _REWARDS = "\0rewards"  # checked rewards among the columns of a table
@@ -311,11 +311,11 @@ class DataSurvey:
 
     def _iter_readable(self) -> Iterator[Chunk]:
         """Yields all rows that can be read, with the columns that can be read."""
-        source = self._source
+        source, rows = self._source, _FIRST_ROWS
         for table, start, stop in source.units:
             position = start
             while position < stop:
-                request = ReadRequest(table, position, stop, _ROWS, None)
+                request = ReadRequest(table, position, stop, rows, None)
                 try:
                     chunks, position = source.read(request)
                 except BatchError as error:
@@ -323,6 +323,7 @@ class DataSurvey:
                     if chunk is None:
                         break
                     chunks, position = [chunk], position + chunk.rows
+                rows = choose_chunk_rows(chunks)
                 yield from chunks
 
     def _read_columns(self, request: ReadRequest, error: BatchError) -> Chunk | None:

@@ -233,10 +233,10 @@ class TrainSettings:
         type=parse_columns,
         metavar="FILE_OR_JSON",
     )
-    trusted_data: bool = _option(
+    trusted_data: bool = _resumable_option(
         DATA_GROUP,
         "parse the files in this process (default: in a child process with limits of memory and "
-        "time)",
+        "time); give it again with --resume",
         False,
     )
     epochs: float | None = _resumable_option(

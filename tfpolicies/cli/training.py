@@ -57,6 +57,7 @@ from tfpolicies.cli.training_data import (
     complete_data_settings,
     describe_plan,
     require_data,
+    require_trust,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, check_environment_name
@@ -112,7 +113,7 @@ def train(args: argparse.Namespace) -> int:
             resume_path = arguments.pop("resume")
             path = arguments.pop("run_dir", RUNS) if resume_path is None else resume_path
             run = exit_stack.enter_context(_find_run_to_resume(path).acquire())
-            settings = _make_resumed_settings(run, arguments)
+            settings = require_trust(_make_resumed_settings(run, arguments), arguments)
             if not arguments and _is_finished(run, console):
                 return DONE
         else:

@@ -112,6 +112,16 @@ def check_resumed_options(settings: TrainSettings, arguments: dict[str, Any]) ->
         arguments["data"] = resolve_data(arguments["data"])
 
 
+def require_trust(settings: TrainSettings, arguments: Mapping[str, Any]) -> TrainSettings:
+    """Returns the settings of a resumed run, whose files are trusted only if the user says so.
+
+    Args:
+        settings: of the run, from a file.
+        arguments: the options of the command.
+    """
+    return dataclasses.replace(settings, trusted_data="trusted_data" in arguments)
+
+
 def complete_data_settings(
     settings: TrainSettings, arguments: Mapping[str, Any], console: Console, *, is_new: bool
 ) -> TrainSettings:

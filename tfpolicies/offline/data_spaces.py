@@ -18,7 +18,8 @@ from tfpolicies.storage.spaces_json import decode_space
 
 logger = logging.getLogger("tfpolicies")
 
-_ROWS = 1 << 14
+_ROWS, _CHUNK_BYTES = 1 << 14, 4 << 20  # of a chunk, at most
+_FIRST_ROWS = 64  # of the first one, whose size is measured
 _MAX_CHOICES = 100_000
 
 SpacePair = tuple[spaces.Space[Any], spaces.Space[Any]]
@@ -112,16 +113,26 @@ def infer_spaces(
 
 
 def iter_chunks(source: DataSource, names: Sequence[str] | None) -> Any:
-    """Yields all rows of a source in order, as chunks."""
+    """Yields all rows of a source in order, as chunks of bounded size."""
     columns = None if names is None else tuple(sorted(names))
+    rows = _FIRST_ROWS
     for table, start, stop in source.units:
         position = start
         while position < stop:
-            request = ReadRequest(table, position, stop, _ROWS, columns)
+            request = ReadRequest(table, position, stop, rows, columns)
             chunks, position = source.read(request)
+            rows = choose_chunk_rows(chunks)
+            request = request._replace(max_rows=rows)
             if position < stop:
                 source.prefetch(request._replace(position=position))
             yield from chunks
+
+
+def choose_chunk_rows(chunks: Sequence[Chunk]) -> int:
+    """Returns how many rows to read at once, for rows as large as these."""
+    size = sum(column.nbytes for chunk in chunks for column in chunk.columns.values())
+    row_bytes = max(1, size // max(1, sum(chunk.rows for chunk in chunks)))
+    return max(16, min(_ROWS, _CHUNK_BYTES // row_bytes))
 
 
 def _decode_stored(metadata: Mapping[str, Any]) -> SpacePair | None:
