@@ -20,6 +20,7 @@ import numpy as np
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.models.spaces import action_leaves, choices_per_cell, is_float_box
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -226,7 +227,7 @@ def _check_training(run: RunStats) -> str | None:
 
 
 def _check_episode_ends(run: RunStats) -> str | None:
-    if run.result["episodes_total"]:
+    if run.result["episodes_total"] or not needs_environment(run.config.input_):
         return None
     steps = run.result["num_env_steps_sampled"] // max(1, run.num_envs)
     if steps < _MAX_STEPS_WITHOUT_END:
@@ -258,7 +259,8 @@ def _check_returns(run: RunStats) -> str | None:
 def _check_intensity(run: RunStats) -> str | None:
     config = run.config
     updates = run.get_steps("trained") / config.train_batch_size
-    if config.get("training_intensity", 0) is not None or not updates:
+    reads_data = not needs_environment(config.input_)
+    if config.get("training_intensity", 0) is not None or not updates or reads_data:
         return None
     steps = run.get_steps("sampled") / updates
     if steps < _MAX_STEPS_PER_UPDATE:

@@ -44,6 +44,7 @@ from tfpolicies.batch.postprocessing import discounted_returns
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.lazy_class import lazy_class
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.config.sections import TrainingSettings
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
@@ -54,7 +55,6 @@ from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.spec import get_static_settings
 from tfpolicies.program.traced_arguments import TracedModel, TrainBatch
-from tfpolicies.rollout.experience_input import needs_environment
 
 _SHUFFLE_BUFFER_SIZE = 32  # train batches whose rows are shuffled together; RLlib's is 0
 

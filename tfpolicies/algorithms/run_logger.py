@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX
@@ -48,6 +49,7 @@ class TrainingOptions:
         keep_best: whether the best checkpoint is also kept.
         title: algorithm and environment, for the learning curve.
         record_every: iterations between videos; 0: none are recorded.
+        data_rows: rows of the recorded experience, for display; None if unknown.
     """
 
     steps: float  # whole
@@ -57,6 +59,7 @@ class TrainingOptions:
     keep_best: bool = False
     title: str = ""
     record_every: int = 0
+    data_rows: int | None = None
 
 
 class NullRunLogger:
@@ -220,6 +223,7 @@ class RunLogger:
             self.run.learning_curve,
             title=self._options.title,
             target=self._options.until,
+            from_data=not needs_environment(self._algorithm.config.input_),
         )
         self._curve_drawn_at = time.monotonic()
 
@@ -297,10 +301,14 @@ def _get_score(row: Mapping[str, float], config: AlgorithmConfig) -> float:
 def get_recent_return(row: Mapping[str, float], config: AlgorithmConfig) -> float:
     """Returns the mean return of recent episodes; NaN if there are too few.
 
+    If a run reads only recorded experience, it is that of the iteration's evaluation.
+
     Args:
         row: of an iteration, see `make_progress_row`.
         config: of the run.
     """
+    if not needs_environment(config.input_):
+        return row.get(EVALUATION_MEAN, math.nan)
     min_episodes = min(MIN_RECENT_EPISODES, config.metrics_num_episodes_for_smoothing)
     if row.get(f"{RECENT_PREFIX}episodes", 0) < min_episodes:
         return math.nan

@@ -16,8 +16,14 @@ from tfpolicies.algorithms.run_logger import (
     TrainingOptions,
     get_recent_return,
 )
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.progress_display import TrainingProgress
-from tfpolicies.reporting.progress_row import RECENT_PREFIX, make_progress_row
+from tfpolicies.reporting.progress_row import (
+    EVALUATION_MEAN,
+    RECENT_PREFIX,
+    find_loss,
+    make_progress_row,
+)
 from tfpolicies.system.signal_handling import get_interrupt_handler
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = (
 )  # reasons why training ended
 
 _RECENT_MEAN = f"{RECENT_PREFIX}mean"  # callbacks may remove it from a row
+_MEAN_Q = "learner/default_policy/mean_q"
 _SPEED_SMOOTHING = 0.9  # weight of the previous speed in the exponential mean over iterations
 
 
@@ -68,6 +75,8 @@ class TrainingLoop:
         self._speed = math.nan
         self._env_steps_at_start = self.env_steps
         self._has_learned = False
+        self._reads_data = not needs_environment(algorithm.config.input_)
+        self._evaluation_mean = math.nan  # of the last evaluation
 
     @property
     def env_steps(self) -> int:
@@ -101,18 +110,26 @@ class TrainingLoop:
     def _train(self, emergency_save: Callable[[str], None], min_env_steps: int) -> str:
         self._warn_if_too_short()
         until = self.options.until
-        progress_bar = TrainingProgress(int(self.options.steps), self.options.until, self._console)
+        progress_bar = TrainingProgress(
+            int(self.options.steps),
+            self.options.until,
+            self._console,
+            unit="rows" if self._reads_data else "steps",
+        )
         with get_interrupt_handler().defer(emergency_save) as signals, progress_bar:
             self.run_logger.snapshot()
             while self.env_steps < self.options.steps and signals.requested is None:
                 should_continue = self._iterate()
-                progress_bar.update(
-                    self.env_steps, self._row.get(_RECENT_MEAN, math.nan), self._speed
-                )
+                score = get_recent_return(self._row, self.algorithm.config)
+                if self._reads_data:
+                    details = self._describe_learning()
+                    progress_bar.update(self.env_steps, score, self._speed, details)
+                else:
+                    recent_mean = self._row.get(_RECENT_MEAN, math.nan)
+                    progress_bar.update(self.env_steps, recent_mean, self._speed)
                 if self.run_logger.is_video_due:
                     with progress_bar.show_activity("recording a video"):
                         self.run_logger.record_video()
-                score = get_recent_return(self._row, self.algorithm.config)
                 if until is not None and self.env_steps >= min_env_steps and score >= until:
                     return self._finish(ENDED_BY_TARGET)
                 if not should_continue:
@@ -135,6 +152,23 @@ class TrainingLoop:
         self.run_logger.snapshot()
         return_values = [callback(self.algorithm, self.result) for callback in self._callbacks]
         return not any(value is False for value in return_values)
+
+    def _describe_learning(self) -> str:
+        """Describes the progress of a run that reads recorded experience."""
+        rows, parts = self.options.data_rows, []
+        if rows:
+            parts.append(f"epoch {self.env_steps / rows:.1f} of {self.options.steps / rows:.1f}")
+        loss = find_loss(self._row)
+        if math.isfinite(loss):
+            parts.append(f"loss {loss:.4g}")
+        elif math.isfinite(mean_q := self._row.get(_MEAN_Q, math.nan)):
+            parts.append(f"mean Q {mean_q:.4g}")
+        mean = self._row.get(EVALUATION_MEAN, math.nan)
+        self._evaluation_mean = mean if math.isfinite(mean) else self._evaluation_mean
+        if math.isfinite(self._evaluation_mean):
+            target = "" if self.options.until is None else f" of {self.options.until:,.6g}"
+            parts.append(f"evaluation {self._evaluation_mean:,.4g}{target}")
+        return " | ".join(parts) or "no update yet"
 
     def _finish(self, reason: str) -> str:
         self.run_logger.finish()

@@ -10,8 +10,11 @@ from typing import Any
 
 from tfpolicies.base.acting_runtimes import ONNX_OPSETS
 from tfpolicies.errors import suggest_similar_names
+from tfpolicies.system.paths import resolve_path
+from tfpolicies.system.regular_files import read_regular
 
 _LAST_PORT = 65_535
+_MAX_FILE_BYTES = 1 << 20
 
 
 def _parse_integer(text: str) -> int:
@@ -81,6 +84,24 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
     return value
+
+
+def parse_columns(text: str) -> dict[str, Any]:
+    """Parses `--columns`: a JSON object, or the path of a file with one.
+
+    >>> parse_columns('{"obs": ["temperature", "load"], "actions": "setpoint"}')["actions"]
+    'setpoint'
+    """
+    if text.lstrip().startswith("{"):
+        return json_object(text)
+    try:
+        content = read_regular(resolve_path(text), _MAX_FILE_BYTES).decode()
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a JSON object or the path of a file with one, but {text!r} cannot be read: "
+            f"{error}"
+        ) from error
+    return json_object(content)
 
 
 def column_names(text: str) -> list[str]:

@@ -30,6 +30,7 @@ from tfpolicies.cli.arg_types import (
     json_object,
     non_negative_int,
     onnx_opset,
+    parse_columns,
     port_number,
     positive_float,
     positive_int,
@@ -48,7 +49,15 @@ _DEBUG_KWARGS: Any = {"action": "store_true", "help": "show the traceback of an 
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises instead of exiting, and names similar options."""
+    """A parser that raises instead of exiting, and names similar options.
+
+    Attributes:
+        subparsers: of the subcommands, by name.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.subparsers: dict[str, _Parser] = {}
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See `{self.prog} --help`.")
@@ -60,7 +69,8 @@ class _Parser(argparse.ArgumentParser):
             raise UsageError(f"{name}: {describe_invalid_choice(value, list(choices))}")
 
     def options(self) -> list[str]:
-        return list(self._option_string_actions)
+        options = list(self._option_string_actions)
+        return options + [x for parser in self.subparsers.values() for x in parser.options()]
 
     def add_value(self, name: str, metavar: str | None, help: str, **settings: Any) -> None:
         """Adds an argument or option with a text value, which `type` may convert."""
@@ -97,6 +107,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         return argparse.Namespace(command=None, debug=args.debug, help=parser.format_help())
     if unknown:
         command_parser = commands[args.command]
+        subcommand = getattr(args, "subcommand", None)
+        command_parser = command_parser.subparsers.get(subcommand, command_parser)
         word = unknown[0].partition("=")[0]
         hint = suggest_similar_names(word, command_parser.options()) if word.startswith("-") else ""
         raise UsageError(
@@ -156,6 +168,9 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
             "serve exported policies over HTTP and gRPC", _add_serve_arguments, "serve"
         ),
         "predict": _Command(_PREDICT, _add_predict_arguments, "predict"),
+        "data": _Command(
+            "show or record experience to learn from", _add_data_arguments, "data_commands"
+        ),
         "tuned": _Command(
             "list tuned settings and their sources", _add_tuned_arguments, "commands"
         ),
@@ -348,14 +363,62 @@ def _add_predict_arguments(parser: _Parser) -> None:
     _add_runtime_arguments(parser)
 
 
+def _add_data_arguments(parser: _Parser) -> None:
+    subcommands = parser.add_subparsers(
+        dest="subcommand", metavar="SUBCOMMAND", required=True, parser_class=_Parser
+    )
+    for name, (summary, add_arguments) in _DATA_COMMANDS.items():
+        subparser = subcommands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            allow_abbrev=False,
+        )
+        subparser.add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG_KWARGS)
+        add_arguments(subparser)
+        parser.subparsers[name] = subparser
+
+
+def _add_data_show_arguments(parser: _Parser) -> None:
+    paths = "Parquet files, JSON lines, folders of them, or patterns"
+    parser.add_value("paths", "PATH", paths, nargs="+")
+    columns = OPTIONS["columns"]
+    parser.add_value("--columns", "FILE_OR_JSON", columns.help, type=parse_columns)
+    parser.add_switch("--trusted-data", OPTIONS["trusted_data"].help)
+    for name in ("observation", "action"):
+        space = f"the {name} space, such as 'Box(-1, 1, (2,))' (default: inferred)"
+        parser.add_value(f"--{name}-space", "SPACE", space)
+    parser.add_value("--to", "FILE.png", "also draw a picture")
+    parser.add_switch("--json", "print JSON instead of tables")
+
+
+def _add_data_record_arguments(parser: _Parser) -> None:
+    _add_play_arguments(parser, episodes=100, source_is_optional=True)
+    to = "file to write: Parquet (.parquet) or JSON lines (.json)"
+    parser.add_value("--to", "FILE", to, required=True)
+    random = "act at random in --env, without RUN_OR_CHECKPOINT"
+    parser.add_switch("--random", random)
+
+
+_DATA_COMMANDS = {
+    "show": (
+        "show rows, episodes, returns, spaces and faults of recorded experience",
+        _add_data_show_arguments,
+    ),
+    "record": ("play episodes with a trained policy and write them", _add_data_record_arguments),
+}
+
+
 def _add_tuned_arguments(parser: _Parser) -> None:
     names, algo_help = get_algorithm_names(), "only of this algorithm"
     parser.add_value("--algo", None, algo_help, type=parse_algorithm, choices=names)
     parser.add_value("--env", "PART", "only environments whose name contains PART", default="")
 
 
-def _add_play_arguments(parser: _Parser, episodes: int) -> None:
-    _add_source_arguments(parser)
+def _add_play_arguments(
+    parser: _Parser, episodes: int, *, source_is_optional: bool = False
+) -> None:
+    _add_source_arguments(parser, is_optional=source_is_optional)
     parser.add_number("--episodes", episodes, f"number of episodes (default {episodes})")
     parser.add_switch("--explore", "sample actions; default: greedy")
     parser.add_value("--env", "NAME", "environment, if not that of training")
@@ -366,9 +429,10 @@ def _add_play_arguments(parser: _Parser, episodes: int) -> None:
     parser.add_number("--seed", 0, "seed of the episodes (default 0)", non_negative_int)
 
 
-def _add_source_arguments(parser: _Parser) -> None:
+def _add_source_arguments(parser: _Parser, *, is_optional: bool = False) -> None:
     source = "a run folder, a folder of runs (the newest is used), or a checkpoint"
-    parser.add_value("source", "RUN_OR_CHECKPOINT", source)
+    nargs = {"nargs": "?"} if is_optional else {}
+    parser.add_value("source", "RUN_OR_CHECKPOINT", source, **nargs)
     parser.add_switch("--best", "use the best checkpoint of a run")
     model = "the model of the training, if Keras cannot rebuild it from the checkpoint"
     parser.add_value("--model", "MODULE:FACTORY", model)

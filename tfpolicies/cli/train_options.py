@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfpolicies.algorithms.algorithm_registry import find_algorithm, get_algorithm_names
@@ -20,7 +21,14 @@ from tfpolicies.algorithms.tuned_hyperparameters import (
     suggest_tuned,
 )
 from tfpolicies.base.type_aliases import Setting
-from tfpolicies.cli.arg_types import describe_invalid_choice, non_negative_int, positive_int
+from tfpolicies.cli.arg_types import (
+    describe_invalid_choice,
+    non_negative_int,
+    parse_columns,
+    positive_float,
+    positive_int,
+)
+from tfpolicies.cli.space_text import parse_space
 from tfpolicies.config.rllib_settings import ALIASES
 from tfpolicies.errors import (
     CheckpointError,
@@ -35,10 +43,15 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.run_logger import TrainingOptions
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
+_DATA_SETTINGS = {name: {"lr": 1e-3, "sgd_minibatch_size": 128} for name in ("BC", "MARWIL")}
+"""Settings with which algorithms start on recorded experience, where none are tuned."""
+
 _DEFAULT_NUM_ENVS = 8  # num_envs_per_worker, unless the command or tuned settings set it
+_SPACES = ("observation_space", "action_space")
 _CONSTANTS = {"true": True, "false": False, "none": None}  # accepted in any case
 
 MODEL_GROUP = "algorithm and environment"
+DATA_GROUP = "recorded experience"
 CODE_GROUP = "your own code, imported as `python -m` finds it"
 END_GROUP, DURING_GROUP, AFTER_GROUP, RUN_GROUP = (
     "stopping",
@@ -160,14 +173,16 @@ class TrainSettings:
     """The settings of one training run, as `run.json` stores them; None is not set.
 
     Attributes:
-        env: a registered name or `"module:Class"`.
+        env: a registered name or `"module:Class"`; None with data only.
         from_file: settings of a file; all others override them.
+        data_rows: rows of the recorded experience; None without.
     """
 
-    env: str
+    env: str | None = None
+    data_rows: int | None = None
     algo: str = _option(
         MODEL_GROUP,
-        "algorithm (default PPO), or your own class",
+        "algorithm (default PPO, with --data BC), or your own class",
         "PPO",
         type=parse_algorithm,
         metavar=_make_algorithm_metavar,
@@ -202,6 +217,34 @@ class TrainSettings:
         "(tfpolicies tuned)",
         False,
     )
+    data: tuple[str, ...] = _resumable_option(
+        DATA_GROUP,
+        "learn from recorded steps: Parquet files, JSON lines, folders of them or patterns; ENV is "
+        "then only for evaluations, and is written before --data",
+        (),
+        action="extend",
+        nargs="+",
+        metavar="PATH",
+    )
+    columns: Mapping[str, Any] | None = _option(
+        DATA_GROUP,
+        'a JSON object, or a file with one: which columns of the data are used, such as {"obs": '
+        '["temperature", "load"], "actions": "setpoint", "eps_id": "day"}',
+        type=parse_columns,
+        metavar="FILE_OR_JSON",
+    )
+    trusted_data: bool = _resumable_option(
+        DATA_GROUP,
+        "parse the files in this process (default: in a child process with limits of memory and "
+        "time); give it again with --resume",
+        False,
+    )
+    epochs: float | None = _resumable_option(
+        DATA_GROUP,
+        "stop after reading the data N times (default: 10 times, but at least 100,000 rows)",
+        type=positive_float,
+        metavar="N",
+    )
     callbacks: str | None = _option(
         CODE_GROUP, "a subclass of DefaultCallbacks", metavar="MODULE:CLASS"
     )
@@ -217,20 +260,21 @@ class TrainSettings:
     steps: int = _resumable_option(
         END_GROUP,
         "stop after the iteration that reaches this number of environment steps (default 100,000, "
-        "with --until 1,000,000)",
+        "with --until 1,000,000), or of rows of --data",
         100_000,
         type=positive_int,
     )
     until: float | None = _resumable_option(
         END_GROUP,
-        "stop when the mean return of recent training episodes reaches this; recent: of the last "
-        "10,000 steps or of the iteration, at least 5",
+        "stop when the mean return of recent training episodes reaches this (with --data: of an "
+        "evaluation); recent: of the last 10,000 steps or of the iteration, at least 5",
         type=float,
         metavar="RETURN",
     )
     eval_every: int | None = _option(
         DURING_GROUP,
-        "play greedy episodes every N iterations (default: never)",
+        "play greedy episodes every N iterations (default: never; with ENV and --data: 10 times, "
+        "and at the end)",
         setting="evaluation_interval",
         **_NUMBER_KWARGS,
     )
@@ -289,8 +333,20 @@ class TrainSettings:
 
         >>> TrainSettings(env="CartPole-v1", algo="mine.learning:Best").title
         'Best on CartPole-v1'
+        >>> TrainSettings(algo="BC", data=("logs/a.parquet", "logs/b.parquet")).title
+        'BC on a.parquet and 1 more'
         """
-        return f"{self.algo_name} on {self.env}"
+        parts = [self.env] if self.env is not None else []
+        if self.data:
+            more = f" and {len(self.data) - 1} more" if len(self.data) > 1 else ""
+            parts.append(f"{Path(self.data[0]).name}{more}")
+        return f"{self.algo_name} on {' from '.join(parts)}"
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run's folder, without date."""
+        source = self.env or Path(self.data[0]).stem
+        return f"{self.algo_name.lower()}-{source}"
 
     @property
     def goals(self) -> TrainingOptions:
@@ -308,7 +364,8 @@ class TrainSettings:
         from tfpolicies.storage.json_values import encode_value
 
         from_file = encode_value(dict(self.from_file))
-        return {**dataclasses.asdict(self), "set": list(self.set), "from_file": from_file}
+        lists = {"set": list(self.set), "data": list(self.data)}
+        return {**dataclasses.asdict(self), **lists, "from_file": from_file}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: str) -> TrainSettings:
@@ -334,6 +391,7 @@ class TrainSettings:
                 **{
                     **content,
                     "set": tuple(map(migrate_assignment, content["set"])),
+                    "data": tuple(map(str, content.get("data", ()))),
                     "from_file": from_file,
                 }
             )
@@ -350,14 +408,18 @@ class TrainSettings:
             ConfigError: for an unknown or invalid setting.
         """
         config: AlgorithmConfig = get_algorithm_class(self.algo).get_default_config()
-        config.environment(self.env)
+        if self.env is not None:
+            config.environment(self.env)
         if "replay_buffer_config" not in config:  # an update follows each step of all environments
             config.rollouts(num_envs_per_worker=_DEFAULT_NUM_ENVS)
         config.evaluation(
             evaluation_duration=self.eval_episodes, evaluation_config={"explore": False}
         )
         if not self.no_tuned:
-            config.update_from_dict(get_tuned_settings(self._algorithm_name, self.env))
+            config.update_from_dict(self._get_start_settings())
+        if self.data:
+            config.rollouts(num_envs_per_worker=1)  # ENV is only asked for its spaces
+            config.offline_data(**self.data_settings)
         _apply_file(config, self.from_file)
         option_values = {
             word.setting: getattr(self, name) for name, word in OPTIONS.items() if word.setting
@@ -367,18 +429,47 @@ class TrainSettings:
         config.update_from_dict({name: x for name, x in option_values.items() if x is not None})
         apply_settings(config, self.set)
         config.update_from_dict(self.import_objects())
+        default_size = _DATA_SETTINGS.get(self.algo, {}).get("sgd_minibatch_size")
+        if (
+            self.data
+            and default_size is not None
+            and config.get("sgd_minibatch_size") == default_size
+        ):
+            size = min(config.sgd_minibatch_size, config.train_batch_size)
+            config.update_from_dict({"sgd_minibatch_size": size})
         return config
+
+    @property
+    def data_settings(self) -> dict[str, Any]:
+        """The settings of a config that name the recorded experience."""
+        input_config: dict[str, Any] = {"trusted": self.trusted_data}
+        if self.columns is not None:
+            input_config["columns"] = dict(self.columns)
+        return {"input_": [*self.data], "input_config": input_config}
+
+    def _get_start_settings(self) -> dict[str, Any]:
+        if self.data and find_tuned(self._algorithm_name, self.env or "") is None:
+            return dict(_DATA_SETTINGS.get(self.algo, {}))
+        return get_tuned_settings(self._algorithm_name, self.env or "")
 
     def describe_tuned(self) -> str:
         """Returns a line about the settings that the run starts with."""
-        entry = find_tuned(self._algorithm_name, self.env)
+        entry = find_tuned(self._algorithm_name, self.env or "")
         defaults = (
             "the algorithm's defaults" if is_custom_algorithm(self.algo) else "RLlib's defaults"
         )
         if self.no_tuned:
             return f"Settings: {defaults}."
+        if entry is None and self.algo in _DATA_SETTINGS and self.data:
+            texts = [f"{name}={value:g}" for name, value in _DATA_SETTINGS[self.algo].items()]
+            return (
+                f"Settings: {defaults}, except {', '.join(texts)}. Use --no-tuned to start with "
+                f"{defaults}."
+            )
+        if entry is None and self.env is None:
+            return f"Settings: {defaults}."
         if entry is None:
-            nearest = suggest_tuned(self._algorithm_name, self.env)
+            nearest = suggest_tuned(self._algorithm_name, self.env or "")
             hint = f"nearest: {nearest}" if nearest else "none are near"
             return f"Settings: {defaults}; none are tuned for {self.title} ({hint})."
         return (
@@ -510,7 +601,7 @@ def apply_settings(config: AlgorithmConfig, assignments: Sequence[str]) -> None:
         if not equals or not name:
             raise ConfigError(f"--set takes name=value, such as --set gamma=0.98, got {text!r}.")
         head, _, key = name.strip().partition(".")
-        parsed = parse_value(value)
+        parsed = parse_space(head, value) if head in _SPACES else parse_value(value)
         try:
             config.update_from_dict({head: {key: parsed} if key else parsed})
         except UnknownSettingError as error:

@@ -11,6 +11,7 @@ import math
 import secrets
 import shlex
 import shutil
+import statistics
 import sys
 import traceback
 from collections.abc import Mapping
@@ -49,13 +50,22 @@ from tfpolicies.cli.train_options import (
     is_custom_algorithm,
     require_no_duplicate_settings,
 )
+from tfpolicies.cli.training_data import (
+    check_data,
+    check_data_options,
+    check_resumed_options,
+    complete_data_settings,
+    describe_plan,
+    require_data,
+    require_trust,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, check_environment_name
 from tfpolicies.envs.env_factory import check_env_name
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
-from tfpolicies.reporting.progress_row import RECENT_PREFIX
+from tfpolicies.reporting.progress_row import RECENT_PREFIX, find_loss
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.allowed_objects import resolve_allowed
 from tfpolicies.storage.json_values import UnresolvedObject, find_unresolved
@@ -103,7 +113,7 @@ def train(args: argparse.Namespace) -> int:
             resume_path = arguments.pop("resume")
             path = arguments.pop("run_dir", RUNS) if resume_path is None else resume_path
             run = exit_stack.enter_context(_find_run_to_resume(path).acquire())
-            settings = _make_resumed_settings(run, arguments)
+            settings = require_trust(_make_resumed_settings(run, arguments), arguments)
             if not arguments and _is_finished(run, console):
                 return DONE
         else:
@@ -112,15 +122,22 @@ def train(args: argparse.Namespace) -> int:
         load_tensorflow_with_status(console)
         if run is not None:
             _require_no_stored_imports(run, settings)
+            if settings.data:
+                require_data(settings, shlex.join(_make_resume_command(run)))
+        if settings.data:
+            settings = complete_data_settings(settings, arguments, console, is_new=run is None)
         with console.status("building"):
             algorithm = restore_or_build(run, settings, model_work_limit)
         exit_stack.callback(_stop, algorithm)
+        if settings.data:
+            check_data(algorithm, settings, console)
+            console.print(describe_plan(algorithm, settings), highlight=False, soft_wrap=True)
         algorithm.warns_about_unserializable = False
         _require_single_policy(algorithm, settings)
         _require_rendering(algorithm, settings)
         if run is None:
-            name = f"{settings.algo_name.lower()}-{settings.env}"
-            run = exit_stack.enter_context(RunFolder.create(parent, name, _make_run_json(settings)))
+            run_json = _make_run_json(settings)
+            run = exit_stack.enter_context(RunFolder.create(parent, settings.run_name, run_json))
         elif arguments:
             run.write_settings(_make_run_json(settings))
         records = RunLogger(run, algorithm, settings.goals)
@@ -150,9 +167,14 @@ def _make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
     from_file = _read_config_file(arguments.pop("config", None))
     for name in {"env", "seed"} & from_file.keys():  # the command line overrides these as well
         arguments.setdefault(name, from_file.pop(name))
-    if "env" not in arguments:
-        raise UsageError("train takes an environment: `tfpolicies train CartPole-v1`.")
-    check_env_name(arguments["env"])
+    if "env" not in arguments and "data" not in arguments:
+        raise UsageError(
+            "train takes an environment, or recorded experience: `tfpolicies train CartPole-v1`, "
+            "`tfpolicies train --data logs.parquet`."
+        )
+    if "env" in arguments:
+        check_env_name(arguments["env"])
+    check_data_options(arguments)
     arguments.pop("run_dir", None)
     arguments.setdefault("seed", secrets.randbelow(10_000))
     if "until" in arguments:
@@ -199,10 +221,11 @@ def restore_or_build(
     """
     if run is not None and run.has_checkpoint:
         objects = settings.import_objects()
+        data = settings.data_settings if settings.data else {}
         return get_algorithm_class(settings.algo).from_checkpoint(
             run.latest,
             policy_mapping_fn=objects.pop("policy_mapping_fn", None),
-            config={"env": settings.env, **objects},
+            config={"env": settings.env, **data, **objects},
             allow_other_spaces=settings.allow_other_spaces,
             allow_non_finite=settings.make_config().on_nan == "warn",
             model_work_limit=model_work_limit,
@@ -272,6 +295,8 @@ def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSe
             f"{shorten_path(run.path)} has fixed settings. These may be changed: "
             f"{', '.join(map(get_flag, changeable))}."
         )
+    if settings.data:
+        check_resumed_options(settings, arguments)
     return dataclasses.replace(settings, **arguments)
 
 
@@ -279,15 +304,14 @@ def _get_import_texts(settings: TrainSettings) -> dict[str, str]:
     """Returns the imports that the user must name again on resuming, by setting."""
     imports = {name: getattr(settings, name) for name in IMPORT_OPTIONS}
     imports["algo"] = settings.algo if is_custom_algorithm(settings.algo) else None
-    env = (
-        settings.env if isinstance(check_environment_name(settings.env), UnresolvedObject) else None
-    )
+    is_import = isinstance(check_environment_name(settings.env), UnresolvedObject)
+    env = settings.env if is_import else None
     return {name: text for name, text in {"env": env, **imports}.items() if text is not None}
 
 
 def _require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
     """Refuses settings in run.json that would import something that the user did not name again."""
-    allowed = {settings.env: settings.env}
+    allowed = {} if settings.env is None else {settings.env: settings.env}
     missing = find_unresolved(
         resolve_allowed(settings.make_config().to_dict(), ALGORITHM_SETTINGS, objects=allowed)
     )
@@ -304,7 +328,9 @@ def _is_finished(run: RunFolder, console: Console) -> bool:
     finished = run.settings.get("finished")
     if finished is None:
         return False
-    console.print(f"{shorten_path(run.path)} is finished: {_REASONS[finished]}.", highlight=False)
+    settings = TrainSettings.from_json(run.settings.get("train", {}), str(run.run_json))
+    end = _describe_end(settings, finished)
+    console.print(f"{shorten_path(run.path)} is finished: {end}.", highlight=False)
     _print_hint(console, "To train longer, use:", [*_make_resume_command(run), "--steps", "..."])
     return True
 
@@ -314,6 +340,12 @@ def _make_run_json(settings: TrainSettings, finished: str | None = None) -> dict
 
 
 _REASONS = {ENDED_BY_TARGET: "the target was reached", ENDED_BY_STEPS: "all steps were used"}
+
+
+def _describe_end(settings: TrainSettings, reason: str) -> str:
+    if settings.data and reason == ENDED_BY_STEPS:
+        return "all rows were read"
+    return _REASONS[reason]
 
 
 def _make_resume_command(run: RunFolder) -> list[str]:
@@ -365,11 +397,30 @@ def _train_and_export(job: TrainingJob) -> int:
         )
         extra_steps = _EXTRA_BATCHES * training.algorithm.config.train_batch_size
     run.write_settings(_make_run_json(settings, reason))
-    _print_summary(job, reason, exported)
+    evaluation = _get_last_evaluation(job)
+    _print_summary(job, reason, exported, evaluation)
     if settings.until is None:
         return DONE
     reached = reason == ENDED_BY_TARGET if mean_return is None else mean_return >= settings.until
+    if mean_return is None and evaluation is not None:
+        reached |= evaluation["episode_reward_mean"] >= settings.until
     return DONE if reached else TARGET_MISSED
+
+
+def _get_last_evaluation(job: TrainingJob) -> Mapping[str, Any] | None:
+    """Evaluates the policy of a run that learned from data, unless the last iteration did.
+
+    Returns:
+        The results of the evaluation; None for other runs, and without an environment.
+    """
+    algorithm = job.training.algorithm
+    if not job.settings.data or algorithm.config.evaluation_interval is None:
+        return None
+    evaluation: Mapping[str, Any] | None = job.training.result.get("evaluation")
+    if evaluation is None:
+        with job.console.status("evaluating"):
+            evaluation = algorithm.evaluate()["evaluation"]
+    return evaluation
 
 
 def _export_and_play(job: TrainingJob, reason: str) -> ExportedPolicy:
@@ -410,15 +461,38 @@ def _describe_returns(row: Mapping[str, float]) -> str:
     return f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over the last {over}"
 
 
-def _print_summary(job: TrainingJob, reason: str, exported: ExportedPolicy) -> None:
-    run, settings = job.run, job.settings
-    last = read_progress(run.progress_csv)[-1]
+def _describe_progress(
+    job: TrainingJob, last: Mapping[str, float], evaluation: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the figures of a run: steps, speed, and how well it learned."""
+    unit = "rows" if job.settings.data else "steps"
     figures: dict[str, Any] = {
-        "steps": last["env_steps"],
+        unit: last["env_steps"],
         "seconds": round(last["time_s"], 1),
-        "steps/s": round(last["env_steps"] / last["time_s"]),
-        "mean return": _describe_returns(last),
+        f"{unit}/s": round(last["env_steps"] / last["time_s"]),
     }
+    if not job.settings.data:
+        return {**figures, "mean return": _describe_returns(last)}
+    if job.settings.data_rows:
+        figures["epochs"] = f"{last['env_steps'] / job.settings.data_rows:,.4g}"
+    if not math.isnan(loss := find_loss(last)):
+        figures["loss"] = loss
+    if evaluation is not None:
+        returns = evaluation["hist_stats"]["episode_reward"]
+        mean, std = evaluation["episode_reward_mean"], statistics.pstdev(returns or [0.0])
+        episodes = format_count(len(returns), "episode")
+        figures["mean return"] = f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over {episodes}"
+    return figures
+
+
+def _print_summary(
+    job: TrainingJob,
+    reason: str,
+    exported: ExportedPolicy,
+    evaluation: Mapping[str, Any] | None,
+) -> None:
+    run, settings = job.run, job.settings
+    figures = _describe_progress(job, read_progress(run.progress_csv)[-1], evaluation)
     files = {
         **exported.files,
         "learning curve": run.learning_curve,
@@ -429,7 +503,7 @@ def _print_summary(job: TrainingJob, reason: str, exported: ExportedPolicy) -> N
         "videos": run.videos,
     }
     job.console.print()
-    title = f"{settings.title}: {_REASONS[reason]}"
+    title = f"{settings.title}: {_describe_end(settings, reason)}"
     job.console.print(make_summary_table(title, {**figures, **exported.figures}))
     job.console.print()
     print_files(job.console, files)

@@ -126,6 +126,17 @@ def is_mixture(source: Any) -> bool:
     return isinstance(source, Mapping) and len(source) > 0 and all(map(is_number, source.values()))
 
 
+SAMPLER = "sampler"
+"""The input of configs whose batches come from environments."""
+
+
+def needs_environment(input_: Any) -> bool:
+    """Returns whether batches come from environments, at least some of them."""
+    if is_mixture(input_):
+        return any(source == SAMPLER for source in input_)
+    return isinstance(input_, str) and input_ == SAMPLER
+
+
 _INPUT = Validator(
     lambda x: (
         (isinstance(x, str) and x != "")

@@ -18,7 +18,8 @@ from tfpolicies.storage.spaces_json import decode_space
 
 logger = logging.getLogger("tfpolicies")
 
-_ROWS = 1 << 14
+_ROWS, _CHUNK_BYTES = 1 << 14, 4 << 20  # of a chunk, at most
+_FIRST_ROWS = 64  # of the first one, whose size is measured
 _MAX_CHOICES = 100_000
 
 SpacePair = tuple[spaces.Space[Any], spaces.Space[Any]]
@@ -54,7 +55,12 @@ class _Range:
 
 
 def infer_spaces(
-    source: DataSource, columns: Mapping[str, ColumnSource] | None = None
+    source: DataSource,
+    columns: Mapping[str, ColumnSource] | None = None,
+    *,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
+    logs: bool = True,
 ) -> SpacePair:
     """Returns the observation and the action space of recorded experience.
 
@@ -65,6 +71,9 @@ def infer_spaces(
     Args:
         source: the data.
         columns: where columns of batches come from.
+        observation_space: returned as it is, if it is not None.
+        action_space: returned as it is, if it is not None.
+        logs: whether inferred spaces are logged.
 
     Raises:
         SpaceError: if the numbers do not tell the space.
@@ -72,10 +81,13 @@ def infer_spaces(
     """
     stored = _decode_stored(source.metadata)
     if stored is not None and not columns:
-        return stored
+        return observation_space or stored[0], action_space or stored[1]
     column_map = ColumnMap(source.column_names, columns)
-    names = column_map.find_sources((), (OBS, ACTIONS))
-    ranges: dict[str, dict[str, _Range]] = {OBS: {}, ACTIONS: {}}
+    missing = [
+        name for name, space in ((OBS, observation_space), (ACTIONS, action_space)) if space is None
+    ]
+    names = column_map.find_sources((), missing)
+    ranges: dict[str, dict[str, _Range]] = {name: {} for name in missing}
     rows = 0
     for chunk in iter_chunks(source, names):
         rows += chunk.rows
@@ -88,29 +100,44 @@ def infer_spaces(
             f"The data must have rows, as their spaces are inferred, but {[*source.tables]!s:.300} "
             "have none. Set environment(observation_space=..., action_space=...), or record more."
         )
-    observation_space = _nest({part: _make_box(part, x) for part, x in ranges[OBS].items()})
-    action_space = _nest({part: _make_action_space(part, x) for part, x in ranges[ACTIONS].items()})
-    logger.warning(
-        "Spaces were inferred from %d rows: observations %s, actions %s. If they are not right, "
-        "set environment(observation_space=..., action_space=...).",
-        rows,
-        describe_space(observation_space),
-        action_space if isinstance(action_space, spaces.Box) else describe_space(action_space),
-    )
+    if observation_space is None:
+        observation_space = _nest({part: _make_box(part, x) for part, x in ranges[OBS].items()})
+    if action_space is None:
+        action_space = _nest(
+            {part: _make_action_space(part, x) for part, x in ranges[ACTIONS].items()}
+        )
+    if logs:
+        logger.warning(
+            "Spaces were inferred from %d rows: observations %s, actions %s. If they are not "
+            "right, set environment(observation_space=..., action_space=...).",
+            rows,
+            describe_space(observation_space),
+            action_space if isinstance(action_space, spaces.Box) else describe_space(action_space),
+        )
     return observation_space, action_space
 
 
 def iter_chunks(source: DataSource, names: Sequence[str] | None) -> Any:
-    """Yields all rows of a source in order, as chunks."""
+    """Yields all rows of a source in order, as chunks of bounded size."""
     columns = None if names is None else tuple(sorted(names))
+    rows = _FIRST_ROWS
     for table, start, stop in source.units:
         position = start
         while position < stop:
-            request = ReadRequest(table, position, stop, _ROWS, columns)
+            request = ReadRequest(table, position, stop, rows, columns)
             chunks, position = source.read(request)
+            rows = choose_chunk_rows(chunks)
+            request = request._replace(max_rows=rows)
             if position < stop:
                 source.prefetch(request._replace(position=position))
             yield from chunks
+
+
+def choose_chunk_rows(chunks: Sequence[Chunk]) -> int:
+    """Returns how many rows to read at once, for rows as large as these."""
+    size = sum(column.nbytes for chunk in chunks for column in chunk.columns.values())
+    row_bytes = max(1, size // max(1, sum(chunk.rows for chunk in chunks)))
+    return max(16, min(_ROWS, _CHUNK_BYTES // row_bytes))
 
 
 def _decode_stored(metadata: Mapping[str, Any]) -> SpacePair | None:
@@ -158,11 +185,14 @@ def _make_action_space(part: str, values: _Range) -> spaces.Space[Any]:
         return spaces.Box(
             low.reshape(shape).astype(np.float32), high.reshape(shape).astype(np.float32)
         )
+    text = f"Discrete({int(high.max() - low.min()) + 1}, start={low.min()})"
     if low.min() != 0 or high.max() >= _MAX_CHOICES:
         raise SpaceError(
-            f"{label} has the integers from {low.min()} to {high.max()}, but choices count from 0. "
-            f"Set environment(action_space=Discrete({int(high.max() - low.min()) + 1}, "
-            f"start={low.min()})), or subtract {low.min()} by a function in columns={{...}}."
+            f"{label} has the integers from {low.min()} to {high.max()}, but choices count from 0."
+        ).add_advice(
+            f"Set environment(action_space={text}), or subtract {low.min()} by a function in "
+            "columns={...}.",
+            {"action_space": text},
         )
     sizes = high.astype(np.int64) + 1
     return spaces.MultiDiscrete(sizes) if low.shape else spaces.Discrete(int(sizes))

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX, to_number
+from tfpolicies.reporting.progress_row import (
+    EVALUATION_MEAN,
+    RECENT_PREFIX,
+    find_loss,
+    to_number,
+)
 from tfpolicies.system.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ _BAND_ALPHA = 0.13
 _FEW_POINTS = 25  # up to here each point of the curve gets a dot
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 _MARKER_STYLE: _Style = {"markeredgecolor": "white", "clip_on": False}  # for markers on top
+_LOSS = "loss"
 _HEADROOM = 0.06  # share of the height above the highest and below the lowest number
 
 
@@ -35,20 +41,22 @@ def draw_learning_curve(
     *,
     title: str,
     target: float | None = None,
+    from_data: bool = False,
 ) -> None:
     """Draws the mean return over the environment steps and replaces the PNG atomically.
 
     It shows the mean return of recent training episodes as a line, their lowest and highest return
     as a band, evaluations as points, `target` as a dashed line, and a mark where the mean first
     reached it. Rows of earlier versions have the last 100 episodes instead of the recent ones. Rows
-    before the first episode (NaN) are left out; a curve without points shows a note. The global
-    state of matplotlib is not changed.
+    before the first episode (NaN) are left out; a curve without points shows the loss if the run
+    learns from data, else a note. The global state of matplotlib is not changed.
 
     Args:
         progress_rows: rows of `read_progress`, in order of `env_steps`.
         png_path: the image file, 1500 x 825 pixels.
         title: algorithm and environment, such as `"PPO on CartPole-v1"`.
         target: the mean return at which training stops, if any.
+        from_data: whether the run reads recorded experience, so that steps are rows.
 
     Raises:
         UsageError: if a row lacks `env_steps` or `target` is not a finite number.
@@ -65,9 +73,15 @@ def draw_learning_curve(
     _style_axes(axes)
     axes.set_xlim(0, max([row["env_steps"] for row in progress_rows], default=0) * 1.02 or 1)
     artists = _draw_returns(axes, progress_rows) + _draw_evaluations(axes, progress_rows)
+    if from_data:
+        axes.set_xlabel("training progress (rows)", color=_GRAY, size=11, labelpad=8)
+    if not artists:
+        artists = _draw_loss(axes, progress_rows) if from_data else _draw_note(axes)
     if target is not None:
         artists.append(_draw_target(axes, target))
-    _set_y_limits(axes, progress_rows, target)
+    has_returns = axes.get_ylabel() != _LOSS
+    if has_returns:
+        _set_y_limits(axes, progress_rows, target)
     if target is not None:
         _mark_target_reached(axes, progress_rows, target)
     _draw_title_and_legend(figure, title, artists)
@@ -110,14 +124,29 @@ def _style_axes(axes: Axes) -> None:
 def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
     steps, means = _get_points(rows, "mean")
     if not steps:
-        style: _Style = {"ha": "center", "color": _GRAY, "size": 13}
-        axes.text(0.5, 0.45, "no episode has ended yet", transform=axes.transAxes, **style)
         return []
     dots: _Style = {"marker": "o" if len(steps) <= _FEW_POINTS else "", "markersize": 5}
     ends: _Style = {"solid_capstyle": "round", "solid_joinstyle": "round"}
     (line,) = axes.plot(steps, means, color=_BLUE, linewidth=2.4, zorder=3, **dots, **ends)
     line.set_label("mean of recent training episodes")
     return [line, *_draw_band(axes, rows)]
+
+
+def _draw_note(axes: Axes, note: str = "no episode has ended yet") -> list[Artist]:
+    style: _Style = {"ha": "center", "color": _GRAY, "size": 13}
+    axes.text(0.5, 0.45, note, transform=axes.transAxes, **style)
+    return []
+
+
+def _draw_loss(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
+    points = [(row["env_steps"], find_loss(row)) for row in rows]
+    points = [(steps, loss) for steps, loss in points if math.isfinite(loss)]
+    axes.set_ylabel(_LOSS, color=_GRAY, size=11, labelpad=8)
+    if not points:
+        return _draw_note(axes, "no loss is recorded")
+    dots: _Style = {"marker": "o" if len(points) <= _FEW_POINTS else "", "markersize": 5}
+    steps, losses = zip(*points, strict=True)
+    return list(axes.plot(steps, losses, color=_BLUE, linewidth=1.8, label="training loss", **dots))
 
 
 def _draw_band(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:

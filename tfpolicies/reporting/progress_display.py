@@ -39,6 +39,7 @@ class TrainingProgress:
         total_steps: environment steps at which training ends, >= 1; None if unknown.
         target: mean return at which training ends; None if there is none.
         console: where to show it; standard output if None.
+        unit: of the steps, for display.
         clock: a monotonic clock in seconds.
 
     Raises:
@@ -51,12 +52,14 @@ class TrainingProgress:
         target: float | None,
         console: Console | None = None,
         *,
+        unit: str = "steps",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if total_steps is not None and total_steps < 1:
             raise UsageError(f"`total_steps` must be at least 1 or None, got {total_steps!r}.")
         self._total_steps = total_steps
         self._target = target
+        self._unit = unit
         self._console = console or Console()
         self._clock = clock
         self._progress: Progress | None = None
@@ -83,20 +86,27 @@ class TrainingProgress:
             self._progress = None
         self._print_line()
 
-    def update(self, env_steps: int, mean_return: float, steps_per_s: float) -> None:
+    def update(
+        self,
+        env_steps: int,
+        mean_return: float,
+        steps_per_s: float,
+        details: str | None = None,
+    ) -> None:
         """Shows the state of the run.
 
         Args:
             env_steps: environment steps so far, including those before a resume.
             mean_return: mean return of recent episodes; NaN before the first has ended.
             steps_per_s: current environment steps per second.
+            details: shown in place of the mean return.
         """
         if not self._is_active:
             return
         total = "" if self._total_steps is None else f"/{self._total_steps:,}"
-        steps = f"{env_steps:,}{total} steps"
+        steps = f"{env_steps:,}{total} {self._unit}"
         status = _format_status(
-            env_steps, mean_return, steps_per_s, self._total_steps, self._target
+            env_steps, mean_return, steps_per_s, self._total_steps, self._target, details
         )
         if self._progress is not None:
             completed = self._compute_progress(env_steps, mean_return)
@@ -178,7 +188,12 @@ def _make_progress_bar(console: Console) -> Progress:
 
 
 def _format_status(
-    env_steps: int, mean_return: float, steps_per_s: float, total: int | None, target: float | None
+    env_steps: int,
+    mean_return: float,
+    steps_per_s: float,
+    total: int | None,
+    target: float | None,
+    details: str | None = None,
 ) -> str:
     """Formats speed, mean return and time left, as far as known.
 
@@ -191,9 +206,12 @@ def _format_status(
     parts = [f"{steps_per_s:,.0f}/s"] if has_speed else []
     target_text = "" if target is None else f" of {target:,.6g}"
     has_return = math.isfinite(mean_return)
-    parts += [
-        f"return {mean_return:,.4g}{target_text}" if has_return else "no episode has ended yet"
-    ]
+    if details is not None:
+        parts += [details]
+    else:
+        parts += [
+            f"return {mean_return:,.4g}{target_text}" if has_return else "no episode has ended yet"
+        ]
     if has_speed and total is not None:
         limit = "" if target is None else "at most "
         parts += [f"{limit}{_format_clock_time(max(0, total - env_steps) / steps_per_s)} left"]

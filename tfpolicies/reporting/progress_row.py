@@ -24,6 +24,7 @@ _KEYS = {  # column -> key in the result of an iteration
 FIXED_COLUMNS = tuple(_KEYS)
 # Columns of the newest episodes: mean, std, min, max, episodes, env_steps
 RECENT_PREFIX = "recent_returns/"
+_LOSSES = ("total_loss", "critic_loss", "loss", "policy_loss")
 EVALUATION_MEAN = "evaluation/episode_reward_mean"  # in iterations with an evaluation
 
 
@@ -70,6 +71,23 @@ def make_progress_row(result: Mapping[str, Any]) -> dict[str, float]:
         "recent_returns": result.get("recent_returns"),
     }
     return row | dict(sorted(_flatten(more_columns, "")))
+
+
+def find_loss(row: Mapping[str, float]) -> float:
+    """Returns the loss of an iteration, the mean over its policies; NaN if there is none.
+
+    >>> find_loss({"learner/a/total_loss": 1.0, "learner/b/total_loss": 2.0, "learner/a/kl": 0.1})
+    1.5
+    """
+    for name in _LOSSES:
+        losses = [
+            value
+            for column, value in row.items()
+            if column.startswith("learner/") and column.endswith(f"/{name}")
+        ]
+        if losses:
+            return sum(losses) / len(losses)
+    return math.nan
 
 
 def to_number(value: object) -> float | None:

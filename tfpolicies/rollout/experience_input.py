@@ -11,7 +11,7 @@ import numpy as np
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.run_sections import is_mixture
+from tfpolicies.config.run_sections import SAMPLER, is_mixture, needs_environment
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.models.mean_std_filters import ReturnFilter
 from tfpolicies.offline.column_map import OBS, REWARDS, ColumnMap
@@ -25,16 +25,9 @@ from tfpolicies.rollout.offline_sampler import OfflineSampler, OfflineSettings
 from tfpolicies.rollout.postprocessor import Postprocessor
 from tfpolicies.rollout.sampler import Sampler
 
-SAMPLER, DATASET = "sampler", "dataset"
+DATASET = "dataset"
 _MAX_FITTED_ROWS = 1_000_000
 _DEFAULT_SEED = 0  # of the order of rows in a run without a seed
-
-
-def needs_environment(input_: Any) -> bool:
-    """Returns whether batches come from environments, at least some of them."""
-    if is_mixture(input_):
-        return any(source == SAMPLER for source in input_)
-    return isinstance(input_, str) and input_ == SAMPLER
 
 
 def require_shard(shards: Sequence[Any] | None, worker_index: int) -> None:
@@ -80,7 +73,12 @@ def infer_missing_spaces(
         worker_index = 0
     source = _open(input_, config, shards, worker_index)
     try:
-        return infer_spaces(source, config.input_config.get("columns"))
+        return infer_spaces(
+            source,
+            config.input_config.get("columns"),
+            observation_space=config.observation_space,
+            action_space=config.action_space,
+        )
     finally:
         source.close()
 
