@@ -24,6 +24,7 @@ from tfpolicies.config.base_config import as_overrides
 from tfpolicies.config.setting import Merge, Section, check, require, setting
 from tfpolicies.errors import ConfigError, suggest_similar_names
 from tfpolicies.offline.data_source import DataSource
+from tfpolicies.offline.input_registry import INPUTS, is_class_path
 from tfpolicies.offline.memory_data import ArrayData
 
 _RESOURCE_DICT = Validator(
@@ -126,6 +127,13 @@ def is_mixture(source: Any) -> bool:
     return isinstance(source, Mapping) and len(source) > 0 and all(map(is_number, source.values()))
 
 
+def has_custom_reader(source: Any) -> bool:
+    """Returns whether a user's class or function reads an input, which then may have any config."""
+    if isinstance(source, str):
+        return INPUTS.find(source) is not None or is_class_path(source)
+    return callable(source) and not hasattr(source, "iter_batches")
+
+
 _INPUT = Validator(
     lambda x: (
         (isinstance(x, str) and x != "")
@@ -179,7 +187,8 @@ class OfflineDataSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_keys("input_config", self.input_config, _INPUT_KEYS)
+        if not has_custom_reader(self.input_):
+            _check_keys("input_config", self.input_config, _INPUT_KEYS)
         _check_keys("output_config", self.output_config, _OUTPUT_KEYS)
         if is_mixture(self.input_):
             total = sum(self.input_.values())
