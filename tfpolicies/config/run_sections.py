@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tfpolicies.base.validators import (
@@ -24,7 +25,7 @@ from tfpolicies.config.base_config import as_overrides
 from tfpolicies.config.setting import Merge, Section, check, require, setting
 from tfpolicies.errors import ConfigError, suggest_similar_names
 from tfpolicies.offline.data_source import DataSource
-from tfpolicies.offline.input_registry import INPUTS, is_class_path
+from tfpolicies.offline.input_registry import FILE_ENDINGS
 from tfpolicies.offline.memory_data import ArrayData
 
 _RESOURCE_DICT = Validator(
@@ -127,11 +128,11 @@ def is_mixture(source: Any) -> bool:
     return isinstance(source, Mapping) and len(source) > 0 and all(map(is_number, source.values()))
 
 
-def has_custom_reader(source: Any) -> bool:
-    """Returns whether a user's class or function reads an input, which then may have any config."""
+def is_definite_data(source: Any) -> bool:
+    """Returns whether an input is data, and cannot be a user's reader or a name of one."""
     if isinstance(source, str):
-        return INPUTS.find(source) is not None or is_class_path(source)
-    return callable(source) and not hasattr(source, "iter_batches")
+        return source == "dataset" or Path(source).suffix.lstrip(".") in FILE_ENDINGS
+    return not is_mixture(source) and not (callable(source) and not hasattr(source, "iter_batches"))
 
 
 _INPUT = Validator(
@@ -170,6 +171,15 @@ def _check_keys(name: str, config: Mapping[str, Any], allowed_keys: Sequence[str
             )
 
 
+def check_input_config(input_config: Mapping[str, Any]) -> None:
+    """Checks the keys of an `input_config` for data; a user's reader may have any.
+
+    Raises:
+        ConfigError: if one is unknown.
+    """
+    _check_keys("input_config", input_config, _INPUT_KEYS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OfflineDataSettings(Section):
     """Recorded experience: where batches come from, and where sampled ones are recorded."""
@@ -187,8 +197,8 @@ class OfflineDataSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not has_custom_reader(self.input_):
-            _check_keys("input_config", self.input_config, _INPUT_KEYS)
+        if is_definite_data(self.input_):
+            check_input_config(self.input_config)
         _check_keys("output_config", self.output_config, _OUTPUT_KEYS)
         if is_mixture(self.input_):
             total = sum(self.input_.values())

@@ -11,7 +11,7 @@ import numpy as np
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.run_sections import is_mixture
+from tfpolicies.config.run_sections import check_input_config, is_mixture
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.models.mean_std_filters import ReturnFilter
 from tfpolicies.offline.column_map import OBS, REWARDS, ColumnMap
@@ -89,6 +89,7 @@ def _open(
     input_: Any, config: AlgorithmConfig, shards: Sequence[Any] | None, worker_index: int
 ) -> DataSource:
     options = config.input_config
+    check_input_config(options)
     data = input_
     if isinstance(input_, str) and input_ == DATASET:
         data = _get_dataset(config, shards, worker_index)
