@@ -339,7 +339,8 @@ print("learned", policy.num_grad_updates)
 
 
 def make_stats(**changes):
-    flags = dict.fromkeys(("has_convolutions", "is_recurrent", "has_control_flow"), False)
+    names = ("has_convolutions", "is_recurrent", "has_control_flow", "calls_python")
+    flags = dict.fromkeys(names, False)
     return GraphStats(**{**flags, "num_operations": 100, "num_weights": 10_000_000, **changes})
 
 
@@ -348,6 +349,7 @@ def make_stats(**changes):
     ("stats", "mode"),
     [
         (make_stats(), CompileMode.LOOP),
+        (make_stats(calls_python=True), CompileMode.PLAIN),
         (make_stats(is_recurrent=True), CompileMode.LOOP),
         (make_stats(has_convolutions=True), CompileMode.PLAIN),
         (make_stats(has_convolutions=True, is_recurrent=True), CompileMode.PLAIN),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.batch.layout import DONES
 from tfpolicies.batch.sample_batch import (
     DEFAULT_POLICY_ID,
     MultiAgentBatch,
@@ -265,6 +266,8 @@ def _to_batch(chunks: Sequence[Chunk]) -> Batch:
 def _nest(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, column in columns.items():
+        if name == DONES:  # also there as "terminateds"
+            continue
         *parents, last = name.split(SEPARATOR)
         level = result
         for parent in parents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Collection
@@ -50,6 +51,10 @@ class JsonWriter(JsonLinesWriter):
             compress_columns=compress_columns,
             rllib_packing=True,
         )
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # the folder could not be created
+            self.close()  # RLlib's scripts do not
 
 
 class DatasetWriter(OutputWriter):
