@@ -561,7 +561,8 @@ class Imitating(TFModelV2):
         logits, _ = self.forward({"obs": tf.cast(rows["obs"], tf.float32)}, [], None)
         self.imitation = -tf.reduce_mean(Categorical(logits, self).logp(rows["actions"]))
         self.episode = tf.reduce_max(rows["eps_id"])
-        return policy_loss + 10.0 * self.imitation
+        mask = loss_inputs["loss_mask"]  # read, so that XLA could compile the rest
+        return policy_loss + 10.0 * self.imitation * tf.reduce_max(mask)
 
     def metrics(self):
         return {"imitation": self.imitation, "episode": self.episode}
@@ -583,6 +584,10 @@ def test_each_update_reads_further_rows(tmp_path, policy_class):
         np.mean([x["model/imitation"] for x in part]) for part in (stats[:6], stats[-6:])
     )
     assert last < 0.9 * first
+    compiled = policy_class(OBS, TWO, {**policy.config, "jit_compile": True})
+    if policy_class is PGTF2Policy:
+        with pytest.raises(ConfigError, match="jit_compile=True needs a loss without calls of Pyt"):
+            compiled.learn_on_batch(batch)
 
 
 def test_rows_are_tensors_with_any_number_of_rows():

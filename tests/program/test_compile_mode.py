@@ -349,7 +349,6 @@ def make_stats(**changes):
     ("stats", "mode"),
     [
         (make_stats(), CompileMode.LOOP),
-        (make_stats(calls_python=True), CompileMode.PLAIN),
         (make_stats(is_recurrent=True), CompileMode.LOOP),
         (make_stats(has_convolutions=True), CompileMode.PLAIN),
         (make_stats(has_convolutions=True, is_recurrent=True), CompileMode.PLAIN),
@@ -360,6 +359,12 @@ def test_on_a_gpu_only_convolutions_and_unrolled_recurrences_are_plain(stats, mo
     assert choose_compile_mode(stats, allow_plain=True, on_cpu=False) is mode
     expected = CompileMode.STEP if mode is CompileMode.PLAIN else mode
     assert choose_compile_mode(stats, allow_plain=False, on_cpu=False) is expected
+
+
+def test_calls_of_python_are_not_compiled():
+    stats = make_stats(calls_python=True)
+    for on_cpu in (False, True):
+        assert choose_compile_mode(stats, allow_plain=True, on_cpu=on_cpu) is CompileMode.PLAIN
 
 
 @pytest.mark.parametrize("is_old", [False, True])

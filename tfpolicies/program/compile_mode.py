@@ -71,11 +71,11 @@ def analyze_graph(graph: tf.Graph) -> GraphStats:
 
 def choose_compile_mode(stats: GraphStats, *, allow_plain: bool, on_cpu: bool) -> CompileMode:
     """Returns the best way to compile an update, from the operations of its step."""
-    if stats.calls_python:
-        return CompileMode.PLAIN
     is_large_recurrent = on_cpu and stats.is_recurrent and stats.num_weights > _MAX_STEP_WEIGHTS
     if stats.has_convolutions or is_large_recurrent or stats.num_operations > _MAX_OPERATIONS:
         return CompileMode.PLAIN if allow_plain else CompileMode.STEP
+    if stats.calls_python:
+        return CompileMode.PLAIN
     if on_cpu and stats.is_recurrent and stats.num_weights > _MAX_LOOP_WEIGHTS:
         return CompileMode.STEP
     return CompileMode.LOOP
