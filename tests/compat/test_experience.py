@@ -392,6 +392,18 @@ def test_inputs_are_registered_names_functions_and_paths_of_classes(tmp_path):
         BCConfig().offline_data(input_="a.json", input_config={"input_files": folder})
 
 
+@pytest.mark.usefixtures("ray_cluster")
+def test_registered_inputs_reach_workers_in_other_processes(tmp_path):
+    folder = write_for(PlaneEnv, tmp_path, lines=40)
+    register_input("my logs", make_shuffled)
+    config = quick_config(BCConfig, PlaneEnv, num_rollout_workers=2, train_batch_size=24)
+    config.offline_data(input_="my logs", input_config={"input_files": folder})
+    algorithm = config.build()
+    assert algorithm.train()["timesteps_total"] == 24
+    algorithm.stop()
+    del INPUTS["my logs"]
+
+
 # -- combinations ---------------------------------------------------------------------------------
 
 

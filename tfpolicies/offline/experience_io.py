@@ -39,12 +39,12 @@ class IOContext:
     @property
     def input_config(self) -> Mapping[str, Any]:
         """The setting `input_config`."""
-        return self.get_setting("input_config", {})  # type: ignore[no-any-return]
+        return self.get_setting("input_config", {})
 
     @property
     def output_config(self) -> Mapping[str, Any]:
         """The setting `output_config`."""
-        return self.get_setting("output_config", {})  # type: ignore[no-any-return]
+        return self.get_setting("output_config", {})
 
     def get_setting(self, name: str, default: Any) -> Any:
         """Returns a setting of the config, which may be a dict; the default without a config."""
