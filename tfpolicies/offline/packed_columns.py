@@ -90,7 +90,7 @@ def _decompress(text: str) -> bytes:
 
 
 def pack_column(column: Any) -> str:
-    """Returns a column as RLlib packs it.
+    """Returns a column as RLlib packs it; its environment may have NumPy 1 or 2.
 
     Args:
         column: an array, or a dict or tuple of arrays.
@@ -99,4 +99,6 @@ def pack_column(column: Any) -> str:
     array([0, 1, 2])
     """
     frame = _import_lz4()
-    return base64.b64encode(frame.compress(pickle.dumps(column))).decode("ascii")
+    pickled = pickle.dumps(column, protocol=3)  # names modules as plain text
+    pickled = pickled.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n", 1)
+    return base64.b64encode(frame.compress(pickled)).decode("ascii")

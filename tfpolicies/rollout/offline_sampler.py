@@ -62,6 +62,7 @@ class OfflineSettings(NamedTuple):
         columns: where columns of batches come from; see `ColumnMap`.
         actions_normalized: whether recorded actions are in [-1, 1] already.
         postprocess: whether trajectories are postprocessed.
+        reads_all: whether batches also have the recorded columns that the loss does not read.
     """
 
     rows: int
@@ -71,6 +72,7 @@ class OfflineSettings(NamedTuple):
     columns: Mapping[str, Any] | None = None
     actions_normalized: bool = False
     postprocess: bool = False
+    reads_all: bool = False
 
 
 class _Plan(NamedTuple):
@@ -156,7 +158,7 @@ class OfflineSampler:
         if [*joined] == [DEFAULT_POLICY_ID]:
             batch: SampleBatch = joined[DEFAULT_POLICY_ID]
             return batch
-        return MultiAgentBatch(joined, _count_env_steps(joined))
+        return MultiAgentBatch(joined, count_env_steps(joined))
 
     def reset(self, seeds: object) -> None:
         """Does nothing: there are no running episodes, and reading continues."""
@@ -263,7 +265,9 @@ class OfflineSampler:
         needed = {OBS, ACTIONS} | {name for name in (REWARDS, TERMINATEDS) if name in loss_columns}
         names = needed | {name for name in loss_columns if name not in _COMPUTED_COLUMNS}
         names |= {f"state_in_{i}" for i in range(len(policy.get_initial_state()))}
-        needs_next_obs = NEW_OBS in loss_columns
+        if settings.reads_all:
+            names |= {name for name in _RAW_COLUMNS if column_map.has(name)}
+        needs_next_obs = NEW_OBS in loss_columns or NEW_OBS in names
         if settings.postprocess:
             names |= {*_ACTING_COLUMNS}
             needed |= self._get_postprocessed_columns(policy)
@@ -626,7 +630,7 @@ def _concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _count_env_steps(batches: Mapping[str, SampleBatch]) -> int:
+def count_env_steps(batches: Mapping[str, SampleBatch]) -> int:
     """Returns how many environment steps the rows of several policies belong to."""
     if all(EPS_ID in batch and T in batch for batch in batches.values()):
         steps = [np.stack([batch[EPS_ID], batch[T]], axis=1) for batch in batches.values()]
