@@ -119,7 +119,7 @@ FAULTS = {
     ),
     "has missing values": (
         {"heat": [10.0] * 5 + [None] + [11.0] * 6},
-        "'heat' has no value in row 5",
+        "has none. Fill it in, or leave the row out",
     ),
     "has no whole number": (
         {"valve": np.array([0, 1, 2.5] * 4)},

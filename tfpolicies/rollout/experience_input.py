@@ -385,10 +385,7 @@ class ReaderSampler(_MaySample):
         rng: stored, as for other samplers.
     """
 
-    envs = None
-    num_envs = 0
     state_kind = "reader"
-    running_episodes: Sequence[Episode] = ()
 
     def __init__(
         self,
