@@ -1,4 +1,4 @@
-"""Chooses what a worker's batches come from: environments, recorded experience, or both."""
+"""The sources of a worker's batches: environments, recorded experience, or both."""
 
 from __future__ import annotations
 
