@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.multi_agent_envs import Staggered
-from helpers.workers import make_worker
+from helpers.workers import make_config, make_worker
 from tfpolicies import (
     A2CConfig,
     DQNConfig,
@@ -197,6 +197,15 @@ def test_returns_are_those_of_whole_episodes():
     assert batch["new_obs"][:4, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_samples_in_order_have_whole_trajectories_if_episodes_are_to_be_complete():
+    worker = make_reader(make_log(), train_batch_size=7, batch_mode="complete_episodes")
+    samples = [worker.sample() for _ in range(3)]
+    assert [batch.count for batch in samples] == [10, 10, 10]
+    assert [sorted({*batch["eps_id"].tolist()}) for batch in samples] == [[0, 1], [2, 3], [0, 1]]
+    cut = make_reader(make_log(), train_batch_size=7, batch_mode="truncate_episodes")
+    assert cut.sample().count == 7
+
+
 def test_each_row_is_read_once_per_epoch_in_random_order():
     worker = make_reader(make_log(), train_batch_size=7, shuffle_buffer_size=10, seed=3)
     rows = np.concatenate([worker.sample()["obs"][:, 0] for _ in range(20)])
@@ -277,6 +286,16 @@ def test_rows_at_the_end_of_a_cut_off_episode_are_left_out_if_they_have_no_next_
     assert batch["new_obs"][:, 0].tolist() == [x + 1 for x in range(20) if x % 5 != 4]
     assert batch["truncateds"].tolist() == 4 * [False, False, False, True]
     assert "4 of 20 rows of the data have no next observation" in caplog.text
+
+
+def test_a_run_records_into_its_folder(tmp_path):
+    config = make_config(Walk, PGConfig, output="logdir", num_envs_per_worker=2)
+    algorithm = config.training(train_batch_size=20).build()
+    with pytest.raises(ConfigError, match=r"output='logdir' records into the folder of a run"):
+        algorithm.train()
+    algorithm.learn(60, run_dir=tmp_path / "run", progress=False)
+    algorithm.stop()
+    assert len([*(tmp_path / "run").glob("output-*_worker-0_0.json")]) == 1
 
 
 def test_steps_of_several_policies_are_recorded_and_read(tmp_path):

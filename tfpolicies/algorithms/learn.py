@@ -35,6 +35,7 @@ from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, Usag
 from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_row import to_number
 from tfpolicies.reporting.run_folder import RunFolder
+from tfpolicies.rollout.experience_output import set_log_dir
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
 from tfpolicies.storage.migrations import migrate_settings
@@ -101,6 +102,8 @@ def learn(
             run = stack.enter_context(_open_run_folder(folder, type(algorithm).__name__))
             _resume(algorithm, run)
             algorithm.run_dir = run.path
+            if algorithm.config.output == "logdir":
+                algorithm.workers.foreach_worker(functools.partial(set_log_dir, folder=run.path))
         if run is not None and algorithm.iteration > iteration:
             print_line(f"Training resumes in {run.path} after iteration {algorithm.iteration}.")
         evaluator = algorithm._evaluator

@@ -301,6 +301,7 @@ def make_offline_settings(worker: Any, shards: Sequence[Any] | None) -> OfflineS
         columns=config.input_config.get("columns"),
         actions_normalized=config.actions_in_input_normalized,
         postprocess=config.postprocess_inputs,
+        whole_trajectories=config.batch_mode == "complete_episodes" and buffer_size <= 1,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
@@ -48,6 +49,11 @@ class StepRecorder:
         """Writes the rest, and closes files."""
         if self._writer is not None and hasattr(self._writer, "close"):
             self._writer.close()
+
+
+def set_log_dir(worker: Any, folder: Path) -> None:
+    """Makes a worker record into the folder of a run, if its `output` is "logdir"."""
+    worker.log_dir = str(folder)
 
 
 def _to_env_batch(sample: RolloutRows) -> SampleBatch:

@@ -63,6 +63,7 @@ class OfflineSettings(NamedTuple):
         actions_normalized: whether recorded actions are in [-1, 1] already.
         postprocess: whether trajectories are postprocessed.
         reads_all: whether batches also have the recorded columns that the loss does not read.
+        whole_trajectories: whether a sample ends with a trajectory, if rows are in order.
     """
 
     rows: int
@@ -73,6 +74,7 @@ class OfflineSettings(NamedTuple):
     actions_normalized: bool = False
     postprocess: bool = False
     reads_all: bool = False
+    whole_trajectories: bool = False
 
 
 class _Plan(NamedTuple):
@@ -218,7 +220,9 @@ class OfflineSampler:
             self._saved_position = None
             reader.position = ReaderPosition.from_state(self._block_position.to_state())
             reader.read_block()
-            self._block = _LoadedBlock.from_rows(state["rows"], offset)
+            self._block = _LoadedBlock.from_rows(
+                state["rows"], offset, self._settings.whole_trajectories
+            )
 
     # -- blocks -------------------------------------------------------------------------------
 
@@ -347,7 +351,7 @@ class OfflineSampler:
         batches = self._make_batches(block)
         counts = [_count_items(batch) for batch in batches.values()]
         order = reader.draw_order(block, sum(counts))
-        self._block = _LoadedBlock(batches, order, offset)
+        self._block = _LoadedBlock(batches, order, offset, self._settings.whole_trajectories)
         return self._block
 
     def _make_batches(self, block: Block) -> dict[str, SampleBatch]:
@@ -543,7 +547,11 @@ class _LoadedBlock:
     """
 
     def __init__(
-        self, batches: Mapping[str, SampleBatch], order: np.ndarray, offset: int = 0
+        self,
+        batches: Mapping[str, SampleBatch],
+        order: np.ndarray,
+        offset: int = 0,
+        whole_trajectories: bool = False,
     ) -> None:
         self._batches = batches
         self._order = order
@@ -552,6 +560,9 @@ class _LoadedBlock:
         lengths = [_get_item_rows(batch) for batch in batches.values()]
         has_sequences = any(batch.get("seq_lens") is not None for batch in batches.values())
         self._item_rows = np.concatenate(lengths) if has_sequences else None
+        ids = [batch.get("unroll_id") for batch in batches.values()]
+        has_ids = len(ids) == 1 and ids[0] is not None and not has_sequences
+        self._trajectories = ids[0] if whole_trajectories and has_ids else None
 
     @property
     def is_empty(self) -> bool:
@@ -561,7 +572,7 @@ class _LoadedBlock:
         """Takes items of at least `rows` rows, or all; returns batches and number of rows."""
         remaining = self._order[self.offset :]
         if self._item_rows is None:
-            items = remaining[:rows]
+            items = remaining[: self._extend(rows)]
             count = len(items)
         else:
             totals = np.cumsum(self._item_rows[remaining])
@@ -579,6 +590,14 @@ class _LoadedBlock:
                 batches[policy_id] = _take_items(batch, own)
         return batches, count
 
+    def _extend(self, rows: int) -> int:
+        """Returns how many items to take, so that the last trajectory is whole."""
+        if self._trajectories is None or self.offset + rows >= len(self._order):
+            return rows
+        following = self._trajectories[self._order[self.offset + rows - 1 :]]
+        changes = np.flatnonzero(following != following[0])
+        return rows + (int(changes[0]) if len(changes) else len(following)) - 1
+
     def get_rows(self) -> dict[str, Any]:
         """Returns all rows and their order, as plain values and arrays."""
         return {
@@ -587,10 +606,12 @@ class _LoadedBlock:
         }
 
     @classmethod
-    def from_rows(cls, state: Mapping[str, Any], offset: int) -> _LoadedBlock:
+    def from_rows(
+        cls, state: Mapping[str, Any], offset: int, whole_trajectories: bool
+    ) -> _LoadedBlock:
         """Restores a block from `get_rows`."""
         batches = {pid: SampleBatch(columns) for pid, columns in state["batches"]}
-        return cls(batches, np.asarray(state["order"]), offset)
+        return cls(batches, np.asarray(state["order"]), offset, whole_trajectories)
 
 
 def _count_items(batch: SampleBatch) -> int:
