@@ -346,9 +346,11 @@ def test_algorithms_learn_from_a_reader_of_a_script(tmp_path, config_class):
     algorithm.stop()
 
 
-def test_a_run_resumes_at_the_position_of_its_reader(tmp_path):
+@pytest.mark.parametrize("buffer_size", [0, 3])
+def test_a_run_resumes_at_the_position_of_its_reader(tmp_path, buffer_size):
     folder = write_for(PlaneEnv, tmp_path / "logs")
     config = make_data_config(BCConfig, folder, PlaneEnv, shuffle_buffer_size=2)
+    config.offline_data(input_=lambda ioctx: ShuffledInput(JsonReader(folder, ioctx), buffer_size))
     algorithm = config.build()
     algorithm.train()
     checkpoint = algorithm.save(tmp_path / "run").checkpoint.path
@@ -469,6 +471,33 @@ def test_a_shuffled_input_returns_each_batch_once():
     assert read_numbers(ShuffledInput(Numbers(), 4), 40) == numbers
     assert read_numbers(ShuffledInput(Numbers(), 4, seed=1), 40) != numbers
     assert read_numbers(ShuffledInput(Numbers(), 1), 5) == [*range(5)]
+
+
+@pytest.mark.parametrize("multi_agent", [False, True])
+def test_combinations_continue_at_their_position(tmp_path, multi_agent):
+    lines = [make_line(i) for i in range(12)]
+    if multi_agent:
+        lines = [MultiAgentBatch({"a": line}, 3) for line in lines]
+    folder = write(tmp_path, lines)
+
+    def make_reader():
+        mixture = MixedInput({folder: 0.5, lambda ioctx: JsonReader(folder): 0.5}, IOContext())
+        return ShuffledInput(mixture, 3)
+
+    def read(reader, count):
+        batches = [reader.next().as_multi_agent() for _ in range(count)]
+        return [int(next(iter(x.policy_batches.values()))["eps_id"][0]) for x in batches]
+
+    reader = make_reader()
+    read(reader, 7)
+    state = reader.get_state()
+    expected = read(reader, 10)
+    other = make_reader()
+    other.set_state(state)
+    assert read(other, 10) == expected
+    own = ShuffledInput(Numbers(), 2)
+    assert own.get_state()["child"] is None  # its reader has no state
+    own.set_state(own.get_state())
 
 
 # -- datasets -------------------------------------------------------------------------------------
