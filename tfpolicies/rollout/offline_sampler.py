@@ -47,6 +47,7 @@ logger = logging.getLogger("tfpolicies")
 
 _RAW_COLUMNS = (OBS, NEW_OBS, ACTIONS, REWARDS, *EPISODE_COLUMNS)
 _COMPUTED_COLUMNS = ("weights", "unroll_id")
+_ACTING_COLUMNS = ("action_logp", "action_dist_inputs", "vf_preds")
 
 
 class OfflineSettings(NamedTuple):
@@ -266,6 +267,7 @@ class OfflineSampler:
         if settings.postprocess:
             needed |= self._get_postprocessed_columns(policy)
             needs_next_obs |= needed > {OBS, ACTIONS}
+            names |= {name for name in _ACTING_COLUMNS if column_map.has(name)}
         elif learning.lookahead:
             raise ConfigError(
                 f"n_step={policy.config['n_step']} needs trajectories: recorded rows are single "
@@ -438,7 +440,16 @@ class OfflineSampler:
             batch = rows.to_batch()
             return make_sequence_batch(batch, policy) if policy.is_recurrent() else batch
         postprocessor = self._make_postprocessor()
-        return postprocessor.make_batches([rows], lambda: _make_owners(rows))[policy_id]
+        try:
+            return postprocessor.make_batches([rows], lambda: _make_owners(rows))[policy_id]
+        except KeyError as error:
+            if error.args[0] not in _ACTING_COLUMNS:
+                raise
+            raise MissingColumnError(
+                f"Postprocessing of {type(policy).__name__} reads {error.args[0]!r}, which the "
+                "data do not have. It is recorded by offline_data(output=...) of algorithms whose "
+                "policies have a critic; MARWIL, BC, DQN and SAC do not need it."
+            ) from error
 
     def _report_dropped(self, rows: int, chunk: Chunk) -> None:
         if rows and not self._dropped:
