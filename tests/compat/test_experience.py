@@ -4,7 +4,9 @@ import base64
 import json
 import pickle
 import pickletools
+import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -25,6 +27,7 @@ from tfpolicies import (
     MultiAgentBatch,
     PGTF1Policy,
     PGTF2Policy,
+    PolicySpec,
     PPOConfig,
     RolloutWorker,
     SACConfig,
@@ -52,7 +55,7 @@ from tfpolicies.compat import (
     registry_contains_input,
     registry_get_input,
 )
-from tfpolicies.errors import BatchError, ConfigError, UsageError
+from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, UsageError
 from tfpolicies.offline.input_registry import INPUTS
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -346,9 +349,11 @@ def test_algorithms_learn_from_a_reader_of_a_script(tmp_path, config_class):
     algorithm.stop()
 
 
-def test_a_run_resumes_at_the_position_of_its_reader(tmp_path):
+@pytest.mark.parametrize("buffer_size", [0, 3])
+def test_a_run_resumes_at_the_position_of_its_reader(tmp_path, buffer_size):
     folder = write_for(PlaneEnv, tmp_path / "logs")
     config = make_data_config(BCConfig, folder, PlaneEnv, shuffle_buffer_size=2)
+    config.offline_data(input_=lambda ioctx: ShuffledInput(JsonReader(folder, ioctx), buffer_size))
     algorithm = config.build()
     algorithm.train()
     checkpoint = algorithm.save(tmp_path / "run").checkpoint.path
@@ -402,6 +407,76 @@ def test_registered_inputs_reach_workers_in_other_processes(tmp_path):
     assert algorithm.train()["timesteps_total"] == 24
     algorithm.stop()
     del INPUTS["my logs"]
+
+
+# -- recordings of algorithms --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", ["tf2", "tf"])
+def test_ppo_learns_from_what_it_recorded_and_is_evaluated_in_an_environment(tmp_path, framework):
+    config = quick_config(PPOConfig, "CartPole-v1", train_batch_size=64)
+    recording = (
+        config.copy()
+        .framework(framework)
+        .offline_data(output=str(tmp_path), output_config={"format": "rllib"})
+    )
+    algorithm = recording.build()
+    for _ in range(3):
+        algorithm.train()
+    algorithm.stop()
+    batch = JsonReader(str(tmp_path)).next()
+    assert {"obs", "new_obs", "actions", "action_logp", "eps_id", "t"} <= set(batch)
+    assert not {"advantages", "value_targets", "infos"} & set(batch)
+    assert sum(x.count for x in JsonReader(str(tmp_path)).read_all_files()) == 3 * 64
+
+    config.framework(framework).offline_data(input_=str(tmp_path), postprocess_inputs=True)
+    config.evaluation(
+        evaluation_interval=1,
+        evaluation_duration=2,
+        evaluation_config=PPOConfig.overrides(input_="sampler"),
+    )
+    algorithm = config.build()
+    result = algorithm.train()
+    assert result["timesteps_total"] == 64
+    assert np.isnan(result["episode_reward_mean"])
+    assert result["evaluation"]["episode_reward_mean"] > 0.0
+    algorithm.stop()
+    rows = {"obs": np.zeros((3, 4), np.float32)}
+    config.offline_data(input_=write(tmp_path / "others", [make_line(0, **rows)]))
+    algorithm = config.build()
+    with pytest.raises(MissingColumnError, match=r"PPOTF.Policy reads 'vf_preds', which the data"):
+        algorithm.train()
+    algorithm.stop()
+
+
+def test_several_policies_learn_from_one_recording(tmp_path):
+    parts = {"a": make_line(0), "b": make_line(1)}
+    folder = write(tmp_path, [MultiAgentBatch(parts, 3)] * 8)
+    for config_class in (BCConfig, MARWILConfig):
+        config = quick_config(config_class, train_batch_size=24)
+        config.multi_agent(
+            policies={pid: PolicySpec(None, OBS, TWO, {}) for pid in ("a", "b")},
+            policy_mapping_fn=lambda agent_id, *args, **kwargs: agent_id,
+        )
+        config.offline_data(input_=lambda ioctx: JsonReader(folder, ioctx))
+        algorithm = config.build()
+        assert set(algorithm.train()["info"]["learner"]) == {"a", "b"}
+        algorithm.stop()
+
+
+def test_the_reader_of_the_guide_works(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
+    section = page.partition("\n### Recorded experience\n")[2].partition("\n### ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    rows = {"obs": np.zeros((3, 4), np.float32)}
+    write(tmp_path / "logs", [make_line(i, **rows) for i in range(8)])
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    algorithm = names["config"].training(train_batch_size=12).build()
+    assert algorithm.train()["timesteps_total"] == 12
+    algorithm.stop()
+    del INPUTS["my_logs"]
 
 
 # -- combinations ---------------------------------------------------------------------------------
@@ -469,6 +544,33 @@ def test_a_shuffled_input_returns_each_batch_once():
     assert read_numbers(ShuffledInput(Numbers(), 4), 40) == numbers
     assert read_numbers(ShuffledInput(Numbers(), 4, seed=1), 40) != numbers
     assert read_numbers(ShuffledInput(Numbers(), 1), 5) == [*range(5)]
+
+
+@pytest.mark.parametrize("multi_agent", [False, True])
+def test_combinations_continue_at_their_position(tmp_path, multi_agent):
+    lines = [make_line(i) for i in range(12)]
+    if multi_agent:
+        lines = [MultiAgentBatch({"a": line}, 3) for line in lines]
+    folder = write(tmp_path, lines)
+
+    def make_reader():
+        mixture = MixedInput({folder: 0.5, lambda ioctx: JsonReader(folder): 0.5}, IOContext())
+        return ShuffledInput(mixture, 3)
+
+    def read(reader, count):
+        batches = [reader.next().as_multi_agent() for _ in range(count)]
+        return [int(next(iter(x.policy_batches.values()))["eps_id"][0]) for x in batches]
+
+    reader = make_reader()
+    read(reader, 7)
+    state = reader.get_state()
+    expected = read(reader, 10)
+    other = make_reader()
+    other.set_state(state)
+    assert read(other, 10) == expected
+    own = ShuffledInput(Numbers(), 2)
+    assert own.get_state()["child"] is None  # its reader has no state
+    own.set_state(own.get_state())
 
 
 # -- datasets -------------------------------------------------------------------------------------

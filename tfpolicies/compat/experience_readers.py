@@ -513,6 +513,19 @@ class MixedInput(InputReader):
         batch: Batch = self.choices[int(self._rng.choice(len(self.choices), p=self.p))].next()
         return batch
 
+    def get_state(self) -> dict[str, Any]:
+        """Returns the generator and the states of readers that have one."""
+        return {
+            "rng": self._rng.bit_generator.state,
+            "readers": [_get_state(reader) for reader in self.choices],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues at a position of `get_state`."""
+        self._rng.bit_generator.state = state["rng"]
+        for reader, reader_state in zip(self.choices, state["readers"], strict=True):
+            _set_state(reader, reader_state)
+
     def close(self) -> None:
         """Closes the readers."""
         for reader in self.choices:
@@ -542,6 +555,16 @@ def _make_reader(source: Any, ioctx: IOContext) -> Any:
     if is_class_path(source):
         raise ConfigError(f"{source!r} in MixedInput must be the class itself, not its path.")
     return JsonReader(os.fspath(source) if not isinstance(source, list) else source, ioctx)
+
+
+def _get_state(reader: Any) -> Any:
+    get_state = getattr(reader, "get_state", None)
+    return None if get_state is None else get_state()
+
+
+def _set_state(reader: Any, state: Any) -> None:
+    if state is not None:
+        reader.set_state(state)
 
 
 def _close(reader: Any) -> None:
@@ -576,6 +599,33 @@ class ShuffledInput(InputReader):
         batch, self.buffer[index] = self.buffer[index], self.child.next()
         return batch
 
+    def get_state(self) -> dict[str, Any]:
+        """Returns the generator, the buffer and the reader's state, if it has one."""
+        return {
+            "rng": self._rng.bit_generator.state,
+            "buffer": [_encode_batch(batch) for batch in self.buffer],
+            "child": _get_state(self.child),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues at a position of `get_state`."""
+        self._rng.bit_generator.state = state["rng"]
+        self.buffer = [_decode_batch(record) for record in state["buffer"]]
+        _set_state(self.child, state["child"])
+
     def close(self) -> None:
         """Closes the reader."""
         _close(self.child)
+
+
+def _encode_batch(batch: Batch) -> list[Any]:
+    """Returns a batch as plain values and arrays: environment steps and columns by policy."""
+    if isinstance(batch, SampleBatch):
+        return [-1, [[DEFAULT_POLICY_ID, dict(batch)]]]
+    return [batch.env_steps(), [[pid, dict(x)] for pid, x in batch.policy_batches.items()]]
+
+
+def _decode_batch(record: Sequence[Any]) -> Batch:
+    env_steps, policy_batches = record
+    batches = {pid: SampleBatch(columns) for pid, columns in policy_batches}
+    return batches[DEFAULT_POLICY_ID] if env_steps < 0 else MultiAgentBatch(batches, env_steps)

@@ -95,6 +95,7 @@ def pack_column(column: Any) -> str:
     Args:
         column: an array, or a dict or tuple of arrays.
 
+    >>> import numpy as np
     >>> unpack_column(pack_column(np.arange(3)))
     array([0, 1, 2])
     """

@@ -46,7 +46,7 @@ from tfpolicies.rollout.rollout_rows import RolloutRows, nest_columns
 logger = logging.getLogger("tfpolicies")
 
 _RAW_COLUMNS = (OBS, NEW_OBS, ACTIONS, REWARDS, *EPISODE_COLUMNS)
-_ACTING_COLUMNS = ("vf_preds", "action_logp", "action_dist_inputs")  # read if they are recorded
+_ACTING_COLUMNS = ("action_logp", "action_dist_inputs", "vf_preds")  # of the policy that acted
 _UNROLLS_PER_BLOCK = 1 << 24
 _COMPUTED_COLUMNS = ("weights", "unroll_id")
 
@@ -273,9 +273,9 @@ class OfflineSampler:
             names |= {name for name in _RAW_COLUMNS if column_map.has(name)}
         needs_next_obs = NEW_OBS in loss_columns or NEW_OBS in names
         if settings.postprocess:
-            names |= {*_ACTING_COLUMNS}
             needed |= self._get_postprocessed_columns(policy)
             needs_next_obs |= needed > {OBS, ACTIONS}
+            names |= {name for name in _ACTING_COLUMNS if column_map.has(name)}
         elif learning.lookahead:
             raise ConfigError(
                 f"n_step={policy.config['n_step']} needs trajectories: recorded rows are single "
@@ -465,12 +465,12 @@ class OfflineSampler:
         try:
             return postprocessor.make_batches([rows], lambda: _make_owners(rows))[policy_id]
         except KeyError as error:
-            if isinstance(error, TfPoliciesError) or error.args[0] in rows.columns:
+            if error.args[0] not in _ACTING_COLUMNS:
                 raise
             raise MissingColumnError(
-                f"Postprocessing of {type(policy).__name__} reads {error}, which the data do not "
-                f"have; they have {[*column_map.available]!s:.300}. Record it, or use an algorithm "
-                "that learns from other policies' steps: BC, MARWIL, DQN or SAC."
+                f"Postprocessing of {type(policy).__name__} reads {error.args[0]!r}, which the "
+                "data do not have. It is recorded by offline_data(output=...) of algorithms whose "
+                "policies have a critic; MARWIL, BC, DQN and SAC do not need it."
             ) from error
 
     def _report_dropped(self, rows: int, chunk: Chunk) -> None:
