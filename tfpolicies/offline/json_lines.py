@@ -280,8 +280,8 @@ def _expand_states(columns: Columns, values: Mapping[str, Any]) -> None:
         if not is_valid or state.shape != (len(lengths), *states.shape[1:]):
             raise BatchError(
                 f"column {name!r:.100} must have a row of {states.shape[1:]} for each sequence, "
-                f"whose lengths in 'seq_lens' must add up to {len(states)}, got the shape {state.shape} "
-                f"and the lengths {lengths.tolist()!s:.100}. Leave the line out."
+                f"whose lengths in 'seq_lens' must add up to {len(states)}, got the shape "
+                f"{state.shape} and the lengths {lengths.tolist()!s:.100}. Leave the line out."
             )
         states[np.cumsum(lengths) - lengths] = state
         columns[name] = states
