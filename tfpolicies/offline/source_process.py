@@ -113,7 +113,10 @@ def serve(connection_file: int, memory_files: Sequence[int]) -> None:
                 [],
                 message["megabytes"],
             )
-        connection.send_bytes(json.dumps(answer).encode())
+        try:
+            connection.send_bytes(json.dumps(answer).encode())
+        except OSError:  # the other process ended
+            return
 
 
 def _import_parser(kind: str) -> None:
