@@ -263,14 +263,24 @@ def test_deep_and_huge_values_are_refused(tmp_path, monkeypatch):
         open_lines(tmp_path, {"x": [1] * 100})
 
 
-@pytest.mark.parametrize("states", [[[1.0], [2.0]], [[1.0]], [[1.0]] * 3])
-def test_recurrent_states_that_do_not_fit_their_sequences_are_left_out(tmp_path, states):
+@pytest.mark.parametrize("states", [[[1.0]], [[1.0, 2.0], [1.0, 2.0]], [[1.0]] * 4])
+def test_recurrent_states_that_do_not_fit_their_sequences_are_refused(tmp_path, states):
+    line = {"obs": [1, 2, 3], "seq_lens": [2, 1], "state_out_0": [[5.0]] * 3}
+    source = open_lines(tmp_path, {**line, "state_in_0": states})
+    assert read_columns(source, names=("obs",))["obs"].tolist() == [1, 2, 3]
+    with pytest.raises(BatchError, match=r"Line 1 of .*'state_in_0' must have a row of \(1,\)"):
+        read_columns(source, names=("obs", "state_in_0"))
+    uneven = {**line, "seq_lens": [2, 2], "state_in_0": [[1.0], [2.0]]}
+    with pytest.raises(BatchError, match=r"must add up to 3.*\[2, 2\]"):
+        read_columns(open_lines(tmp_path, uneven), names=("state_in_0",))
+
+
+def test_columns_for_each_sequence_are_left_out_if_they_cannot_be_for_each_step(tmp_path):
     source = open_lines(
-        tmp_path,
-        {"obs": [1, 2, 3], "seq_lens": [1, 1], "state_in_0": states, "state_out_0": [[5.0]] * 3},
+        tmp_path, {"obs": [1, 2, 3], "seq_lens": [2, 1], "state_in_0": [[1.0], [2.0]]}
     )
-    result = read_columns(source, names=("obs", "state_in_0"))
-    assert ("state_in_0" in result) == (len(states) == 3)
+    assert source.column_names == ("obs",)
+    assert {*read_columns(source)} == {"obs"}
 
 
 def test_recurrent_states_follow_those_after_the_step_before(tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import logging
 import resource
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -32,6 +34,7 @@ from tfpolicies.offline.source_process import SECONDS_PER_MEGABYTE
 
 MAX_SECONDS, MAX_MEGABYTES, MAX_WALL_SECONDS = 2.0, 500, 30.0
 SPACES = spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(2)
+MEGABYTES: list[int] = []  # of each child
 NAMES = ("obs", "actions", "rewards", "eps_id", "t", "terminateds")
 logging.getLogger("tfpolicies").setLevel(logging.ERROR)
 
@@ -57,8 +60,21 @@ def read_file(path: Path, trusted: bool, infers: bool) -> str:
         return f"{type(error).__name__}: {error}"
     finally:
         if source is not None:
+            note_memory(source)
             source.close()
     return "read"
+
+
+def note_memory(source: Any) -> None:
+    """Notes the largest memory of a child that still runs.
+
+    That of `getrusage` includes the memory of this process when the child was started.
+    """
+    child = getattr(source, "_child", None)
+    with contextlib.suppress(OSError, StopIteration, AttributeError):
+        lines = Path(f"/proc/{child._process.pid}/status").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("VmHWM:"))
+        MEGABYTES.append(int(line.split()[1]) >> 10)
 
 
 def get_child_seconds() -> float:
@@ -97,7 +113,7 @@ def attack(folder: Path, canary: Path, trusted: bool, show: bool) -> None:
             if canary.exists():
                 failures.append(f"{name}, {label}: code was executed")
                 canary.unlink()
-    megabytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    megabytes = max(MEGABYTES, default=0)
     if megabytes > MAX_MEGABYTES:
         failures.append(f"{megabytes} MB")
     place = "in this process" if trusted else f"in child processes of at most {megabytes} MB"

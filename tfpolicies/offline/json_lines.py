@@ -209,7 +209,7 @@ def _list_columns(values: Mapping[str, Any]) -> list[str]:
     result: list[str] = []
     size = 0
     for name, value in values.items():
-        if name in _IGNORED:
+        if name in _IGNORED or _is_per_sequence(name, values):
             continue
         try:
             for leaf, array in _iter_leaves(name, value):
@@ -230,7 +230,7 @@ def _read_columns(values: Mapping[str, Any], names: Sequence[str] | None) -> Col
     if "dones" in values and "terminateds" not in values:
         values = {"terminateds" if name == "dones" else name: x for name, x in values.items()}
     for name, value in values.items():
-        if name in _IGNORED or not _is_needed(name, names):
+        if not _is_needed(name, names) or _is_per_sequence(name, values):
             continue
         try:
             leaves = dict(_iter_leaves(name, value))
@@ -254,21 +254,37 @@ def _require_size(size: int) -> None:
         )
 
 
+def _is_per_sequence(name: str, values: Mapping[str, Any]) -> bool:
+    """Returns whether a column can only have an entry for each sequence, not for each step."""
+    if "seq_lens" not in values:
+        return False
+    return name == "seq_lens" or (
+        name.startswith("state_in_") and name.replace("_in_", "_out_", 1) not in values
+    )
+
+
 def _expand_states(columns: Columns, values: Mapping[str, Any]) -> None:
-    """Gives each step its own recurrent state, instead of one for each sequence."""
+    """Gives each step its own recurrent state, instead of one for each sequence.
+
+    Raises:
+        BatchError: if there is not one for each sequence, or the sequences do not have all steps.
+    """
     lengths = _to_array("seq_lens", values["seq_lens"])
-    starts = np.cumsum(lengths) - lengths
-    is_valid = lengths.ndim == 1 and bool((lengths > 0).all())
     for name in [name for name in columns if name.startswith("state_in_")]:
-        state, out_name = columns.pop(name), name.replace("_in_", "_out_", 1)
-        if out_name not in values:
-            continue  # the policy's initial state is used
+        out_name = name.replace("_in_", "_out_", 1)
         states = np.roll(dict(_iter_leaves(out_name, values[out_name]))[out_name], 1, axis=0)
+        state = columns[name]
         if len(state) == len(states):
-            columns[name] = state
-        elif is_valid and len(state) == len(starts) and lengths.sum() == len(states):
-            states[starts] = state
-            columns[name] = states
+            continue
+        is_valid = lengths.ndim == 1 and bool((lengths > 0).all()) and lengths.sum() == len(states)
+        if not is_valid or state.shape != (len(lengths), *states.shape[1:]):
+            raise BatchError(
+                f"column {name!r:.100} must have a row of {states.shape[1:]} for each sequence, "
+                f"whose lengths in 'seq_lens' must add up to {len(states)}, got the shape "
+                f"{state.shape} and the lengths {lengths.tolist()!s:.100}. Leave the line out."
+            )
+        states[np.cumsum(lengths) - lengths] = state
+        columns[name] = states
 
 
 def _is_needed(name: str, names: Sequence[str] | None) -> bool:
@@ -377,7 +393,7 @@ def _to_array(name: str, value: Any) -> np.ndarray:
 
 
 def _count_rows(columns: Columns) -> int:
-    sizes = {name: len(column) for name, column in columns.items() if name != "seq_lens"}
+    sizes = {name: len(column) for name, column in columns.items()}
     if len({*sizes.values()}) > 1:
         most = max(sizes.values(), key=[*sizes.values()].count)
         different = {name: size for name, size in sizes.items() if size != most}
@@ -385,7 +401,6 @@ def _count_rows(columns: Columns) -> int:
             f"all columns must have the same number of rows, but most have {most}, and these "
             f"{different!s:.200}."
         )
-    columns.pop("seq_lens", None)
     return next(iter(sizes.values()), 0)
 
 

@@ -34,6 +34,7 @@ _MAX_OPEN_FILES = 16
 _MAX_CURSORS = 6  # of units that are read in turn, and the next one
 _MIN_UNIT_ROWS = 1 << 12  # smaller row groups are read together
 _MAX_UNIT_ROWS = 1 << 20
+_TEXT_WIDTH = 128  # that a text counts, as each costs time
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # bytes
 _MAX_METADATA_BYTES = 1 << 24
 _MAX_GROWTH = 1000  # decoded bytes per byte of the file
@@ -305,7 +306,7 @@ def _find_texts(schema: pyarrow.Schema) -> list[str]:
 def _get_decoded_size(metadata: parquet.FileMetaData, schema: pyarrow.Schema) -> int:
     """Returns how many bytes all numbers and codes of texts have, as the metadata claim."""
     widths = [
-        max(_WIDTHS.get(column.physical_type, 16), column.length or 0)
+        max(_WIDTHS.get(column.physical_type, _TEXT_WIDTH), column.length or 0)
         for column in map(metadata.schema.column, range(metadata.num_columns))
     ]
     in_chunks = sum(

@@ -113,7 +113,10 @@ def serve(connection_file: int, memory_files: Sequence[int]) -> None:
                 [],
                 message["megabytes"],
             )
-        connection.send_bytes(json.dumps(answer).encode())
+        try:
+            connection.send_bytes(json.dumps(answer).encode())
+        except OSError:  # the other process ended
+            return
 
 
 def _import_parser(kind: str) -> None:
@@ -217,15 +220,15 @@ def _encode_chunk(chunk: Chunk, arrays: list[np.ndarray]) -> dict[str, Any]:
     texts: dict[str, list[str]] = {}
     for name, column in chunk.columns.items():
         if column.dtype == object:  # texts: their numbers in a list of different ones
-            numbers: dict[str, int] = {}
-            codes = [numbers.setdefault(str(text), len(numbers)) for text in column]
+            values: list[str] = column.tolist()
+            numbers = {text: i for i, text in enumerate(dict.fromkeys(values))}
             if len(numbers) > _MAX_TEXTS or sum(map(len, numbers)) > _MAX_TEXT_CHARACTERS:
                 raise BatchError(
                     f"Column {name!r:.100} must have at most {_MAX_TEXTS} different texts, of "
                     f"{_MAX_TEXT_CHARACTERS} characters, in {chunk.rows} rows. {TRUST_ADVICE}"
                 )
             texts[name] = [*numbers]
-            column = np.array(codes, np.int32)
+            column = np.fromiter(map(numbers.__getitem__, values), np.int32, len(values))
         columns[name] = len(arrays)
         arrays.append(column)
     offsets = None
