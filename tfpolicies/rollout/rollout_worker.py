@@ -20,6 +20,7 @@ from tfpolicies.config.multi_agent import (
     require_mapping_fn,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.envs.env_factory import EnvContext
 from tfpolicies.envs.fault_tolerance import Watchdog
 from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
@@ -34,7 +35,6 @@ from tfpolicies.rollout.experience_input import (
     fit_filters,
     infer_missing_spaces,
     make_sampler,
-    needs_environment,
     require_shard,
 )
 from tfpolicies.rollout.experience_output import StepRecorder
