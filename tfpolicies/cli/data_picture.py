@@ -84,9 +84,8 @@ def _draw_episodes(axes: Axes, report: DataReport, column: int, title: str) -> N
     values = episodes.sample.get()[:, column]
     mean = float((episodes.returns, episodes.lengths)[column].mean[0])
     _style(axes, f"{name}, mean {mean:,.4g}")
-    axes.hist(
-        values, bins=_make_bins(values).tolist(), color=_BLUE, edgecolor="white", linewidth=0.6
-    )
+    bins = _make_bins(values).tolist()
+    axes.hist(values, bins=bins, color=_BLUE, edgecolor="white", linewidth=0.6)
     axes.axvline(mean, color=_ORANGE, linewidth=1.6, linestyle=(0, (5, 3)))
     axes.set_ylabel("episodes", color=_GRAY, size=10)
     if values.min() == values.max():
