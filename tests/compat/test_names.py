@@ -337,8 +337,8 @@ def test_names_of_compat_are_documented_and_missing_ones_have_alternatives():
         assert getattr(compat, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'TorchModelV2'"):
         _ = compat.TorchModelV2
-    with pytest.raises(ImportError, match=r"no JsonWriter\. Use RolloutWorker\.sample\(\), "):
-        from tfpolicies.compat import JsonWriter  # noqa: F401
+    with pytest.raises(ImportError, match=r"no D4RLReader\. Use Minari: offline_data\("):
+        from tfpolicies.compat import D4RLReader  # noqa: F401
     with pytest.raises(ImportError, match=r"Use MultiCategorical, which picks for each place"):
         _ = compat.SlateMultiCategorical
 

@@ -335,3 +335,31 @@ def test_every_module_of_the_table_has_its_name():
         if module in MODULES:
             new_module = __import__(MODULES[module], fromlist=[name])
             assert getattr(new_module, name) is getattr(new_home, name)
+
+
+def test_imports_of_recorded_experience_change_and_the_rest_has_advice():
+    old = """\
+from ray.rllib.offline import IOContext, JsonReader
+from ray.rllib.offline.json_writer import JsonWriter
+from ray.rllib.offline.d4rl_reader import D4RLReader
+from ray.rllib.offline.estimators import ImportanceSampling
+from ray.rllib.algorithms.cql import CQLConfig
+from ray.rllib.algorithms.marwil import MARWILConfig, MARWILTF2Policy
+from ray.rllib.algorithms.bc.bc import BC
+from ray.tune.registry import register_input
+"""
+    assert port(old).splitlines() == [
+        "from tfpolicies.compat import IOContext, JsonReader",
+        "from tfpolicies.compat import JsonWriter",
+        "from ray.rllib.offline.d4rl_reader import D4RLReader",
+        "from ray.rllib.offline.estimators import ImportanceSampling",
+        "from ray.rllib.algorithms.cql import CQLConfig",
+        "from tfpolicies import MARWILConfig, MARWILTF2Policy",
+        "from tfpolicies import BC",
+        "from tfpolicies.compat import register_input",
+    ]
+    d4rl, estimator, cql = [remark.advice for remark in port_script(old.encode()).remarks]
+    assert d4rl.startswith("Use Minari: offline_data(input_=")
+    assert d4rl.endswith('see "Recorded experience" in docs/porting.md')
+    assert estimator.startswith("Set evaluation(evaluation_interval=...) with an environment")
+    assert cql.startswith("Use SAC or BC with offline_data(input_=...).")

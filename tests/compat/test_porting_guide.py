@@ -71,8 +71,8 @@ def test_the_command_and_configs_go_by_the_tables():
     assert rllib_names.MODULES["ray.rllib.algorithms.ppo.ppo"] == "tfpolicies.algorithms.ppo"
     assert rllib_names.MODULES["ray.tune"] == "tfpolicies.compat.tune"
     assert ("ray.rllib.env.external_env", "ExternalEnv") not in rllib_names.REPLACEMENTS
-    alternative = "Use policy.learn_on_batch(batch), with batches that you read."
-    assert rllib_names.ALTERNATIVES["JsonReader"] == alternative
+    alternative = "Use SAC or BC with offline_data(input_=...). CQL and CRR are not offered yet."
+    assert rllib_names.ALTERNATIVES["CQLConfig"] == alternative
     assert not rllib_names.ALTERNATIVES.keys() & {name for _, name in rllib_names.REPLACEMENTS}
     assert ALIASES["num_epochs"] == "num_sgd_iter"
     sections = dict.fromkeys(SACConfig().to_dict(), "training")

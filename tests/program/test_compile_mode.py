@@ -339,7 +339,8 @@ print("learned", policy.num_grad_updates)
 
 
 def make_stats(**changes):
-    flags = dict.fromkeys(("has_convolutions", "is_recurrent", "has_control_flow"), False)
+    names = ("has_convolutions", "is_recurrent", "has_control_flow", "calls_python")
+    flags = dict.fromkeys(names, False)
     return GraphStats(**{**flags, "num_operations": 100, "num_weights": 10_000_000, **changes})
 
 
@@ -358,6 +359,12 @@ def test_on_a_gpu_only_convolutions_and_unrolled_recurrences_are_plain(stats, mo
     assert choose_compile_mode(stats, allow_plain=True, on_cpu=False) is mode
     expected = CompileMode.STEP if mode is CompileMode.PLAIN else mode
     assert choose_compile_mode(stats, allow_plain=False, on_cpu=False) is expected
+
+
+def test_calls_of_python_are_not_compiled():
+    stats = make_stats(calls_python=True)
+    for on_cpu in (False, True):
+        assert choose_compile_mode(stats, allow_plain=True, on_cpu=on_cpu) is CompileMode.PLAIN
 
 
 @pytest.mark.parametrize("is_old", [False, True])

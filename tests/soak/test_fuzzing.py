@@ -23,3 +23,12 @@ def test_hostile_files_are_refused_or_right_and_execute_nothing():
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert ", 0 neither loaded nor refused in order" in done.stdout
+
+
+@pytest.mark.soak
+def test_hostile_records_are_refused_or_read_and_execute_nothing():
+    command = [sys.executable, "-m", "soak.hostile_records", "--count", "90"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "FAILED" not in done.stdout

@@ -93,6 +93,12 @@ def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
 def _require_spaces(config: AlgorithmConfig) -> None:
     """Checks that the config has an environment, or observation and action spaces."""
     has_spaces = config.observation_space is not None and config.action_space is not None
+    reads_data = not needs_environment(config.input_)
+    if config.env is None and reads_data and config.evaluation_interval is not None:
+        raise ConfigError(
+            f"evaluation_interval={config.evaluation_interval} needs an environment: "
+            "config.environment(...). Without one, a run from recorded experience cannot evaluate."
+        )
     if config.env is None and not has_spaces and not config.is_multi_agent():
         raise ConfigError(
             "An algorithm needs an environment: config.environment('CartPole-v1'), or your own "

@@ -35,6 +35,13 @@ _NAMES = {
         "NUM_ENV_STEPS_SAMPLED NUM_ENV_STEPS_TRAINED NUM_TARGET_UPDATES "
         "synchronous_parallel_sample train_one_step"
     ),
+    "tfpolicies.compat.experience_readers": (
+        "DatasetReader get_dataset_and_shards InputReader IOContext JsonReader MixedInput "
+        "register_input registry_contains_input registry_get_input ShuffledInput"
+    ),
+    "tfpolicies.compat.experience_writers": (
+        "DatasetWriter JsonWriter NoopOutput OutputWriter SampleBatchBuilder"
+    ),
     "tfpolicies.compat.rllib_filters": "Filter MeanStdFilter",
     "tfpolicies.compat.metrics_summary": (
         "collect_episodes collect_metrics pretty_print summarize_episodes"

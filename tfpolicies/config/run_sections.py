@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tfpolicies.base.validators import (
@@ -24,6 +25,7 @@ from tfpolicies.config.base_config import as_overrides
 from tfpolicies.config.setting import Merge, Section, check, require, setting
 from tfpolicies.errors import ConfigError, suggest_similar_names
 from tfpolicies.offline.data_source import DataSource
+from tfpolicies.offline.input_registry import FILE_ENDINGS
 from tfpolicies.offline.memory_data import ArrayData
 
 _RESOURCE_DICT = Validator(
@@ -137,6 +139,13 @@ def needs_environment(input_: Any) -> bool:
     return isinstance(input_, str) and input_ == SAMPLER
 
 
+def is_definite_data(source: Any) -> bool:
+    """Returns whether an input is data, and cannot be a user's reader or a name of one."""
+    if isinstance(source, str):
+        return source == "dataset" or Path(source).suffix.lstrip(".") in FILE_ENDINGS
+    return not is_mixture(source) and not (callable(source) and not hasattr(source, "iter_batches"))
+
+
 _INPUT = Validator(
     lambda x: (
         (isinstance(x, str) and x != "")
@@ -149,8 +158,8 @@ _INPUT = Validator(
 )
 _OUTPUT = Validator(
     lambda x: (
-        x is None or (isinstance(x, str) and x != "") or isinstance(x, os.PathLike | Callable)
-    ),  # type: ignore[arg-type]
+        x is None or (isinstance(x, str) and x != "") or isinstance(x, os.PathLike) or callable(x)
+    ),
     "None, a path, 'logdir', 'dataset', or a function of an IOContext that returns a writer",
 )
 _NAMES = Validator(
@@ -173,6 +182,15 @@ def _check_keys(name: str, config: Mapping[str, Any], allowed_keys: Sequence[str
             )
 
 
+def check_input_config(input_config: Mapping[str, Any]) -> None:
+    """Checks the keys of an `input_config` for data; a user's reader may have any.
+
+    Raises:
+        ConfigError: if one is unknown.
+    """
+    _check_keys("input_config", input_config, _INPUT_KEYS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OfflineDataSettings(Section):
     """Recorded experience: where batches come from, and where sampled ones are recorded."""
@@ -190,7 +208,8 @@ class OfflineDataSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_keys("input_config", self.input_config, _INPUT_KEYS)
+        if is_definite_data(self.input_):
+            check_input_config(self.input_config)
         _check_keys("output_config", self.output_config, _OUTPUT_KEYS)
         if is_mixture(self.input_):
             total = sum(self.input_.values())

@@ -147,7 +147,7 @@ def _make_number_places(max_values: Mapping[str, int]) -> dict[str, AllowedObjec
 
 def _check_input(source: Setting) -> Any:
     """Returns a source of experience in a file, or an `UnresolvedObject` for a class path."""
-    return UnresolvedObject(source, importable=True) if is_class_path(source) else source
+    return UnresolvedObject(str(source), importable=True) if is_class_path(source) else source
 
 
 def _check_output(target: Setting) -> Any:

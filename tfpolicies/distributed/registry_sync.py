@@ -12,6 +12,7 @@ from tfpolicies.base.extensions import EXTENSIONS
 from tfpolicies.envs.env_registry import ENVIRONMENTS
 from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS
 from tfpolicies.models.registry import MODELS
+from tfpolicies.offline.input_registry import INPUTS
 
 logger = logging.getLogger("tfpolicies")
 
@@ -20,6 +21,7 @@ _REGISTRIES: dict[str, dict[str, Any]] = {
     "model": MODELS,
     "distribution": BOX_DISTRIBUTIONS,
     "extension": EXTENSIONS,
+    "input": INPUTS,
 }
 
 

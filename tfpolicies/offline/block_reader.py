@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import BatchError
+from tfpolicies.errors import BatchError, ConfigError
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, Unit
 from tfpolicies.offline.json_lines import join_chunks
 
@@ -111,9 +111,8 @@ class BlockReader:
         self._names = None if names is None else tuple(sorted(names))
         self._seed = seed
         self._shuffles = shuffle_rows > 0
-        self._units = split_units(source.units, shard[1])[shard[0] :: shard[1]]
-        if not self._units:
-            raise BatchError(f"There are no rows in {[*source.tables]!s:.300}.")
+        self._shard = shard
+        self._units = self._take_units()
         self._find_starts = find_starts
         row_bytes = self._measure_row()
         self._chunk_rows = max(16, min(_CHUNK_BYTES // row_bytes, _MAX_CHUNK_ROWS))
@@ -131,7 +130,16 @@ class BlockReader:
         Raises:
             BatchError: if a table is damaged, or an episode is too long to be read as a whole.
         """
+        before = self.position.to_state()
+        try:
+            return self._read_block()
+        except BaseException:
+            self.position = ReaderPosition.from_state(before)
+            raise
+
+    def _read_block(self) -> Block:
         key = self.position.epoch, self.position.block
+        first_epoch = key[0]
         chunks: list[Chunk] = []
         rows, width = 0, _INTERLEAVED_UNITS if self._shuffles else 1
         while rows < self._block_rows:
@@ -145,6 +153,8 @@ class BlockReader:
                 self.position = ReaderPosition(position.epoch + 1)
                 if chunks:
                     break
+                if self.position.epoch > first_epoch + 1:  # a whole epoch without rows
+                    raise self._make_no_rows_error()
                 key = self.position.epoch, 0
                 continue
             position.turn %= len(position.cursors)
@@ -152,6 +162,7 @@ class BlockReader:
             new_chunks, cursor[1] = self._read_chunks(self._units[cursor[0]], cursor[1])
             if cursor[1] >= self._units[cursor[0]].stop:
                 del position.cursors[position.turn]
+                self._prefetch_unit(order)
             else:
                 position.turn += 1
             chunks += new_chunks
@@ -177,6 +188,29 @@ class BlockReader:
             self._order = epoch, order
         return self._order[1]
 
+    def _take_units(self) -> list[Unit]:
+        """Returns the units of this reader's share."""
+        k, n = self._shard
+        if n > 1 and not self._source.can_seek:
+            raise ConfigError(
+                f"{self._source.tables[0]} must have one reader, as it is a stream, but there are "
+                f"{n}. Use num_rollout_workers=0 or 1, or give files, or dataset_shards."
+            )
+        units = split_units(self._source.units, n)[k::n]
+        if not units:
+            raise self._make_no_rows_error()
+        return units
+
+    def _make_no_rows_error(self) -> BatchError:
+        k, n = self._shard
+        tables = [*self._source.tables]
+        if n == 1:
+            return BatchError(f"There must be rows in {tables!s:.300}, but there are none.")
+        return BatchError(
+            f"{tables!s:.300} must have rows, lines or episodes for each of {n} readers, but there "
+            f"are too few: reader {k} has none. Use fewer workers."
+        )
+
     def _measure_row(self) -> int:
         table, start, stop = self._units[0]
         request = ReadRequest(table, start, stop, _SAMPLE_ROWS, self._names)
@@ -189,7 +223,7 @@ class BlockReader:
 
     def _read_chunks(self, unit: Unit, position: int) -> tuple[list[Chunk], int]:
         """Returns the next rows of a unit, and the position after them."""
-        if self._find_starts is None or not self._source.has_contiguous_episodes:
+        if not self._reads_whole_episodes:
             return self._read_rows(unit, position)
         if position == unit.start and position > 0:
             position = self._skip_continued_episode(unit)
@@ -201,50 +235,86 @@ class BlockReader:
         chunks: list[Chunk] = []
         remaining = self._chunk_rows
         while remaining > 0 and position < unit.stop:
-            request = ReadRequest(unit.table, position, unit.stop, remaining, self._names)
-            new_chunks, position = self._source.read(request)
+            request = self._make_request(unit, position, unit.stop)
+            new_chunks, position = self._source.read(request._replace(max_rows=remaining))
             chunks += new_chunks
             remaining -= sum(chunk.rows for chunk in new_chunks)
         if position < unit.stop:
-            self._source.prefetch(
-                ReadRequest(unit.table, position, unit.stop, self._chunk_rows, self._names)
-            )
+            self._source.prefetch(self._make_request(unit, position, unit.stop))
         return chunks, position
+
+    def _make_request(self, unit: Unit, position: int, stop: int) -> ReadRequest:
+        return ReadRequest(unit.table, position, stop, self._chunk_rows, self._names)
+
+    def _prefetch_unit(self, order: Sequence[int]) -> None:
+        """Announces the first read of the unit that is opened next."""
+        if self.position.next_unit >= len(order):
+            return
+        unit = self._units[order[self.position.next_unit]]
+        if not self._reads_whole_episodes:
+            self._source.prefetch(self._make_request(unit, unit.start, unit.stop))
+        elif unit.start == 0:
+            self._source.prefetch(self._make_request(unit, 0, self._source.ends[unit.table]))
+
+    @property
+    def _reads_whole_episodes(self) -> bool:
+        return self._find_starts is not None and self._source.has_contiguous_episodes
 
     def _read_episodes(self, unit: Unit, position: int) -> tuple[list[Chunk], int]:
         """Reads whole episodes, at least `chunk_rows` rows or all that start in the unit."""
-        parts = self._carried.pop((unit.table, position), [])
-        rows = sum(part.rows for part in parts)
-        end = self._source.ends[unit.table]
+        table, end = unit.table, self._source.ends[unit.table]
         target = min(self._chunk_rows, unit.stop - position)
+        new_parts = self._carried.pop((table, position), [])
+        parts: list[Chunk] = []
+        rows = 0
         while True:
-            if rows > target:
-                joined = join_chunks(parts)
-                starts = self._find_starts(joined)  # type: ignore[misc]
-                candidates = np.flatnonzero(starts[target:])
-                if len(candidates):
-                    count = target + int(candidates[0])
-                    next_position = position + count
-                    rest = joined.take(slice(count, None))
-                    if next_position < unit.stop:
-                        self._carried[unit.table, next_position] = [rest]
-                    return [joined.take(slice(count))], next_position
-                if rows > self._max_episode_rows:
-                    raise BatchError(
-                        f"The episode at {joined.describe_row(target)} has more than "
-                        f"{self._max_episode_rows} rows, too many to be read as a whole. Check "
-                        "the columns 'eps_id', 'terminateds' and 'truncateds'."
-                    )
-                parts = [joined]
+            for part in new_parts:
+                first = self._find_next_start(parts, part, target - rows)
+                if first < part.rows:
+                    return self._split_at(unit, position, [*parts, part], rows + first)
+                parts.append(part)
+                rows += part.rows
             if position + rows >= end:
                 return ([join_chunks(parts)] if parts else []), end
-            request = ReadRequest(unit.table, position + rows, end, self._chunk_rows, self._names)
-            chunks, new_end = self._source.read(request)
-            if not chunks:
+            if rows > self._max_episode_rows + target:
+                raise BatchError(
+                    f"An episode must have at most {self._max_episode_rows} rows to be read as a "
+                    f"whole, but there is no end after {parts[-1].describe_row(0)}. Check the "
+                    "columns 'eps_id', 'terminateds' and 'truncateds'."
+                )
+            request = self._make_request(unit, position + rows, end)
+            new_parts, _ = self._source.read(request)
+            if not new_parts:
                 end = position + rows
-                continue
-            parts += chunks
-            rows = new_end - position
+
+    def _find_next_start(self, parts: Sequence[Chunk], part: Chunk, least: int) -> int:
+        """Returns the first row of a part, from a row on, that starts an episode; else its length.
+
+        Args:
+            parts: the parts before it.
+            part: the part.
+            least: the first row that counts; may be negative.
+        """
+        if least >= part.rows:
+            return part.rows
+        before = [parts[-1].take(slice(-1, None))] if parts else []
+        starts = self._find_starts(join_chunks([*before, part]))[len(before) :]  # type: ignore[misc]
+        candidates = np.flatnonzero(starts[max(0, least) :])
+        return max(0, least) + int(candidates[0]) if len(candidates) else part.rows
+
+    def _split_at(
+        self, unit: Unit, position: int, parts: Sequence[Chunk], count: int
+    ) -> tuple[list[Chunk], int]:
+        """Returns the first rows of parts and the position after them; keeps the others."""
+        joined = join_chunks(parts)
+        next_position = position + count
+        if next_position < unit.stop:
+            if count < joined.rows:
+                self._carried[unit.table, next_position] = [joined.take(slice(count, None))]
+            end = self._source.ends[unit.table]
+            if position + joined.rows < end:
+                self._source.prefetch(self._make_request(unit, position + joined.rows, end))
+        return [joined.take(slice(count))], next_position
 
     def _skip_continued_episode(self, unit: Unit) -> int:
         """Returns the position of the first row of a unit that starts an episode.
@@ -258,8 +328,12 @@ class BlockReader:
         ).chunks[0]
         position = start
         while position < end:
-            request = ReadRequest(table, position, end, self._chunk_rows, self._names)
-            ((chunk,), next_position) = self._source.read(request)
+            request = self._make_request(unit, position, end)
+            chunks, next_position = self._source.read(request)
+            if not chunks:
+                position = next_position
+                continue
+            (chunk,) = chunks
             episode_columns = {name: chunk.columns[name] for name in last.columns}
             joined = join_chunks([last, dataclasses.replace(chunk, columns=episode_columns)])
             starts = np.flatnonzero(self._find_starts(joined)[1:])  # type: ignore[misc]

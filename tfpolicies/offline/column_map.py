@@ -24,7 +24,15 @@ from tfpolicies.errors import (
     suggest_similar_names,
 )
 from tfpolicies.models.rllib_flattening import decode_flat_observations
-from tfpolicies.models.spaces import Leaf, action_leaves, is_choice, leaves
+from tfpolicies.models.spaces import (
+    MASK,
+    Leaf,
+    action_leaves,
+    choices_per_cell,
+    has_mask,
+    is_choice,
+    leaves,
+)
 from tfpolicies.offline.data_source import Chunk
 from tfpolicies.offline.json_lines import SEPARATOR
 
@@ -36,6 +44,7 @@ OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
 TERMINATEDS, TRUNCATEDS, EPS_ID, T = "terminateds", "truncateds", "eps_id", "t"
 AGENT_INDEX, POLICY_ID = "agent_index", "policy_id"
 EPISODE_COLUMNS = (EPS_ID, AGENT_INDEX, TERMINATEDS, TRUNCATEDS, T)
+_MASK = (MASK,)
 _NESTED = (OBS, NEW_OBS, ACTIONS)
 _FLAGS, _INTEGERS = (TERMINATEDS, TRUNCATEDS), (T, AGENT_INDEX, "unroll_id", "env_id")
 _OLD_NAMES = {TERMINATEDS: "dones"}
@@ -199,6 +208,11 @@ class ColumnMap:
         }
         for leaf, array in zip(act_leaves, parts.get(ACTIONS, ()), strict=False):
             _check_choices(chunk, leaf, array, ACTIONS)
+        if has_mask(spaces[0]) and OBS in parts and ACTIONS in parts:
+            masks = [
+                x for x, leaf in zip(parts[OBS], obs_leaves, strict=True) if leaf.path == _MASK
+            ]
+            _check_masks(chunk, act_leaves, parts[ACTIONS], masks)
         columns = {
             name: self.read_column(chunk, name)
             for name in names
@@ -216,7 +230,7 @@ class ColumnMap:
         if array.ndim == 2 and array.shape[1] == 1 and not name.startswith("state_"):
             array = array[:, 0]
         if name == EPS_ID:
-            return _to_ids(array)
+            return _to_ids(chunk, name, array)
         if name in _FLAGS:
             return _to_flags(chunk, name, array)
         if name in _INTEGERS:
@@ -292,14 +306,42 @@ class ColumnMap:
         """Returns the leaves of rows that were flattened as RLlib's preprocessors do."""
         array = self._read_source(chunk, name, source)
         parts = [SEPARATOR.join((name, *leaf.path)) for leaf in space_leaves]
+        shape = "" if array is None else f" with rows of the shape {array.shape[1:]}"
         error = ObservationError(
             f"{name} must have a column for each part of its space, {parts!s:.200}, or flat rows "
-            f"of all; {chunk.table} has {sorted(chunk.columns)!s:.200}. Say where they come from: "
-            f"columns={{{name!r}: {{part: column, ...}}}}."
+            f"of all, but {chunk.table} has {sorted(chunk.columns)!s:.200}{shape}. Say where they "
+            f"come from: columns={{{name!r}: {{part: column, ...}}}}."
         )
-        if array is None or name == ACTIONS:
+        if array is None:
             raise error
-        return decode_flat_observations(space_leaves, array, error)
+        _require_numbers(chunk, name, array)
+        if name == ACTIONS:
+            return self._split_actions(chunk, array, space_leaves, error)
+        return _decode_flat(chunk, name, space_leaves, array, error)
+
+    def _split_actions(
+        self,
+        chunk: Chunk,
+        array: np.ndarray,
+        space_leaves: Sequence[Leaf],
+        error: ObservationError,
+    ) -> list[np.ndarray]:
+        """Returns the leaves of rows in which RLlib concatenated all parts, by sorted keys."""
+        sizes = {leaf.path: math.prod(leaf.shape) for leaf in space_leaves}
+        if array.ndim != 2 or array.shape[1] != sum(sizes.values()):
+            raise error
+        paths = sorted(sizes, key=_get_sort_key)
+        bounds = np.cumsum([sizes[path] for path in paths])[:-1]
+        parts = dict(zip(paths, np.split(array, bounds, axis=1), strict=True))
+        return [
+            _to_leaf_dtype(
+                chunk,
+                SEPARATOR.join((ACTIONS, *leaf.path)),
+                leaf,
+                parts[leaf.path].reshape(chunk.rows, *leaf.shape),
+            )
+            for leaf in space_leaves
+        ]
 
     def _read_leaf(self, chunk: Chunk, name: str, source: Any, leaf: Leaf) -> np.ndarray:
         array = self._read_source(chunk, name, source)
@@ -307,14 +349,13 @@ class ColumnMap:
         if array is None:
             raise self._make_missing_error(label)
         size = math.prod(leaf.shape)
-        if array.size != chunk.rows * size:
+        if not _has_shape(array, leaf.shape):
             flat = math.prod(array.shape[1:])
             if name != ACTIONS and is_choice(leaf.space) and flat > size:
                 error = self._make_shape_error(chunk, label, leaf, array)
                 unnamed = leaf._replace(path=())
-                return decode_flat_observations([unnamed], array.reshape(chunk.rows, flat), error)[
-                    0
-                ]
+                rows = array.reshape(chunk.rows, flat)
+                return _decode_flat(chunk, label, [unnamed], rows, error)[0]
             raise self._make_shape_error(chunk, label, leaf, array)
         return _to_leaf_dtype(chunk, label, leaf, array.reshape(chunk.rows, *leaf.shape))
 
@@ -323,7 +364,8 @@ class ColumnMap:
     ) -> ObservationError:
         return ObservationError(
             f"{label} must have the shape {leaf.shape} in each row, as its space does, but "
-            f"{chunk.describe_row(0)} has {array.shape[1:]}."
+            f"{chunk.describe_row(0)} has {array.shape[1:]}. Change the space, or convert the "
+            "column by a function in columns={...}."
         )
 
     def _read_source(self, chunk: Chunk, name: str, source: Any) -> np.ndarray | None:
@@ -332,16 +374,82 @@ class ColumnMap:
             if not array.ndim or len(array) != chunk.rows:
                 raise BatchError(
                     f"columns[{name!r}] must return an array [{chunk.rows}, ...], one entry for "
-                    f"each row, got the shape {array.shape}."
+                    f"each row, got the shape {array.shape}. Mend the function."
                 )
             return array
         if isinstance(source, str):
             return chunk.columns.get(source)
-        arrays = [chunk.columns[column] for column in source]
-        texts = [x for x, array in zip(source, arrays, strict=True) if array.dtype.kind in "OUS"]
-        if texts:
-            raise BatchError(f"Column {texts[0]!r:.100} must have numbers, but has texts.")
-        return np.stack([x.reshape(chunk.rows) for x in arrays], axis=1)
+        return np.stack([_read_number(chunk, name, column) for column in source], axis=1)
+
+
+def _read_number(chunk: Chunk, name: str, column: str) -> np.ndarray:
+    """Returns a column with one number for each row, of a list of columns."""
+    array = chunk.columns.get(column)
+    if array is None:
+        raise MissingColumnError(
+            f"columns[{name!r}] names {column!r:.100}, which {chunk.describe_row(0)} lacks; "
+            f"it has {[*chunk.columns]!s:.300}. Leave the column out."
+        )
+    if array.size != chunk.rows:
+        raise BatchError(
+            f"Column {column!r:.100} must have one number for each row, as it is one of several in "
+            f"columns[{name!r}], but {chunk.describe_row(0)} has the shape {array.shape[1:]}."
+        )
+    _require_numbers(chunk, column, array)
+    return array.reshape(chunk.rows)
+
+
+def _has_shape(array: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Returns whether rows have a shape, apart from axes of length 1, or are flat."""
+    row_shape = array.shape[1:]
+    if len(row_shape) <= 1:
+        return math.prod(row_shape) == math.prod(shape)
+    return [x for x in row_shape if x != 1] == [x for x in shape if x != 1]
+
+
+def _get_sort_key(path: Sequence[str]) -> list[tuple[int, str]]:
+    return [(int(key), "") if key.isdigit() else (-1, key) for key in path]
+
+
+def _decode_flat(
+    chunk: Chunk,
+    name: str,
+    space_leaves: Sequence[Leaf],
+    rows: np.ndarray,
+    error: ObservationError,
+) -> list[np.ndarray]:
+    """Returns the leaves of rows that were flattened as RLlib's preprocessors do."""
+    is_finite_row = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+    if not is_finite_row.all():
+        row = int(np.argmin(is_finite_row))
+        raise ObservationError(
+            f"{name} must be finite numbers, but is {rows[row].tolist()!s:.200} in "
+            f"{chunk.describe_row(row)}. Leave the row out."
+        )
+    try:
+        return decode_flat_observations(space_leaves, rows, error)
+    except ObservationError as problem:
+        if problem is error or chunk.rows == 1:
+            raise
+        row = _find_first_bad_row(space_leaves, rows, error)
+        raise ObservationError(
+            f"{name} is not a flat row of its space in {chunk.describe_row(row)}: {problem}"
+        ) from problem
+
+
+def _find_first_bad_row(
+    space_leaves: Sequence[Leaf], rows: np.ndarray, error: ObservationError
+) -> int:
+    """Returns the first row that cannot be decoded, by bisection."""
+    low, high = 0, len(rows) - 1
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            decode_flat_observations(space_leaves, rows[low : middle + 1], error)
+            low = middle + 1
+        except ObservationError:
+            high = middle
+    return low
 
 
 def _iter_names(source: Any) -> list[str]:
@@ -365,7 +473,10 @@ def _get_part(source: Any, name: str, leaf: Leaf) -> Any:
         return source[joined]
     for key in leaf.path:
         if not isinstance(source, Mapping) or key not in source:
-            raise ConfigError(f"columns[{name!r}] must have the part {joined!r} of the space.")
+            raise ConfigError(
+                f"columns[{name!r}] must have the part {joined!r} of the space, got "
+                f"{source!r:.200}. Add the column that it comes from."
+            )
         source = source[key]
     return source
 
@@ -382,11 +493,14 @@ def _describe_number(chunk: Chunk, label: str, array: np.ndarray, is_valid: np.n
 
 
 def _require_numbers(chunk: Chunk, label: str, array: np.ndarray) -> None:
-    if array.dtype.kind not in "biuf":
-        raise BatchError(
-            f"{label} must have numbers, but {chunk.table} has {array.dtype}, such as "
-            f"{next(iter(array.flat), None)!r:.60}."
-        )
+    if array.dtype.kind in "biuf":
+        return
+    rows = (row for row, value in enumerate(array) if np.asarray(value).dtype.kind not in "biuf")
+    row = next(rows, 0)
+    raise BatchError(
+        f"{label} must have numbers, but is {array[row]!r:.60} in {chunk.describe_row(row)}. "
+        "Replace it by a number, for example by a function in columns={...}, or leave the row out."
+    )
 
 
 def _to_leaf_dtype(chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray) -> np.ndarray:
@@ -400,14 +514,16 @@ def _to_leaf_dtype(chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray) -> n
         if not is_finite(result):
             problem = _describe_number(chunk, label, array, np.isfinite(result))
             raise ObservationError(
-                f"{label} must be finite numbers of {leaf.dtype}, but {problem}."
+                f"{label} must be finite numbers of {leaf.dtype}, but {problem}. Leave the row "
+                "out, or replace the number."
             )
     elif result is not array and not np.can_cast(array.dtype, leaf.dtype):
         is_same = result == array
         if not is_same.all():
             problem = _describe_number(chunk, label, array, is_same)
             raise ObservationError(
-                f"{label} must have numbers of {leaf.dtype}, as its space does, but {problem}."
+                f"{label} must have numbers of {leaf.dtype}, as its space does, but {problem}. "
+                "Change the space, or replace the number."
             )
     if label.split(SEPARATOR)[0] != ACTIONS:
         _check_choices(chunk, leaf, result, label)
@@ -417,19 +533,23 @@ def _to_leaf_dtype(chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray) -> n
 def _check_choices(chunk: Chunk, leaf: Leaf, array: np.ndarray, label: str) -> None:
     """Raises an ObservationError for a choice that the space does not have."""
     space: Any = leaf.space
+    low: Any
+    high: Any
     if isinstance(space, gym.spaces.Discrete):
         low, high = np.int64(space.start), np.int64(space.start + space.n - 1)
     elif isinstance(space, gym.spaces.MultiDiscrete):
         low, high = space.start, space.start + space.nvec - 1
     elif isinstance(space, gym.spaces.MultiBinary):
         low, high = np.int64(0), np.int64(1)
+    elif isinstance(space, gym.spaces.Box) and label == ACTIONS and leaf.dtype.kind in "iu":
+        low, high = space.low, space.high
     else:
         return
     is_valid = (array >= low) & (array <= high)
     if not is_valid.all():
         label = SEPARATOR.join((label, *leaf.path)) if label == ACTIONS else label
         problem = _describe_number(chunk, label, array, is_valid)
-        hint = ""
+        hint = " Change the space, or leave the row out."
         if isinstance(space, gym.spaces.Discrete) and array.min() == low + 1:
             hint = (
                 f" If the table counts from {int(low) + 1}, use Discrete({space.n}, start="
@@ -438,12 +558,40 @@ def _check_choices(chunk: Chunk, leaf: Leaf, array: np.ndarray, label: str) -> N
         raise ObservationError(f"{label} must be a choice of {space}, but {problem}.{hint}")
 
 
+def _check_masks(
+    chunk: Chunk,
+    act_leaves: Sequence[Leaf],
+    actions: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray],
+) -> None:
+    """Raises an ObservationError for a choice that its observation's mask does not allow."""
+    if len(act_leaves) != 1 or len(masks) != 1 or not is_choice(act_leaves[0].space):
+        return
+    space: Any = act_leaves[0].space
+    sizes = np.array(choices_per_cell(space))
+    mask = masks[0].reshape(chunk.rows, -1)
+    if mask.shape[1] != sizes.sum():
+        return  # the policy refuses such spaces
+    choices = actions[0].reshape(chunk.rows, len(sizes)) - np.ravel(space.start)
+    is_allowed = np.take_along_axis(mask, choices + np.cumsum(sizes) - sizes, axis=1) != 0
+    if not is_allowed.all():
+        problem = _describe_number(chunk, ACTIONS, actions[0], is_allowed.reshape(actions[0].shape))
+        raise ObservationError(
+            f"{ACTIONS} must be allowed by {SEPARATOR.join((OBS, *_MASK))}, but {problem}, which "
+            "is not. Leave the row out, or change its mask."
+        )
+
+
 def _to_floats(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
     _require_numbers(chunk, name, array)
-    result = array.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        result = array.astype(np.float32, copy=False)
     if not is_finite(result):
         problem = _describe_number(chunk, name, array, np.isfinite(result))
-        raise BatchError(f"{name} must be finite numbers, but {problem}.")
+        raise BatchError(
+            f"{name} must be finite numbers, but {problem}. Leave the row out, or replace the "
+            "number."
+        )
     return result
 
 
@@ -454,7 +602,10 @@ def _to_flags(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
     is_valid = (array == 0) | (array == 1)
     if not is_valid.all():
         problem = _describe_number(chunk, name, array, is_valid)
-        raise BatchError(f"{name} must be true or false, but {problem}.")
+        raise BatchError(
+            f"{name} must be true or false, but {problem}. Convert it by a function in "
+            "columns={...}."
+        )
     return array.astype(bool)
 
 
@@ -465,17 +616,28 @@ def _to_integers(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
     is_same = result == array
     if not is_same.all():
         problem = _describe_number(chunk, name, array, is_same)
-        raise BatchError(f"{name} must be integers, but {problem}.")
+        raise BatchError(
+            f"{name} must be integers, but {problem}. Convert it by a function in columns={{...}}."
+        )
     return result
 
 
-def _to_ids(array: np.ndarray) -> np.ndarray:
+def _to_ids(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
     """Returns ids as int64; other values than integers become hashes of their texts."""
     if array.ndim == 1 and array.dtype.kind in "biu":
         return array.astype(np.int64, copy=False)
-    rows = [repr(row) for row in array.tolist()]
-    ids = {row: hashlib.blake2b(row.encode(), digest_size=7).digest() for row in {*rows}}
-    return np.array([int.from_bytes(ids[row], "little") for row in rows], np.int64)
+    values = array.tolist() if array.ndim == 1 else [tuple(row) for row in array.tolist()]
+    ids = {}
+    for value in dict.fromkeys(values):
+        if any(x is None or x != x for x in (value if isinstance(value, tuple) else (value,))):
+            row = next(i for i, x in enumerate(values) if x is value or x == value)
+            raise BatchError(
+                f"{name} must be an id in each row, but is {value} in {chunk.describe_row(row)}. "
+                "Fill it in, or leave the row out."
+            )
+        digest = hashlib.blake2b(repr(value).encode(errors="replace"), digest_size=7).digest()
+        ids[value] = int.from_bytes(digest, "little")
+    return np.array([ids[value] for value in values], np.int64)
 
 
 def require_order(chunk: Chunk, t: np.ndarray, starts: np.ndarray) -> None:

@@ -18,6 +18,11 @@ Columns = dict[str, np.ndarray]
 """Arrays `[rows, ...]` by name; texts are arrays of objects."""
 
 
+TRUST_ADVICE = (
+    "If the file is yours, read it in this process, without limits: input_config={'trusted': True}."
+)
+
+
 class Unit(NamedTuple):
     """A part of a table that is read as a whole: the order of units is shuffled, not their rows.
 
@@ -43,6 +48,9 @@ class Chunk:
         first_row: the number of the first row in the table; -1 if rows are in lines.
         line_offsets: int64 `[rows]`, the byte offset of each row's line; None without lines.
         policy_id: the policy that the rows belong to; None if the table does not say it.
+        row_numbers: int64 `[rows]`, the number of each row in the table, or in its line; None if
+            they follow each other.
+        row_tables: objects `[rows]`, the name of each row's table; None if all are of `table`.
     """
 
     columns: Columns
@@ -51,35 +59,73 @@ class Chunk:
     first_row: int = 0
     line_offsets: np.ndarray | None = None
     policy_id: str | None = None
+    row_numbers: np.ndarray | None = None
+    row_tables: np.ndarray | None = None
 
     def describe_row(self, row: int) -> str:
         """Returns where a row is: table and row number, or file, line and row in the line."""
+        number = int(self.get_row_numbers()[row])
+        table = self.table if self.row_tables is None else str(self.row_tables[row])
         if self.line_offsets is None:
-            return f"row {self.first_row + row} of {self.table}"
-        offset = int(self.line_offsets[row])
-        first = int(np.flatnonzero(self.line_offsets == offset)[0])
-        with open(self.table, "rb") as file:
-            line = 1 + sum(block.count(b"\n") for block in _iter_blocks(file, offset))
-        return f"row {row - first} in line {line} of {self.table}"
+            return f"row {number} of {table}"
+        line = count_lines(table, int(self.line_offsets[row]))
+        return f"row {number} in line {line} of {table}"
+
+    def get_row_numbers(self) -> np.ndarray:
+        """Returns the number of each row in the table, or in its line."""
+        if self.row_numbers is not None:
+            return self.row_numbers
+        rows = np.arange(self.rows)
+        if self.line_offsets is None:
+            return rows + self.first_row
+        is_first = np.append(True, self.line_offsets[1:] != self.line_offsets[:-1])[: self.rows]
+        return rows - np.maximum.accumulate(np.where(is_first, rows, 0))
+
+    def get_row_tables(self) -> np.ndarray:
+        """Returns the name of each row's table, as objects `[rows]`."""
+        if self.row_tables is not None:
+            return self.row_tables
+        return np.full(self.rows, self.table, object)
+
+    def reorder(self, order: np.ndarray) -> Chunk:
+        """Returns the rows in another order."""
+        return dataclasses.replace(
+            self,
+            columns={name: column[order] for name, column in self.columns.items()},
+            line_offsets=_take(self.line_offsets, order),
+            row_numbers=self.get_row_numbers()[order],
+            row_tables=_take(self.row_tables, order),
+        )
 
     def take(self, rows: slice) -> Chunk:
         """Returns some of the rows, as views."""
         start, stop, _ = rows.indices(self.rows)
-        offsets = self.line_offsets
+        numbers = self.row_numbers
+        if self.line_offsets is not None:
+            numbers = self.get_row_numbers()  # the first line may be cut
         return dataclasses.replace(
             self,
             columns={name: column[rows] for name, column in self.columns.items()},
             rows=max(0, stop - start),
             first_row=self.first_row + start if self.first_row >= 0 else -1,
-            line_offsets=None if offsets is None else offsets[rows],
+            line_offsets=_take(self.line_offsets, rows),
+            row_numbers=_take(numbers, rows),
+            row_tables=_take(self.row_tables, rows),
         )
 
 
-def _iter_blocks(file: object, size: int) -> object:
-    read = file.read  # type: ignore[attr-defined]
-    while size > 0 and (block := read(min(size, 1 << 20))):
-        size -= len(block)
-        yield block
+def _take(array: np.ndarray | None, rows: slice | np.ndarray) -> np.ndarray | None:
+    return None if array is None else array[rows]
+
+
+def count_lines(path: str, offset: int) -> int:
+    """Returns the number of the line that begins at an offset of a file; the first is 1."""
+    number = 1
+    with open(path, "rb") as file:
+        while offset > 0 and (content := file.read(min(offset, 1 << 20))):
+            number += content.count(b"\n")
+            offset -= len(content)
+    return number
 
 
 class ReadRequest(NamedTuple):
@@ -123,7 +169,7 @@ class DataSource(abc.ABC):
         has_contiguous_episodes: whether an episode's rows follow each other, also from unit to unit
             of a table. Otherwise episodes that run at the same time alternate.
         can_seek: whether any position can be read again.
-        metadata: what the tables say about themselves, such as their spaces, as JSON values.
+        metadata: statements of the tables about themselves, such as their spaces, as JSON values.
     """
 
     tables: Sequence[str]

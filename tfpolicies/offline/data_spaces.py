@@ -95,8 +95,13 @@ def infer_spaces(
             for part, array in column_map.read_parts(chunk, name).items():
                 label = SEPARATOR.join(filter(None, (name, part)))
                 by_part.setdefault(part, _Range()).add(label, chunk, array)
+    if not rows:
+        raise SpaceError(
+            f"The data must have rows, as their spaces are inferred, but {[*source.tables]!s:.300} "
+            "have none. Set environment(observation_space=..., action_space=...), or record more."
+        )
     if observation_space is None:
-        observation_space = _nest({part: _make_box(x) for part, x in ranges[OBS].items()})
+        observation_space = _nest({part: _make_box(part, x) for part, x in ranges[OBS].items()})
     if action_space is None:
         action_space = _nest(
             {part: _make_action_space(part, x) for part, x in ranges[ACTIONS].items()}
@@ -150,20 +155,33 @@ def _nest(parts: Mapping[str, spaces.Space[Any]]) -> spaces.Space[Any]:
     return parts[""] if [*parts] == [""] else spaces.Dict(dict(parts))
 
 
-def _make_box(values: _Range) -> spaces.Space[Any]:
-    shape = np.shape(values.low) or (1,)
+def _make_box(part: str, values: _Range) -> spaces.Space[Any]:
+    shape = np.asarray(values.low).shape or (1,)
+    _require_numbers(OBS, part, shape)
     if values.dtype == np.uint8 and len(shape) >= 2:
         return spaces.Box(0, 255, shape, np.uint8)
     return spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 
+def _require_numbers(name: str, part: str, shape: tuple[int, ...]) -> None:
+    if 0 in shape:
+        raise SpaceError(
+            f"{SEPARATOR.join(filter(None, (name, part)))} must have at least one number in each "
+            f"row, but has the shape {shape}. Leave it out."
+        )
+
+
 def _make_action_space(part: str, values: _Range) -> spaces.Space[Any]:
     low, high = np.asarray(values.low), np.asarray(values.high)
+    _require_numbers(ACTIONS, part, low.shape)
     label = SEPARATOR.join(filter(None, (ACTIONS, part)))
     if values.dtype.kind == "f":
         shape = low.shape or (1,)
         if (low == high).all():
-            raise SpaceError(f"{label} is {low.tolist()} in all rows: there is nothing to learn.")
+            raise SpaceError(
+                f"{label} must vary, as its bounds are inferred from its values, but is "
+                f"{low.tolist()} in all rows. Set environment(action_space=...), or record more."
+            )
         return spaces.Box(
             low.reshape(shape).astype(np.float32), high.reshape(shape).astype(np.float32)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
@@ -34,11 +34,31 @@ class IOContext:
         self.config = config
         self.worker_index = worker_index
         self.worker = worker
+        self._make_sampler_input: Callable[[], ExperienceReader | None] = lambda: None
 
-    def default_sampler_input(self) -> Any:
+    @property
+    def input_config(self) -> Mapping[str, Any]:
+        """The setting `input_config`."""
+        return self.get_setting("input_config", {})
+
+    @property
+    def output_config(self) -> Mapping[str, Any]:
+        """The setting `output_config`."""
+        return self.get_setting("output_config", {})
+
+    def get_setting(self, name: str, default: Any) -> Any:
+        """Returns a setting of the config, which may be a dict; the default without a config."""
+        if isinstance(self.config, Mapping):
+            return self.config.get(name, default)
+        return getattr(self.config, name, default)
+
+    def set_sampler_input(self, make_reader: Callable[[], ExperienceReader | None]) -> None:
+        """Sets the function that `default_sampler_input` calls."""
+        self._make_sampler_input = make_reader
+
+    def default_sampler_input(self) -> ExperienceReader | None:
         """Returns a reader that samples the worker's environments; None without environments."""
-        make_reader = getattr(self.worker, "make_sampler_input", None)
-        return None if make_reader is None else make_reader()
+        return self._make_sampler_input()
 
 
 class UnavailableData:

@@ -8,8 +8,7 @@ from tfpolicies.offline.experience_io import InputFunction
 
 INPUTS = NameRegistry("An input", ConfigError)
 
-
-_FILE_ENDINGS = ("json", "jsonl", "parquet", "pq", "zip")
+FILE_ENDINGS = ("json", "jsonl", "parquet", "pq", "zip")
 
 
 def is_class_path(source: object) -> bool:
@@ -20,7 +19,7 @@ def is_class_path(source: object) -> bool:
     """
     parts = source.split(".") if isinstance(source, str) else []
     is_path = len(parts) > 1 and all(part.isidentifier() for part in parts)
-    return is_path and parts[-1] not in _FILE_ENDINGS
+    return is_path and parts[-1] not in FILE_ENDINGS
 
 
 def register_input(name: str, input_creator: InputFunction) -> None:

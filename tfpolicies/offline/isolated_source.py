@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import math
-import mmap
 import os
 import signal
 import socket
@@ -21,11 +20,19 @@ import numpy as np
 
 from tfpolicies import errors
 from tfpolicies.errors import BatchError, TfPoliciesError
-from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, ReadResult, Unit
+from tfpolicies.offline.data_source import (
+    TRUST_ADVICE,
+    Chunk,
+    DataSource,
+    ReadRequest,
+    ReadResult,
+    Unit,
+)
 from tfpolicies.offline.source_process import (
-    MAX_ANSWER_BYTES,
     SECONDS,
     SECONDS_PER_MEGABYTE,
+    SharedMemory,
+    get_megabytes,
 )
 
 _PROGRAM = (
@@ -33,7 +40,8 @@ _PROGRAM = (
     "sys.path[:] = sys.argv[2:]; from tfpolicies.offline.source_process import serve; "
     "serve(connection, memory)"
 )
-_SLOTS = 6  # answers that may wait
+_MAX_MESSAGE_BYTES = 64 << 20  # without the arrays
+_SLOTS = 8  # answers that may wait: of units that are read in turn, the next one, and two more
 _ENV = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -91,8 +99,11 @@ class IsolatedFiles(DataSource):
             ) from error
 
     def prefetch(self, request: ReadRequest) -> None:
-        if request not in self._pending and len(self._pending) < _SLOTS - 1:
-            self._send(request)
+        if request in self._pending:
+            return
+        while len(self._pending) >= _SLOTS - 1:  # some are from before a change of position
+            self._drop_oldest()
+        self._send(request)
 
     def close(self) -> None:
         if self._child is not None:
@@ -106,7 +117,7 @@ class IsolatedFiles(DataSource):
     def _start(self) -> dict[str, Any]:
         self._child = _Child()
         self._child.send({"kind": "open", "format": self._kind, "paths": self.tables})
-        answer = self._wait()
+        answer = self._wait(self.tables)
         if "error" in answer:
             self.close()
             raise self._make_error(answer["error"], None)
@@ -126,7 +137,7 @@ class IsolatedFiles(DataSource):
             self._drop_oldest()
         slot = next(i for i in range(_SLOTS) if i not in self._pending.values())
         self._pending[request] = slot
-        size = os.stat(self.tables[request.table]).st_size / (1 << 20)
+        size = get_megabytes(self.tables[request.table])
         child.send(
             {"kind": "read", "request": list(request), "slot": slot, "megabytes": min(size, 1000)}
         )
@@ -140,23 +151,23 @@ class IsolatedFiles(DataSource):
 
     def _receive(self) -> None:
         waiting = next(request for request in self._pending if request not in self._answers)
-        self._answers[waiting] = self._wait()
+        self._answers[waiting] = self._wait(self.tables[waiting.table])
 
-    def _wait(self) -> dict[str, Any]:
+    def _wait(self, place: object) -> dict[str, Any]:
         child = self._require_child()
         try:
             if not child.connection.poll(_WALL_SECONDS):
                 raise EOFError("it did not answer")
-            answer = json.loads(child.connection.recv_bytes(MAX_ANSWER_BYTES))
+            answer = json.loads(child.connection.recv_bytes(_MAX_MESSAGE_BYTES))
             if not isinstance(answer, dict):
                 raise ValueError("no object")
             return answer
-        except (EOFError, OSError, ValueError) as error:
-            reason = child.close() or str(error)
+        except (EOFError, OSError, ValueError, RecursionError) as error:
+            reason = child.describe_end() or str(error)
             self.close()
             raise BatchError(
-                f"{self.tables!s:.300} was refused: its reader ended ({reason}). Nothing in it was "
-                "executed. If the file is yours, read it with trusted=True."
+                f"{place!s:.300} was refused: its reader ended ({reason}). Nothing in it was "
+                f"executed. {TRUST_ADVICE}"
             ) from error
 
     def _make_error(self, record: Any, request: ReadRequest | None) -> TfPoliciesError:
@@ -174,8 +185,8 @@ class _Child:
 
     def __init__(self) -> None:
         parent_socket, child_socket = socket.socketpair()
-        self.memory = [_make_memory() for _ in range(_SLOTS)]
-        files = [child_socket.fileno(), *self.memory]
+        self.memory = [SharedMemory(_make_memory(), is_writable=False) for _ in range(_SLOTS)]
+        files = [child_socket.fileno(), *(memory.file for memory in self.memory)]
         with child_socket:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, ",".join(map(str, files)), *sys.path],
@@ -193,12 +204,15 @@ class _Child:
         with contextlib.suppress(OSError):  # `recv_bytes` reports a process that ended
             self.connection.send_bytes(json.dumps(message).encode())
 
-    def close(self) -> str:
-        """Ends the process; returns why it ended by itself, or ""."""
+    def close(self) -> None:
+        """Ends the process."""
+        self._finalize()
+
+    def describe_end(self) -> str:
+        """Returns why the process ended by itself, or ""."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
         status = self._process.poll()
-        self._finalize()
         if status is None or status == 0:
             return ""
         if status == -signal.SIGPROF:
@@ -213,33 +227,33 @@ def _make_memory() -> int:
 
 
 def _end(
-    process: subprocess.Popen[bytes], connection: Connection, memory: Sequence[int], owner: int
+    process: subprocess.Popen[bytes],
+    connection: Connection,
+    slots: Sequence[SharedMemory],
+    owner: int,
 ) -> None:
     if os.getpid() != owner:  # a fork
         return
     connection.close()
     process.kill()
     process.wait()
-    for file in memory:
-        os.close(file)
+    for memory in slots:
+        memory.close()
 
 
-def _copy_arrays(memory: int, records: Sequence[Any]) -> list[np.ndarray]:
+def _copy_arrays(memory: SharedMemory, records: Sequence[Any]) -> list[np.ndarray]:
     """Copies arrays from shared memory; their records are not trusted."""
-    size = os.fstat(memory).st_size
-    if not size:
-        return []
+    view = memory.map()
     arrays = []
-    with mmap.mmap(memory, size, access=mmap.ACCESS_READ) as view:
-        for dtype_name, shape, offset in records:
-            dtype = np.dtype(str(dtype_name))
-            sizes = tuple(map(int, shape))
-            end = int(offset) + math.prod(sizes) * dtype.itemsize
-            if dtype.kind not in "biuf" or min((*sizes, offset)) < 0 or end > size:
-                raise ValueError(f"an array {sizes} of {dtype} at {offset}")
-            mapped: np.ndarray = np.ndarray(sizes, dtype, view, offset)
-            arrays.append(mapped.copy())
-            del mapped
+    for dtype_name, shape, offset in records:
+        dtype = np.dtype(str(dtype_name))
+        sizes = tuple(map(int, shape))
+        end = int(offset) + math.prod(sizes) * dtype.itemsize
+        if dtype.kind not in "biuf" or min((*sizes, offset)) < 0 or end > len(view):
+            raise ValueError(f"an array {sizes} of {dtype} at {offset}")
+        mapped: np.ndarray = np.ndarray(sizes, dtype, view, offset)
+        arrays.append(mapped.copy())
+        del mapped
     return arrays
 
 

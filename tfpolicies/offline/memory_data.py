@@ -41,8 +41,8 @@ class ArrayData(DataSource):
         sizes = {x: len(column) for x, column in self._columns.items()}
         if len({*sizes.values()}) != 1 or not next(iter(sizes.values())):
             raise BatchError(
-                f"{name} must have columns with the same number of rows, at least 1; got "
-                f"{sizes!s:.300}."
+                f"{name} must have columns with the same number of rows, at least 1, got "
+                f"{sizes!s:.300}. Cut or fill up the columns."
             )
         rows = next(iter(sizes.values()))
         self.ends = [rows]
@@ -68,18 +68,22 @@ def _flatten(name: str, column: Any) -> Iterator[tuple[str, np.ndarray]]:
         for key, part in parts:
             yield from _flatten(f"{name}{SEPARATOR}{key}", part)
         return
-    array = np.asarray(column)
-    if array.ndim and array.dtype == object and len(array) and np.ndim(array[0]):
-        try:
+    try:
+        array = np.asarray(column)
+        if array.ndim and array.dtype == object and len(array) and np.ndim(array[0]):
             array = np.stack([np.asarray(row) for row in array])
-        except ValueError as error:
-            raise BatchError(
-                f"Column {name!r:.100} must have rows of one shape: {error!s:.100}."
-            ) from error
+    except ValueError as error:
+        raise BatchError(
+            f"Column {name!r:.100} must have rows of one shape: {error!s:.100}. Fill them up, or "
+            "leave the column out."
+        ) from error
     if array.dtype.kind == "M":
         array = array.astype(np.int64)
     if not array.ndim:
-        raise BatchError(f"Column {name!r:.100} must be an array [rows, ...], got {array!r:.50}.")
+        raise BatchError(
+            f"Column {name!r:.100} must be an array [rows, ...], got {column!r:.50}. Give a value "
+            "for each row."
+        )
     yield name, array
 
 
@@ -108,7 +112,7 @@ class StreamData(DataSource):
         self._rest: Chunk | None = None
         first = next(iter(make_batches()), None)
         if first is None:
-            raise BatchError(f"{name} has no rows.")
+            raise BatchError(f"{name} must have rows, but has none. Give other data.")
         columns = dict(_flatten_batch(first))
         self.column_names = tuple(columns)
         self.ends = [_END_OF_STREAM]
@@ -147,7 +151,11 @@ class StreamData(DataSource):
             columns = dict(_flatten_batch(batch))
             rows = {len(column) for column in columns.values()}
             if len(rows) > 1:
-                raise BatchError(f"{self.tables[0]} gave columns of different lengths.")
+                sizes = {name: len(column) for name, column in columns.items()}
+                raise BatchError(
+                    f"{self.tables[0]} must have batches whose columns have one length, got "
+                    f"{sizes!s:.300}. Mend the function that makes them."
+                )
             if rows and (count := rows.pop()):
                 return Chunk(columns, count, self.tables[0], self._position)
         return None
@@ -161,18 +169,7 @@ def _flatten_batch(batch: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]
 def make_frame_data(frame: Any) -> ArrayData:
     """Returns a pandas data frame as a data source."""
     columns = {str(name): frame[name].to_numpy() for name in frame.columns}
-    missing = [name for name, x in columns.items() if x.dtype == object and _has_none(x)]
-    if missing:
-        row = int(np.flatnonzero(frame[missing[0]].isna().to_numpy())[0])
-        raise BatchError(
-            f"Column {missing[0]!r:.100} has no value in row {row} of the data frame. Fill it in, "
-            "or leave the row out."
-        )
     return ArrayData(columns, "the data frame")
-
-
-def _has_none(column: np.ndarray) -> bool:
-    return any(value is None for value in column)
 
 
 def make_tf_data(dataset: Any, batch_rows: int = 4096) -> StreamData:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,14 +56,20 @@ def open_data(data: Any, *, file_format: str | None = None, trusted: bool = Fals
         BatchError: if a file is damaged.
         MissingPackageError: if a Parquet file is to be read without pyarrow.
     """
+    if file_format is not None and file_format not in FORMATS:
+        raise ConfigError(
+            f"input_config={{'format': ...}} must be one of {FORMATS}, got {file_format!r:.50}. "
+            "Leave it out: files are known by their endings."
+        )
     if is_file_source(data):
         paths = find_files(data, file_format)
         kind = file_format or _get_kind(paths)
-        paths = _extract_archives(paths)
-        names = [str(path) for path in paths]
-        if not trusted:
-            return IsolatedFiles(kind, names)
-        return open_files(kind, names)
+        with contextlib.ExitStack() as stack:
+            names = [str(path) for path in _extract_archives(paths, stack)]
+            make_source = open_files if trusted else IsolatedFiles
+            source = make_source(kind, names)
+            weakref.finalize(source, stack.pop_all().close)  # deletes what was extracted
+            return source
     if isinstance(data, DataSource):
         return data
     if isinstance(data, Mapping):
@@ -113,15 +121,17 @@ def _get_kind(paths: Sequence[Path]) -> str:
     )
 
 
-def _extract_archives(paths: Sequence[Path]) -> list[Path]:
+def _extract_archives(paths: Sequence[Path], stack: contextlib.ExitStack) -> list[Path]:
     result: list[Path] = []
     for path in paths:
         if path.suffix.lower() != ".zip":
             result.append(path)
             continue
-        folder = Path(tempfile.mkdtemp(prefix="tfpolicies-"))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfpolicies-")))
         files = extract_json_files(path, folder)
         if not files:
-            raise BatchError(f"{path} has no .json file in it.")
+            raise BatchError(
+                f"{path} must have .json files in it, but has none. Give the path of another file."
+            )
         result += files
     return result

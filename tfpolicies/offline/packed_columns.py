@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import pickle
 from typing import Any
+
+import numpy as np
 
 from tfpolicies.batch.compression import is_packed, unpack_array
 from tfpolicies.errors import BatchError, MissingPackageError
@@ -16,6 +19,8 @@ from tfpolicies.storage.pickle_reader import RefusedError, read_arrays
 from tfpolicies.system.installed_distributions import get_install_command
 
 MAX_UNPACKED_BYTES = 128 << 20  # of one column in one line
+_DAMAGES = (ValueError, TypeError, OverflowError, LookupError, AttributeError, RecursionError)
+_RLLIB_PREFIX = "BCJNG"  # of each LZ4 frame in base64
 
 
 def _import_lz4() -> Any:
@@ -30,6 +35,11 @@ def _import_lz4() -> Any:
     return lz4.frame
 
 
+def is_packed_column(text: str) -> bool:
+    """Returns whether a text is a packed column, of RLlib or of this package."""
+    return text.startswith(_RLLIB_PREFIX) or is_packed(text)
+
+
 def unpack_column(text: str) -> Any:
     """Returns a packed column: an array, or a dict or tuple of arrays.
 
@@ -41,25 +51,46 @@ def unpack_column(text: str) -> Any:
         MissingPackageError: if it is RLlib's and lz4 is not installed.
     """
     if is_packed(text):
+        _check_size(text)
         return unpack_array(text)
-    frame = _import_lz4()
-    decompressor = frame.LZ4FrameDecompressor()
+    pickled = _decompress(text)
     try:
-        content = base64.b64decode(text, validate=True)
-        pickled = decompressor.decompress(content, max_length=MAX_UNPACKED_BYTES + 1)
-        if len(pickled) > MAX_UNPACKED_BYTES:
-            raise BatchError(f"it has more than {MAX_UNPACKED_BYTES} bytes when unpacked")
-        if not decompressor.eof:
-            raise BatchError("its end is missing")
         return read_arrays(pickled)
-    except (binascii.Error, ValueError, RuntimeError) as error:
-        raise BatchError(f"it is no LZ4 frame in base64: {error!s:.100}") from error
     except RefusedError as error:
         raise BatchError(f"its pickle holds {error}; nothing in it was executed") from error
+    except _DAMAGES as error:
+        raise BatchError(
+            f"its pickle is damaged: {error!s:.100}; nothing in it was executed"
+        ) from error
+
+
+def _check_size(text: str) -> None:
+    """Checks the size that a packed array of this package states."""
+    try:
+        _, dtype_name, shape, _ = text.split(";", 3)
+        size = math.prod(map(int, filter(None, shape.split(",")))) * np.dtype(dtype_name).itemsize
+    except (ValueError, TypeError):
+        return  # `unpack_array` says what is wrong
+    if size > MAX_UNPACKED_BYTES:
+        raise BatchError(f"it has more than {MAX_UNPACKED_BYTES} bytes when unpacked")
+
+
+def _decompress(text: str) -> bytes:
+    decompressor = _import_lz4().LZ4FrameDecompressor()
+    try:
+        content = base64.b64decode(text, validate=True)
+        result: bytes = decompressor.decompress(content, max_length=MAX_UNPACKED_BYTES + 1)
+    except (binascii.Error, ValueError, RuntimeError) as error:
+        raise BatchError(f"it is not an LZ4 frame in base64: {error!s:.100}") from error
+    if len(result) > MAX_UNPACKED_BYTES:
+        raise BatchError(f"it has more than {MAX_UNPACKED_BYTES} bytes when unpacked")
+    if not decompressor.eof:
+        raise BatchError("its end is missing")
+    return result
 
 
 def pack_column(column: Any) -> str:
-    """Returns a column as RLlib packs it.
+    """Returns a column as RLlib packs it; its environment may have NumPy 1 or 2.
 
     Args:
         column: an array, or a dict or tuple of arrays.
@@ -68,4 +99,6 @@ def pack_column(column: Any) -> str:
     array([0, 1, 2])
     """
     frame = _import_lz4()
-    return base64.b64encode(frame.compress(pickle.dumps(column))).decode("ascii")
+    pickled = pickle.dumps(column, protocol=3)  # names modules as plain text
+    pickled = pickled.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n", 1)
+    return base64.b64encode(frame.compress(pickled)).decode("ascii")

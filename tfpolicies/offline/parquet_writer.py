@@ -179,6 +179,14 @@ def get_batch_bytes(batch: Mapping[str, Any]) -> int:
     return sum(array.nbytes for name in batch for _, array in _iter_leaves(name, batch[name]))
 
 
+def _take_rows(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:
+    return {
+        name: map_leaves(lambda leaf: leaf[rows], column)
+        for name, column in batch.items()
+        if name not in _NOT_WRITTEN
+    }
+
+
 class EpisodeBuffer:
     """Collects the rows of one policy's episodes until they end."""
 
@@ -194,12 +202,7 @@ class EpisodeBuffer:
         for start, stop in zip([0, *bounds], [*bounds, len(done)], strict=True):
             rows = slice(int(start), int(stop))
             key = int(keys[start, 0]), int(keys[start, 1])
-            columns = {
-                name: map_leaves(lambda x, rows=rows: x[rows], column)
-                for name, column in batch.items()
-                if name not in _NOT_WRITTEN
-            }
-            part = SampleBatch(columns)
+            part = SampleBatch(_take_rows(batch, rows))
             self._open.setdefault(key, []).append(part)
             self._size += get_batch_bytes(part)
             if done[stop - 1]:

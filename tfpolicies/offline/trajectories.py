@@ -53,15 +53,7 @@ def group_by_episode(chunk: Chunk, column_map: ColumnMap) -> Chunk:
         np.stack(keys, axis=1), axis=0, return_index=True, return_inverse=True
     )
     order = np.argsort(first[group.reshape(-1)], kind="stable")
-    offsets = chunk.line_offsets
-    return Chunk(
-        {name: column[order] for name, column in chunk.columns.items()},
-        chunk.rows,
-        chunk.table,
-        chunk.first_row,
-        None if offsets is None else offsets[order],
-        chunk.policy_id,
-    )
+    return chunk.reorder(order)
 
 
 def make_trajectories(

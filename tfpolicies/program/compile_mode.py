@@ -34,6 +34,7 @@ class GraphStats(NamedTuple):
     has_convolutions: bool
     is_recurrent: bool  # recurrence or attention
     has_control_flow: bool  # loops or branches, which have to be traced differently for XLA
+    calls_python: bool  # XLA cannot compile that
     num_operations: int
     num_weights: int  # trainable numbers
 
@@ -42,6 +43,7 @@ _CONVOLUTION = re.compile(r"Conv(?!ert)|Conv2d|Dilation2D")
 _LOOP = re.compile(r"^(Stateless)?While$")
 _BRANCH = re.compile(r"^(Stateless)?(If|Case)$")
 _RECURRENCE = re.compile(r"^CudnnRNN|LSTMBlock|^BlockLSTM|^GRUBlock")
+_PYTHON_CALL = re.compile(r"^(Eager)?PyFunc(Stateless)?$")
 _PRODUCT = re.compile(r"^BatchMatMul|^Einsum$")
 
 _MAX_LOOP_WEIGHTS = 100_000  # of a recurrent network; with more, only its step is compiled
@@ -61,6 +63,7 @@ def analyze_graph(graph: tf.Graph) -> GraphStats:
         has_convolutions=has_op(_CONVOLUTION),
         is_recurrent=has_op(_LOOP, _RECURRENCE) or ("Softmax" in op_types and has_op(_PRODUCT)),
         has_control_flow=has_op(_LOOP, _BRANCH),
+        calls_python=has_op(_PYTHON_CALL),
         num_operations=len(op_types),
         num_weights=sum(variable.shape.num_elements() for variable in graph.trainable_variables),
     )
@@ -71,6 +74,8 @@ def choose_compile_mode(stats: GraphStats, *, allow_plain: bool, on_cpu: bool) -
     is_large_recurrent = on_cpu and stats.is_recurrent and stats.num_weights > _MAX_STEP_WEIGHTS
     if stats.has_convolutions or is_large_recurrent or stats.num_operations > _MAX_OPERATIONS:
         return CompileMode.PLAIN if allow_plain else CompileMode.STEP
+    if stats.calls_python:
+        return CompileMode.PLAIN
     if on_cpu and stats.is_recurrent and stats.num_weights > _MAX_LOOP_WEIGHTS:
         return CompileMode.STEP
     return CompileMode.LOOP

@@ -57,6 +57,12 @@ class UpdateCompiler:
         stats = analyze_graph(
             self._get_step(for_xla=not automatic, clips_gradients=clips_gradients).graph
         )
+        if stats.calls_python and not automatic:
+            raise ConfigError(
+                "jit_compile=True needs a loss without calls of Python (tf.py_function, "
+                "tf.numpy_function, tf_input_ops of a reader), which XLA cannot compile. Set "
+                "jit_compile='auto' or False."
+            )
         if automatic and not stats.has_control_flow:  # then XLA can use the same trace
             self._steps[True, clips_gradients] = self._steps[False, clips_gradients]
         return choose_compile_mode(stats, allow_plain=automatic, on_cpu=functions.device == CPU)

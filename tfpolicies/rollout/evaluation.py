@@ -36,6 +36,11 @@ def play(
         seconds: time limit; episodes that have not ended by then do not count. None for no limit.
     """
     if worker.environments is None or worker.sampler is None:
+        if worker.config.env is None:
+            raise UsageError(
+                "There is no environment to evaluate in. Give one: evaluate(env=...), or "
+                "config.environment(...)."
+            )
         raise UsageError("The evaluation worker was stopped.")
     deadline = math.inf if seconds is None else now() + seconds * 1e9
     duration = EvaluationDuration(amount, by_episodes, deadline)

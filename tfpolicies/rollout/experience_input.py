@@ -11,7 +11,12 @@ import numpy as np
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.run_sections import SAMPLER, is_mixture, needs_environment
+from tfpolicies.config.run_sections import (
+    SAMPLER,
+    check_input_config,
+    is_mixture,
+    needs_environment,
+)
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.models.mean_std_filters import ReturnFilter
 from tfpolicies.offline.column_map import OBS, REWARDS, ColumnMap
@@ -87,6 +92,7 @@ def _open(
     input_: Any, config: AlgorithmConfig, shards: Sequence[Any] | None, worker_index: int
 ) -> DataSource:
     options = config.input_config
+    check_input_config(options)
     data = input_
     if isinstance(input_, str) and input_ == DATASET:
         data = _get_dataset(config, shards, worker_index)
@@ -134,10 +140,9 @@ def make_sampler(
     if shards is not None and shards[worker.worker_index] is None:
         return None
     make_source = _SamplerMaker(worker, shards, make_env_sampler, rng)
-    if is_mixture(input_):
-        parts = {source: make_source.make(source) for source in input_}
-        weights = [input_[source] for source in parts]
-        return MixedSampler([*parts.values()], weights, rng)
+    if isinstance(input_, Mapping) and is_mixture(input_):
+        samplers = [make_source.make(source) for source in input_]
+        return MixedSampler(samplers, [*input_.values()], rng)
     return make_source.make(input_)
 
 
@@ -261,26 +266,22 @@ class _SamplerMaker:
             lambda: _open(source, config, shards, index),
             worker.policy_map,
             settings,
-            self._make_postprocessor,
+            lambda: make_postprocessor(worker),
             self._rng,
-        )
-
-    def _make_postprocessor(self) -> Postprocessor:
-        worker = self._worker
-        return Postprocessor(
-            worker.config.clip_rewards,
-            worker.callbacks,
-            worker,
-            worker.policy_map,
-            list,
-            worker.config.enable_connectors,
-            observes=False,
         )
 
     def _make_reader_sampler(self, make_reader: Callable[[IOContext], Any]) -> ReaderSampler:
         worker = self._worker
         context = IOContext(worker.log_dir, worker.config, worker.worker_index, worker)
-        return ReaderSampler(lambda: make_reader(context), self._rng)
+        sampler = ReaderSampler(lambda: make_reader(context), self._start_env_sampler, self._rng)
+        context.set_sampler_input(sampler.make_sampler_input)
+        return sampler
+
+    def _start_env_sampler(self) -> Sampler | None:
+        sampler = self._make_env_sampler()
+        if sampler is not None:
+            sampler.reset(self._worker.seeds.next(sampler.num_envs))
+        return sampler
 
 
 def make_offline_settings(worker: Any, shards: Sequence[Any] | None) -> OfflineSettings:
@@ -303,6 +304,20 @@ def make_offline_settings(worker: Any, shards: Sequence[Any] | None) -> OfflineS
     )
 
 
+def make_postprocessor(worker: Any) -> Postprocessor:
+    """Returns a postprocessor of recorded trajectories."""
+    config: AlgorithmConfig = worker.config
+    return Postprocessor(
+        config.clip_rewards,
+        worker.callbacks,
+        worker,
+        worker.policy_map,
+        list,
+        config.enable_connectors,
+        observes=False,
+    )
+
+
 def _import_class(path: str) -> Any:
     module_name, _, name = path.rpartition(".")
     try:
@@ -314,15 +329,60 @@ def _import_class(path: str) -> Any:
         ) from error
 
 
-class ReaderSampler:
+class _EnvironmentInput(ExperienceReader):
+    """Returns the batches of a sampler of environments."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def next(self) -> SampleBatch | MultiAgentBatch:
+        return self._sampler.sample()
+
+
+class _MaySample:
+    """A sampler that may have a sampler of environments as a part."""
+
+    _env_sampler: Any = None
+
+    @property
+    def envs(self) -> Any:
+        """The environments; None without any."""
+        return None if self._env_sampler is None else self._env_sampler.envs
+
+    @property
+    def num_envs(self) -> int:
+        """The number of environments."""
+        return 0 if self.envs is None else int(self.envs.num_envs)
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The metrics of episodes that ended in environments."""
+        return [] if self._env_sampler is None else self._env_sampler.metrics
+
+    @metrics.setter
+    def metrics(self, metrics: list[Any]) -> None:
+        if self._env_sampler is not None:
+            self._env_sampler.metrics = metrics
+
+    @property
+    def running_episodes(self) -> Sequence[Episode]:
+        """The episodes that run in environments."""
+        return () if self._env_sampler is None else self._env_sampler.running_episodes
+
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        """Starts new episodes in environments; reading of data continues."""
+        if self._env_sampler is not None:
+            self._env_sampler.reset(seeds)
+
+
+class ReaderSampler(_MaySample):
     """Returns the batches of a user's reader, which the first sample creates.
 
     Args:
         make_reader: creates the reader.
+        start_env_sampler: creates a sampler of environments and starts their episodes; called if
+            the reader asks for one.
         rng: stored, as for other samplers.
-
-    Attributes:
-        metrics: always empty.
     """
 
     envs = None
@@ -330,10 +390,15 @@ class ReaderSampler:
     state_kind = "reader"
     running_episodes: Sequence[Episode] = ()
 
-    def __init__(self, make_reader: Callable[[], Any], rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        make_reader: Callable[[], Any],
+        start_env_sampler: Callable[[], Sampler | None],
+        rng: np.random.Generator,
+    ) -> None:
         self.rng = rng
-        self.metrics: list[Any] = []
         self._make_reader = make_reader
+        self._start_env_sampler = start_env_sampler
         self._reader: ExperienceReader | None = None
 
     def _get_reader(self) -> Any:
@@ -363,39 +428,40 @@ class ReaderSampler:
             )
         return batch
 
-    def reset(self, seeds: object) -> None:
-        """Does nothing: reading continues."""
+    def make_sampler_input(self) -> ExperienceReader | None:
+        """Returns a reader that samples environments; None without an environment."""
+        if self._env_sampler is None:
+            self._env_sampler = self._start_env_sampler()
+        return None if self._env_sampler is None else _EnvironmentInput(self._env_sampler)
 
     def close(self) -> None:
-        """Closes the reader, if it can be closed."""
-        close = getattr(self._reader, "close", None)
-        if close is not None:
-            close()
+        """Closes the reader and the environments, if there are any."""
+        for part in (self._reader, self._env_sampler):
+            if hasattr(part, "close"):
+                part.close()  # type: ignore[union-attr]
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state of the reader, if it has one."""
+        """Returns the state of the reader, if it has one; running episodes have none."""
         get_state = getattr(self._reader, "get_state", None)
         state = None if get_state is None else get_state()
         rng = self.rng.bit_generator.state
         return {"kind": self.state_kind, "envs": None, "rng": rng, "reader": state}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores what `get_state` returned; episodes begin again."""
         self.rng.bit_generator.state = state["rng"]
+        self.reset(None)
         if state.get("reader") is not None:
             self._get_reader().set_state(state["reader"])
 
 
-class MixedSampler:
+class MixedSampler(_MaySample):
     """Returns batches of several samplers, chosen at random.
 
     Args:
         samplers: the samplers.
         weights: their probabilities.
         rng: chooses.
-
-    Attributes:
-        envs: those of the sampler of environments, if there is one.
     """
 
     state_kind = "mixture"
@@ -409,38 +475,12 @@ class MixedSampler:
         self.rng = rng
         with_envs = [sampler for sampler in samplers if sampler.envs is not None]
         self._env_sampler = with_envs[0] if with_envs else None
-        self.envs = None if self._env_sampler is None else self._env_sampler.envs
-
-    @property
-    def num_envs(self) -> int:
-        """The number of environments."""
-        return 0 if self.envs is None else int(self.envs.num_envs)
-
-    @property
-    def metrics(self) -> list[Any]:
-        """The metrics of episodes that ended in environments."""
-        return [] if self._env_sampler is None else self._env_sampler.metrics
-
-    @metrics.setter
-    def metrics(self, metrics: list[Any]) -> None:
-        if self._env_sampler is not None:
-            self._env_sampler.metrics = metrics
-
-    @property
-    def running_episodes(self) -> Sequence[Episode]:
-        """The episodes that run in environments."""
-        return () if self._env_sampler is None else self._env_sampler.running_episodes
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
         """Returns the batch of one of the samplers."""
         index = int(self.rng.choice(len(self._samplers), p=self._weights))
         batch: SampleBatch | MultiAgentBatch = self._samplers[index].sample()
         return batch
-
-    def reset(self, seeds: Sequence[int] | None) -> None:
-        """Starts new episodes in environments."""
-        if self._env_sampler is not None:
-            self._env_sampler.reset(seeds)
 
     def close(self) -> None:
         """Closes files."""

@@ -52,7 +52,7 @@ _COMPUTED_COLUMNS = ("weights", "unroll_id")
 
 
 class OfflineSettings(NamedTuple):
-    """How recorded experience is read.
+    """Settings of reading recorded experience.
 
     Attributes:
         rows: of a sample.
@@ -62,6 +62,7 @@ class OfflineSettings(NamedTuple):
         columns: where columns of batches come from; see `ColumnMap`.
         actions_normalized: whether recorded actions are in [-1, 1] already.
         postprocess: whether trajectories are postprocessed.
+        reads_all: whether batches also have the recorded columns that the loss does not read.
     """
 
     rows: int
@@ -71,6 +72,7 @@ class OfflineSettings(NamedTuple):
     columns: Mapping[str, Any] | None = None
     actions_normalized: bool = False
     postprocess: bool = False
+    reads_all: bool = False
 
 
 class _Plan(NamedTuple):
@@ -154,8 +156,9 @@ class OfflineSampler:
                 self._block = None
         joined: dict[str, Any] = {pid: _join_batches(batches) for pid, batches in parts.items()}
         if [*joined] == [DEFAULT_POLICY_ID]:
-            return joined[DEFAULT_POLICY_ID]
-        return MultiAgentBatch(joined, _count_env_steps(joined))
+            batch: SampleBatch = joined[DEFAULT_POLICY_ID]
+            return batch
+        return MultiAgentBatch(joined, count_env_steps(joined))
 
     def reset(self, seeds: object) -> None:
         """Does nothing: there are no running episodes, and reading continues."""
@@ -256,12 +259,15 @@ class OfflineSampler:
         column_map, learning = self._column_map, policy.driver.learning
         available = dict.fromkeys((*_RAW_COLUMNS, *column_map.available))
         loss_columns = set(learning.select_columns(available))
-        if policy.driver.program is None:
-            loss_columns = {name for name in loss_columns if column_map.has(name)}
+        if policy.driver.program is None:  # a custom policy, which does not say what it reads
+            usual = (*_RAW_COLUMNS, *_ACTING_COLUMNS, *(settings.columns or {}))
+            loss_columns = {name for name in usual if column_map.has(name)}
         needed = {OBS, ACTIONS} | {name for name in (REWARDS, TERMINATEDS) if name in loss_columns}
         names = needed | {name for name in loss_columns if name not in _COMPUTED_COLUMNS}
         names |= {f"state_in_{i}" for i in range(len(policy.get_initial_state()))}
-        needs_next_obs = NEW_OBS in loss_columns
+        if settings.reads_all:
+            names |= {name for name in _RAW_COLUMNS if column_map.has(name)}
+        needs_next_obs = NEW_OBS in loss_columns or NEW_OBS in names
         if settings.postprocess:
             names |= {*_ACTING_COLUMNS}
             needed |= self._get_postprocessed_columns(policy)
@@ -314,6 +320,14 @@ class OfflineSampler:
         ]
         views = {view.name for view in policy.driver.acting.views}
         missing = [name for name in missing if name not in views]
+        acting = [name for name in missing if name in _ACTING_COLUMNS]
+        if acting:
+            raise MissingColumnError(
+                f"The loss of {type(policy).__name__} reads {acting[0]!r} of the policy that "
+                f"acted, which the data do not have; they have "
+                f"{[*self._column_map.available]!s:.300}. Record it, or use an algorithm that "
+                "learns from any policy's steps: BC, MARWIL, DQN or SAC."
+            )
         if missing:
             raise MissingColumnError(
                 f"The loss of {type(policy).__name__} reads {missing[0]!r}, which the data do not "
@@ -592,17 +606,20 @@ def _get_item_rows(batch: SampleBatch) -> np.ndarray:
 def _take_items(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
     lengths = batch.get("seq_lens")
     if lengths is None:
-        columns = {name: map_leaves(lambda x: x[items], column) for name, column in batch.items()}
-        return SampleBatch(columns)
+        return SampleBatch({name: _take_rows(column, items) for name, column in batch.items()})
     starts = np.cumsum(lengths) - lengths
     chosen = lengths[items]
     offsets = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
     rows = np.repeat(starts[items], chosen) + offsets
     columns = {}
     for name, column in batch.items():
-        index = items if name == "seq_lens" or name.startswith("state_in_") else rows
-        columns[name] = map_leaves(lambda x, index=index: x[index], column)
+        is_per_sequence = name == "seq_lens" or name.startswith("state_in_")
+        columns[name] = _take_rows(column, items if is_per_sequence else rows)
     return SampleBatch(columns)
+
+
+def _take_rows(column: Any, rows: np.ndarray) -> Any:
+    return map_leaves(lambda leaf: leaf[rows], column)
 
 
 def _join_batches(batches: Sequence[SampleBatch]) -> Any:
@@ -613,7 +630,7 @@ def _concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _count_env_steps(batches: Mapping[str, SampleBatch]) -> int:
+def count_env_steps(batches: Mapping[str, SampleBatch]) -> int:
     """Returns how many environment steps the rows of several policies belong to."""
     if all(EPS_ID in batch and T in batch for batch in batches.values()):
         steps = [np.stack([batch[EPS_ID], batch[T]], axis=1) for batch in batches.values()]

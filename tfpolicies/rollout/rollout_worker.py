@@ -568,8 +568,9 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
                 policy.close()
         if self._recorder is not None:
             self._recorder.close()
-        if getattr(self, "sampler", None) is not None:
-            self.sampler.close()
+        sampler = getattr(self, "sampler", None)
+        if sampler is not None:
+            sampler.close()
             self.sampler = None
         if self.environments is not None:
             self.environments.close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import math
 import os
@@ -413,19 +414,21 @@ def read_arrays(content: bytes) -> Any:
     Raises:
         RefusedError: if there is anything else in the pickle.
     """
-    return _to_arrays(PickleInterpreter(content).run(), 0)
+    return _to_arrays(PickleInterpreter(content).run(), 0, itertools.count())
 
 
-def _to_arrays(value: Any, depth: int) -> Any:
+def _to_arrays(value: Any, depth: int, counter: Iterator[int]) -> Any:
     if depth > MAX_DEPTH:
         raise RefusedError(f"values nested more than {MAX_DEPTH} deep, or in a cycle")
+    if next(counter) > MAX_VALUES:
+        raise RefusedError(f"more than {MAX_VALUES} values")
     array = value.value if isinstance(value, _ArrayRecord) else value
     if isinstance(array, np.ndarray):
         return array
     if isinstance(value, dict):
-        return {str(key): _to_arrays(part, depth + 1) for key, part in value.items()}
+        return {str(key): _to_arrays(part, depth + 1, counter) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_to_arrays(part, depth + 1) for part in value)
+        return tuple(_to_arrays(part, depth + 1, counter) for part in value)
     if isinstance(value, bool | int | float):
         return np.asarray(value)
     name = value.name if isinstance(value, ObjectRecord) else type(value).__name__
