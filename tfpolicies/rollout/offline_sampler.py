@@ -156,8 +156,8 @@ class OfflineSampler:
                 self._block = None
         joined: dict[str, Any] = {pid: _join_batches(batches) for pid, batches in parts.items()}
         if [*joined] == [DEFAULT_POLICY_ID]:
-            batch: SampleBatch = joined[DEFAULT_POLICY_ID]
-            return batch
+            result: SampleBatch = joined[DEFAULT_POLICY_ID]
+            return result
         return MultiAgentBatch(joined, count_env_steps(joined))
 
     def reset(self, seeds: object) -> None:
