@@ -119,7 +119,7 @@ FAULTS = {
     ),
     "has missing values": (
         {"heat": [10.0] * 5 + [None] + [11.0] * 6},
-        "'heat' has no value in row 5",
+        "Column 'heat' must have a value in each row, but row 5 of",
     ),
     "has no whole number": (
         {"valve": np.array([0, 1, 2.5] * 4)},
