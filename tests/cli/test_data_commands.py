@@ -119,7 +119,7 @@ FAULTS = {
     ),
     "has missing values": (
         {"heat": [10.0] * 5 + [None] + [11.0] * 6},
-        "has none. Fill it in, or leave the row out",
+        "Column 'heat' must have a value in each row, but row 5 of",
     ),
     "has no whole number": (
         {"valve": np.array([0, 1, 2.5] * 4)},
@@ -142,7 +142,7 @@ def test_a_fault_is_named_by_data_show_and_by_train(name, tmp_path, here, refuse
     path = write_fault(tmp_path / "log.parquet", changes)
     spaces = ["Discrete(3)"] if name == "has no whole number" else []
     stated = [word for space in spaces for word in ("--action-space", space)]
-    assert main(["data", "show", path, "--columns", MAPPING, *stated]) == 3
+    assert main(["data", "show", path, "--columns", MAPPING, *stated]) == 1
     shown = capsys.readouterr().out
     assert message in shown
     assert "\n1 fault\n" in shown
@@ -165,7 +165,7 @@ def test_all_faults_of_a_log_are_named_at_once(tmp_path, capsys):
     mapping = json.dumps(
         {"obs": ["heat"], "new_obs": ["load"], **json.loads(MAPPING) | {"obs": ["heat"]}}
     )
-    assert main(["data", "show", path, "--columns", mapping, "--json"]) == 3
+    assert main(["data", "show", path, "--columns", mapping, "--json"]) == 1
     problems = json.loads(capsys.readouterr().out)["problems"]
     assert len(problems) == 4
     for name in ("counts from 1", "is not a number", "is out of order"):

@@ -92,3 +92,14 @@ print([name for name in ("matplotlib.pyplot", "tensorflow") if name in sys.modul
 
 def test_matplotlib_is_imported_late_and_without_pyplot(tmp_path: Path) -> None:
     assert run_python(DRAW, tmp_path / "curve.png").stdout == "[]\n"
+
+
+def test_a_run_that_reads_data_shows_its_loss_unless_it_evaluates(tmp_path):
+    losses = [{"env_steps": 100 * i, "learner/p/total_loss": 1.0 / i} for i in range(1, 5)]
+    loss, note, returns = (tmp_path / name for name in ("loss.png", "note.png", "returns.png"))
+    draw_learning_curve(losses, loss, title="BC on log", from_data=True)
+    draw_learning_curve([{"env_steps": 100}], note, title="BC on log", from_data=True)
+    evaluated = [{**row, "evaluation/episode_reward_mean": 3.0} for row in losses]
+    draw_learning_curve(evaluated, returns, title="BC on log", from_data=True)
+    pictures = [path.read_bytes() for path in (loss, note, returns)]
+    assert len({*pictures}) == 3

@@ -116,3 +116,11 @@ def test_the_bar_shows_the_way_to_the_target_and_without_one_to_the_last_step(
     last = output.getvalue().split("\r")[-1].splitlines()[0]
     bar = re.split(r" 10(?:/20)? steps", last)[0]
     assert 100 * bar.rstrip(" ").count("━") / len(bar) == pytest.approx(percent, abs=2.5)
+
+
+def test_a_run_that_reads_data_shows_rows_and_its_loss():
+    console = Console(file=io.StringIO(), width=200)
+    with TrainingProgress(2_000, None, console, unit="rows") as progress:
+        progress.update(1_000, math.nan, 500.0, "epoch 1.0 of 2.0 | loss 0.5")
+    line = console.file.getvalue().strip()
+    assert line == "1,000/2,000 rows | 500/s | epoch 1.0 of 2.0 | loss 0.5 | 0:02 left"

@@ -9,10 +9,11 @@ from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.base_config import as_overrides
 from tfpolicies.config.migration_hints import describe_positional_config
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.errors import ConfigError
 from tfpolicies.reporting.progress_display import format_count
-from tfpolicies.rollout.experience_input import infer_missing_spaces, needs_environment
+from tfpolicies.rollout.experience_input import infer_missing_spaces
 
 EnvSource = str | Callable[..., object] | None
 """The source of environments: a name, a class or a function; None for no environment."""

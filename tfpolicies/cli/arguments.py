@@ -107,7 +107,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         return argparse.Namespace(command=None, debug=args.debug, help=parser.format_help())
     if unknown:
         command_parser = commands[args.command]
-        subcommand = getattr(args, "subcommand", None)
+        subcommand = str(getattr(args, "subcommand", ""))
         command_parser = command_parser.subparsers.get(subcommand, command_parser)
         word = unknown[0].partition("=")[0]
         hint = suggest_similar_names(word, command_parser.options()) if word.startswith("-") else ""

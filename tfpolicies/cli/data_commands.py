@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tfpolicies.cli.data_statistics import ActionCoverage, ComponentStats, EpisodeStats
 from tfpolicies.cli.data_survey import DataReport, DataSurvey, find_missing
-from tfpolicies.cli.exit_codes import DONE, FAILED
+from tfpolicies.cli.exit_codes import DONE, FAULTS_FOUND
 from tfpolicies.cli.space_text import parse_space
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import describe_space
@@ -46,7 +46,7 @@ def show_data(args: argparse.Namespace) -> int:
     """Reads recorded experience once; prints statistics, and faults that training would report.
 
     Returns:
-        An exit status: 3 if there are faults.
+        An exit status: 1 if there are faults.
     """
     console = CommandConsole()
     picture = None if args.to is None else _find_picture_path(args.to)
@@ -73,7 +73,7 @@ def show_data(args: argparse.Namespace) -> int:
         print_report(console, report, args.paths)
         if picture is not None:
             console.print(f"Picture: {shorten_path(picture)}", highlight=False, soft_wrap=True)
-    return FAILED if report.problems else DONE
+    return FAULTS_FOUND if report.problems else DONE
 
 
 def _find_picture_path(path: str) -> Path:

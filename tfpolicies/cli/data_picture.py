@@ -69,6 +69,8 @@ def _write_note(axes: Axes, note: str) -> None:
 
 
 def _draw_episodes(axes: Axes, report: DataReport, column: int, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     episodes = report.episodes
     name = title[0].upper() + title[1:]
     if episodes is None or not episodes.count:
@@ -82,12 +84,13 @@ def _draw_episodes(axes: Axes, report: DataReport, column: int, title: str) -> N
     values = episodes.sample.get()[:, column]
     mean = float((episodes.returns, episodes.lengths)[column].mean[0])
     _style(axes, f"{name}, mean {mean:,.4g}")
-    axes.hist(values, bins=_make_bins(values), color=_BLUE, edgecolor="white", linewidth=0.6)
+    bins = _make_bins(values).tolist()
+    axes.hist(values, bins=bins, color=_BLUE, edgecolor="white", linewidth=0.6)
     axes.axvline(mean, color=_ORANGE, linewidth=1.6, linestyle=(0, (5, 3)))
     axes.set_ylabel("episodes", color=_GRAY, size=10)
     if values.min() == values.max():
         axes.set_xlim(values[0] - 5, values[0] + 5)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axes.grid(axis="y", color=_GRID)
 

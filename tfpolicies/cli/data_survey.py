@@ -298,8 +298,8 @@ class DataSurvey:
             if not column_map.has(name):
                 continue
             try:
-                stated = self._stated_spaces | {other: placeholder}
-                pair = infer_spaces(self._source, self._columns, **stated, logs=False)
+                assumed = self._stated_spaces | {other: placeholder}
+                pair = infer_spaces(self._source, self._columns, **assumed, logs=False)
                 setattr(report, attribute, pair[name == ACTIONS])
             except SpaceError as error:
                 self._failed.add(name)
@@ -417,10 +417,10 @@ class DataSurvey:
         except TfPoliciesError as error:
             self.report.add_problem(error)
             return
-        flags = [self._read_flags(part, name) for name in (TERMINATEDS, TRUNCATEDS)]
+        terminateds, truncateds = (self._read_flags(part, x) for x in (TERMINATEDS, TRUNCATEDS))
         ids = [self._column_map.read_column(part, x) for x in self._get_ids()]
         keys = None if self._source.has_contiguous_episodes or not ids else np.stack(ids, axis=1)
-        episodes.add(starts, part.columns.get(_REWARDS), *flags, keys)
+        episodes.add(starts, part.columns.get(_REWARDS), terminateds, truncateds, keys)
 
     def _get_flags(self) -> list[str]:
         return [x for x in (EPS_ID, TERMINATEDS, TRUNCATEDS) if self._column_map.has(x)]

@@ -14,6 +14,7 @@ from tfpolicies.system.signal_handling import SignalInterrupt, describe_signal
 from tfpolicies.system.stdio import discard_output
 
 DONE, TARGET_MISSED, USAGE, FAILED, NOT_FINITE, RUN_IN_USE = 0, 1, 2, 3, 4, 5
+FAULTS_FOUND = TARGET_MISSED  # a check that ended with a negative result
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
 

@@ -435,7 +435,7 @@ def _export_and_play(job: TrainingJob, reason: str) -> ExportedPolicy:
     if reason != ENDED_BY_TARGET and settings.keep_best and run.best.exists():
         policy = load_policy(run.best, job.console, settings)
     exported = export_policy(policy, run.export, job.console, {"onnx": True, "saved_model": True})
-    if not settings.play:
+    if not settings.play or settings.env is None:
         return exported
     with job.console.status(
         f"playing {format_count(settings.play, 'episode')} through ONNX Runtime"

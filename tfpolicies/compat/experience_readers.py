@@ -20,6 +20,7 @@ from tfpolicies.batch.sample_batch import (
     SampleBatch,
     concat_samples,
 )
+from tfpolicies.config.run_sections import SAMPLER
 from tfpolicies.errors import BatchError, ConfigError, UsageError
 from tfpolicies.offline.block_reader import split_units
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, ReadResult, Unit
@@ -27,11 +28,7 @@ from tfpolicies.offline.experience_io import ExperienceReader, IOContext
 from tfpolicies.offline.input_registry import INPUTS, is_class_path, register_input
 from tfpolicies.offline.json_lines import SEPARATOR
 from tfpolicies.offline.open_data import FORMATS, find_files, is_file_source, open_data
-from tfpolicies.rollout.experience_input import (
-    SAMPLER,
-    make_offline_settings,
-    make_postprocessor,
-)
+from tfpolicies.rollout.experience_input import make_offline_settings, make_postprocessor
 from tfpolicies.rollout.offline_sampler import OfflineSampler, count_env_steps
 
 __all__ = [

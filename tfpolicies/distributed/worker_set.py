@@ -17,6 +17,7 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.config.migration_hints import describe_missing_attribute
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.distributed import worker_protocol
 from tfpolicies.distributed.worker_protocol import EnvDescription, FilterDeltas, SampleResult
 from tfpolicies.envs.env_factory import EnvContext
@@ -24,7 +25,6 @@ from tfpolicies.errors import ConfigError, UnsupportedMethodError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
-from tfpolicies.rollout.experience_input import needs_environment
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import EvaluationResult
@@ -518,7 +518,7 @@ class WorkerSet(Extensible):
 
     def fit_filters(self) -> None:
         """Fits filters without observations to recorded experience, and copies them to all."""
-        if self._local.fit_filters():
+        if fit_filters(self._local):
             self.sync_workers()
 
     def _get_version(self, policy_id: str) -> Any:

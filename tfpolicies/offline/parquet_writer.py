@@ -196,7 +196,8 @@ class EpisodeBuffer:
 
     def add(self, batch: SampleBatch) -> Iterator[SampleBatch]:
         """Adds rows, and yields the episodes that ended, each as a whole."""
-        keys = np.stack([batch["eps_id"], batch["agent_index"]], axis=1)
+        agents = batch.get("agent_index", np.zeros_like(batch["eps_id"]))
+        keys = np.stack([batch["eps_id"], agents], axis=1)
         done = batch["terminateds"] | batch["truncateds"]
         bounds = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1) | done[:-1]) + 1
         for start, stop in zip([0, *bounds], [*bounds, len(done)], strict=True):

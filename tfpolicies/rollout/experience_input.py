@@ -146,14 +146,13 @@ def make_sampler(
     return make_source.make(input_)
 
 
-def fit_filters(worker: Any, shards: Sequence[Any] | None) -> list[str]:
+def fit_filters(worker: Any) -> list[str]:
     """Fits the running statistics of policies to recorded experience, before training.
 
     Policies whose statistics have numbers already keep them. At most a million rows are read.
 
     Args:
         worker: has the policies.
-        shards: its argument `dataset_shards`.
 
     Returns:
         The ids of the policies whose statistics were fitted.
@@ -162,6 +161,7 @@ def fit_filters(worker: Any, shards: Sequence[Any] | None) -> list[str]:
         ConfigError: if rewards are to be scaled by running returns, which the data do not have.
     """
     config: AlgorithmConfig = worker.config
+    shards = worker.creation_args()["dataset_shards"]
     if needs_environment(config.input_) and shards is None:
         return []
     filters = {

@@ -13,7 +13,7 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_s
 from tfpolicies.batch.view_builder import Trajectories
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, TfPoliciesError
+from tfpolicies.errors import BatchError, ConfigError, MissingColumnError
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.ports import make_leaf_ports
 from tfpolicies.models.spaces import action_leaves, is_float_box, unflatten
@@ -158,8 +158,8 @@ class OfflineSampler:
                 self._block = None
         joined: dict[str, Any] = {pid: _join_batches(batches) for pid, batches in parts.items()}
         if [*joined] == [DEFAULT_POLICY_ID]:
-            batch: SampleBatch = joined[DEFAULT_POLICY_ID]
-            return batch
+            result: SampleBatch = joined[DEFAULT_POLICY_ID]
+            return result
         return MultiAgentBatch(joined, count_env_steps(joined))
 
     def reset(self, seeds: object) -> None:

@@ -20,6 +20,7 @@ from tfpolicies.config.multi_agent import (
     require_mapping_fn,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.envs.env_factory import EnvContext
 from tfpolicies.envs.fault_tolerance import Watchdog
 from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
@@ -34,7 +35,6 @@ from tfpolicies.rollout.experience_input import (
     fit_filters,
     infer_missing_spaces,
     make_sampler,
-    needs_environment,
     require_shard,
 )
 from tfpolicies.rollout.experience_output import StepRecorder
@@ -217,10 +217,6 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
             **settings,
         )
 
-    def fit_filters(self) -> list[str]:
-        """Fits filters without observations to recorded experience; see `fit_filters`."""
-        return fit_filters(self, self._dataset_shards)
-
     # -- sampling -----------------------------------------------------------------------------
 
     @property
@@ -271,7 +267,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         if not self.has_episodes:
             self.reset_episodes()
         if self.flushes_filters:
-            self.fit_filters()
+            fit_filters(self)
             self.observation_filters.flush()
         self.has_episodes = False  # after an error, partial episodes must not get into a batch
         batch = sampler.sample()
