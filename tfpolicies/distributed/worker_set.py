@@ -25,6 +25,7 @@ from tfpolicies.errors import ConfigError, UnsupportedMethodError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
+from tfpolicies.rollout.experience_input import fit_filters
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import EvaluationResult

@@ -33,7 +33,8 @@ from tfpolicies.offline.data_source import (
 )
 from tfpolicies.offline.packed_columns import MAX_UNPACKED_BYTES, is_packed_column, unpack_column
 
-_MAX_LINE_BYTES = 64 << 20
+_MAX_LINE_BYTES = 24 << 20  # about a second of parsing
+_MAX_BLANK_LINES = 1000  # one after the other
 _MAX_LINE_ARRAY_BYTES = 192 << 20  # of its columns
 _UNIT_BYTES = 16 << 20  # a file that is larger consists of several units
 _MAX_LEAVES = 1000  # of a nested column
@@ -122,7 +123,14 @@ class JsonLines(DataSource):
             if position:
                 file.seek(position - 1)
                 position += len(file.readline(_MAX_LINE_BYTES)) - 1
+            blank_lines = 0
             while line := file.readline(_MAX_LINE_BYTES + 1):
+                blank_lines = 0 if len(line) > 2 or line.strip() else blank_lines + 1
+                if blank_lines > _MAX_BLANK_LINES:
+                    raise BatchError(
+                        f"{self._describe_line(table, position)} is empty, as are the "
+                        f"{_MAX_BLANK_LINES} lines before it. Remove them."
+                    )
                 if len(line) > _MAX_LINE_BYTES:
                     raise BatchError(
                         f"{self._describe_line(table, position)} has more than {_MAX_LINE_BYTES} "
