@@ -185,7 +185,8 @@ def _make_action_space(part: str, values: _Range) -> spaces.Space[Any]:
         return spaces.Box(
             low.reshape(shape).astype(np.float32), high.reshape(shape).astype(np.float32)
         )
-    text = f"Discrete({int(high.max() - low.min()) + 1}, start={low.min()})"
+    low, high = low.astype(np.int64), high.astype(np.int64)
+    text = f"Discrete({high.max() - low.min() + 1}, start={low.min()})"
     if low.min() != 0 or high.max() >= _MAX_CHOICES:
         raise SpaceError(
             f"{label} has the integers from {low.min()} to {high.max()}, but choices count from 0."
@@ -194,5 +195,4 @@ def _make_action_space(part: str, values: _Range) -> spaces.Space[Any]:
             "columns={...}.",
             {"action_space": text},
         )
-    sizes = high.astype(np.int64) + 1
-    return spaces.MultiDiscrete(sizes) if low.shape else spaces.Discrete(int(sizes))
+    return spaces.MultiDiscrete(high + 1) if low.shape else spaces.Discrete(int(high) + 1)

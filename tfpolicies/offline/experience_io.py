@@ -105,4 +105,4 @@ class ExperienceWriter(abc.ABC):
         """Writes a batch."""
 
     def close(self) -> None:  # noqa: B027
-        """Writes what is buffered, and closes files; may be called again."""
+        """Writes the rest, and closes files; may be called again."""

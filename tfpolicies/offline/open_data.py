@@ -68,7 +68,7 @@ def open_data(data: Any, *, file_format: str | None = None, trusted: bool = Fals
             names = [str(path) for path in _extract_archives(paths, stack)]
             make_source = open_files if trusted else IsolatedFiles
             source = make_source(kind, names)
-            weakref.finalize(source, stack.pop_all().close)  # deletes what was extracted
+            weakref.finalize(source, stack.pop_all().close)  # deletes extracted files
             return source
     if isinstance(data, DataSource):
         return data

@@ -70,7 +70,7 @@ def _check_size(text: str) -> None:
         _, dtype_name, shape, _ = text.split(";", 3)
         size = math.prod(map(int, filter(None, shape.split(",")))) * np.dtype(dtype_name).itemsize
     except (ValueError, TypeError):
-        return  # `unpack_array` says what is wrong
+        return  # `unpack_array` names the fault
     if size > MAX_UNPACKED_BYTES:
         raise BatchError(f"it has more than {MAX_UNPACKED_BYTES} bytes when unpacked")
 

@@ -1,4 +1,4 @@
-"""Chooses what a worker's batches come from: environments, recorded experience, or both."""
+"""The sources of a worker's batches: environments, recorded experience, or both."""
 
 from __future__ import annotations
 
@@ -385,10 +385,7 @@ class ReaderSampler(_MaySample):
         rng: stored, as for other samplers.
     """
 
-    envs = None
-    num_envs = 0
     state_kind = "reader"
-    running_episodes: Sequence[Episode] = ()
 
     def __init__(
         self,

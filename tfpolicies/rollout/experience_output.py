@@ -45,7 +45,7 @@ class StepRecorder:
             self._writer.write(MultiAgentBatch(batches, steps))
 
     def close(self) -> None:
-        """Writes what is buffered."""
+        """Writes the rest, and closes files."""
         if self._writer is not None and hasattr(self._writer, "close"):
             self._writer.close()
 

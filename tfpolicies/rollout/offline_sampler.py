@@ -259,7 +259,7 @@ class OfflineSampler:
         column_map, learning = self._column_map, policy.driver.learning
         available = dict.fromkeys((*_RAW_COLUMNS, *column_map.available))
         loss_columns = set(learning.select_columns(available))
-        if policy.driver.program is None:  # a custom policy, which does not say what it reads
+        if policy.driver.program is None:  # a custom policy: its columns are unknown
             usual = (*_RAW_COLUMNS, *_ACTING_COLUMNS, *(settings.columns or {}))
             loss_columns = {name for name in usual if column_map.has(name)}
         needed = {OBS, ACTIONS} | {name for name in (REWARDS, TERMINATEDS) if name in loss_columns}
