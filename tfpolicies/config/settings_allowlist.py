@@ -174,7 +174,9 @@ _FUNCTION_SETTINGS = (
 )
 
 
-def _make_places(env: AllowedObject, **extra_places: AllowedObject) -> dict[str, AllowedObjects]:
+def _make_places(
+    env: AllowedObject, **extra_places: AllowedObject | AllowedObjects
+) -> dict[str, AllowedObjects]:
     places: dict[str, AllowedObjects] = {
         "env": env,
         "callbacks": AllowedObject("callbacks"),
@@ -208,6 +210,7 @@ POLICY_SETTINGS = _make_places(AllowedObject("env", allows_functions=True))
 ALGORITHM_SETTINGS = _make_places(
     AllowedObject("env", allows_functions=True, decode_plain=check_environment_name),
     input_=AllowedObject("input", decode_plain=_check_input),
+    input_config={"trusted": AllowedObject("trust", decode_plain=lambda _: False)},
     output=AllowedObject("output", decode_plain=_check_output),
     extra_python_environs_for_worker=AllowedObject(
         "environment variables", decode_plain=_check_environment_variables

@@ -48,6 +48,10 @@ _MASK = (MASK,)
 _NESTED = (OBS, NEW_OBS, ACTIONS)
 _FLAGS, _INTEGERS = (TERMINATEDS, TRUNCATEDS), (T, AGENT_INDEX, "unroll_id", "env_id")
 _OLD_NAMES = {TERMINATEDS: "dones"}
+_TERMINATED_ADVICE = (
+    " It is true where an episode ended by itself, so that no value follows. If episodes only stop, "
+    "as days do, give a column or a function of zeros."
+)
 _COMMON_NAMES = {
     OBS: ("observation", "observations", "state", "states"),
     NEW_OBS: ("next_obs", "next_observation", "next_observations", "next_state", "next_states"),
@@ -178,6 +182,7 @@ class ColumnMap:
         return MissingColumnError(
             f"The table has no column {name!r}, which is needed; it has "
             f"{[*self.available]!s:.300}. Say where it comes from: {advice}."
+            + (_TERMINATED_ADVICE if name == TERMINATEDS else "")
         )
 
     # -- reading ------------------------------------------------------------------------------
