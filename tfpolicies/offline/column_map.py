@@ -49,8 +49,8 @@ _NESTED = (OBS, NEW_OBS, ACTIONS)
 _FLAGS, _INTEGERS = (TERMINATEDS, TRUNCATEDS), (T, AGENT_INDEX, "unroll_id", "env_id")
 _OLD_NAMES = {TERMINATEDS: "dones"}
 _TERMINATED_ADVICE = (
-    " It is true where an episode ended by itself, so that no value follows. If episodes only stop, "
-    "as days do, give a column or a function of zeros."
+    " It is true where an episode ended by itself, so that no value follows. If episodes only "
+    "stop, as days do, give a column or a function of zeros."
 )
 _COMMON_NAMES = {
     OBS: ("observation", "observations", "state", "states"),
