@@ -11,11 +11,12 @@ import pytest
 from helpers.recorded_files import write_json_lines, write_parquet
 from tfpolicies.errors import BatchError, ConfigError
 from tfpolicies.offline.block_reader import BlockReader, ReaderPosition, split_units
-from tfpolicies.offline.column_map import EPISODE_COLUMNS, ColumnMap
+from tfpolicies.offline.column_map import ColumnMap
 from tfpolicies.offline.data_source import Unit
 from tfpolicies.offline.isolated_source import IsolatedFiles
 from tfpolicies.offline.memory_data import ArrayData, StreamData
 from tfpolicies.offline.open_data import open_data
+from tfpolicies.offline.step_columns import EPISODE_COLUMNS
 
 pytestmark = pytest.mark.core
 

@@ -11,7 +11,8 @@ from tfpolicies.errors import (
     ObservationError,
     TfPoliciesError,
 )
-from tfpolicies.offline.column_map import ColumnMap, require_order
+from tfpolicies.offline.column_checks import require_order
+from tfpolicies.offline.column_map import ColumnMap
 from tfpolicies.offline.data_source import Chunk
 
 pytestmark = pytest.mark.core

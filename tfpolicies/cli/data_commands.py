@@ -18,8 +18,9 @@ from tfpolicies.cli.exit_codes import DONE, FAULTS_FOUND
 from tfpolicies.cli.space_text import parse_space
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import describe_space
-from tfpolicies.offline.column_map import NEW_OBS, check_columns_setting
+from tfpolicies.offline.column_map import check_columns_setting
 from tfpolicies.offline.open_data import open_data
+from tfpolicies.offline.step_columns import NEW_OBS
 from tfpolicies.reporting.progress_display import (
     CommandConsole,
     format_count,

@@ -20,7 +20,12 @@ from tfpolicies.cli.data_statistics import (
 from tfpolicies.cli.exit_codes import describe_error
 from tfpolicies.errors import BatchError, MissingColumnError, SpaceError, TfPoliciesError
 from tfpolicies.models.spaces import action_leaves, leaves
-from tfpolicies.offline.column_map import (
+from tfpolicies.offline.column_checks import require_order
+from tfpolicies.offline.column_map import ColumnMap
+from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
+from tfpolicies.offline.data_spaces import choose_chunk_rows, infer_spaces, iter_chunks
+from tfpolicies.offline.json_lines import SEPARATOR, join_chunks
+from tfpolicies.offline.step_columns import (
     ACTIONS,
     AGENT_INDEX,
     EPISODE_COLUMNS,
@@ -30,13 +35,8 @@ from tfpolicies.offline.column_map import (
     REWARDS,
     TERMINATEDS,
     TRUNCATEDS,
-    ColumnMap,
     T,
-    require_order,
 )
-from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
-from tfpolicies.offline.data_spaces import choose_chunk_rows, infer_spaces, iter_chunks
-from tfpolicies.offline.json_lines import SEPARATOR, join_chunks
 from tfpolicies.offline.trajectories import group_by_episode
 
 _FIRST_ROWS = 64  # of the first chunk

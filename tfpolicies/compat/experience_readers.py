@@ -29,7 +29,8 @@ from tfpolicies.offline.input_registry import INPUTS, is_class_path, register_in
 from tfpolicies.offline.json_lines import SEPARATOR
 from tfpolicies.offline.open_data import FORMATS, find_files, is_file_source, open_data
 from tfpolicies.rollout.experience_input import make_offline_settings, make_postprocessor
-from tfpolicies.rollout.offline_sampler import OfflineSampler, count_env_steps
+from tfpolicies.rollout.loaded_block import count_env_steps
+from tfpolicies.rollout.offline_sampler import OfflineSampler
 
 __all__ = [
     "DatasetReader",

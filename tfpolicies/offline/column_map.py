@@ -6,7 +6,6 @@ A table may have any columns: `{"obs": ["temperature", "load"], "actions": "setp
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.base.finite_checks import is_finite
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
@@ -28,22 +26,38 @@ from tfpolicies.models.spaces import (
     MASK,
     Leaf,
     action_leaves,
-    choices_per_cell,
     has_mask,
     is_choice,
     leaves,
 )
+from tfpolicies.offline.column_checks import (
+    check_choices,
+    check_masks,
+    require_numbers,
+    to_flags,
+    to_floats,
+    to_ids,
+    to_integers,
+    to_leaf_dtype,
+)
 from tfpolicies.offline.data_source import Chunk
 from tfpolicies.offline.json_lines import SEPARATOR
+from tfpolicies.offline.step_columns import (
+    ACTIONS,
+    AGENT_INDEX,
+    EPS_ID,
+    NEW_OBS,
+    OBS,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    T,
+)
 
 ColumnSource = str | Sequence[str] | Mapping[str, Any] | Callable[[Mapping[str, np.ndarray]], Any]
 """Where a column comes from: a column; several, one for each number; one for each part of a nested
 space; or a function of all columns."""
 
-OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
-TERMINATEDS, TRUNCATEDS, EPS_ID, T = "terminateds", "truncateds", "eps_id", "t"
-AGENT_INDEX, POLICY_ID = "agent_index", "policy_id"
-EPISODE_COLUMNS = (EPS_ID, AGENT_INDEX, TERMINATEDS, TRUNCATEDS, T)
 _MASK = (MASK,)
 _NESTED = (OBS, NEW_OBS, ACTIONS)
 _FLAGS, _INTEGERS = (TERMINATEDS, TRUNCATEDS), (T, AGENT_INDEX, "unroll_id", "env_id")
@@ -130,6 +144,11 @@ class ColumnMap:
                 self._require(name, column)
 
     @property
+    def batch_columns(self) -> tuple[str, ...]:
+        """The columns of batches whose sources are given."""
+        return tuple(self._columns)
+
+    @property
     def reads_all(self) -> bool:
         """Whether a function reads the columns, so that all are decoded."""
         return any(_has_function(source) for source in self._columns.values())
@@ -212,12 +231,12 @@ class ColumnMap:
             if name in names and self.has(name)
         }
         for leaf, array in zip(act_leaves, parts.get(ACTIONS, ()), strict=False):
-            _check_choices(chunk, leaf, array, ACTIONS)
+            check_choices(chunk, leaf, array, ACTIONS)
         if has_mask(spaces[0]) and OBS in parts and ACTIONS in parts:
             masks = [
                 x for x, leaf in zip(parts[OBS], obs_leaves, strict=True) if leaf.path == _MASK
             ]
-            _check_masks(chunk, act_leaves, parts[ACTIONS], masks)
+            check_masks(chunk, act_leaves, parts[ACTIONS], masks)
         columns = {
             name: self.read_column(chunk, name)
             for name in names
@@ -235,12 +254,12 @@ class ColumnMap:
         if array.ndim == 2 and array.shape[1] == 1 and not name.startswith("state_"):
             array = array[:, 0]
         if name == EPS_ID:
-            return _to_ids(chunk, name, array)
+            return to_ids(chunk, name, array)
         if name in _FLAGS:
-            return _to_flags(chunk, name, array)
+            return to_flags(chunk, name, array)
         if name in _INTEGERS:
-            return _to_integers(chunk, name, array)
-        return _to_floats(chunk, name, array)
+            return to_integers(chunk, name, array)
+        return to_floats(chunk, name, array)
 
     def read_parts(self, chunk: Chunk, name: str) -> dict[str, np.ndarray]:
         """Returns `obs`, `new_obs` or `actions` without a space: arrays by part; "" for the whole.
@@ -319,7 +338,7 @@ class ColumnMap:
         )
         if array is None:
             raise error
-        _require_numbers(chunk, name, array)
+        require_numbers(chunk, name, array)
         if name == ACTIONS:
             return self._split_actions(chunk, array, space_leaves, error)
         return _decode_flat(chunk, name, space_leaves, array, error)
@@ -339,7 +358,7 @@ class ColumnMap:
         bounds = np.cumsum([sizes[path] for path in paths])[:-1]
         parts = dict(zip(paths, np.split(array, bounds, axis=1), strict=True))
         return [
-            _to_leaf_dtype(
+            to_leaf_dtype(
                 chunk,
                 SEPARATOR.join((ACTIONS, *leaf.path)),
                 leaf,
@@ -362,7 +381,7 @@ class ColumnMap:
                 rows = array.reshape(chunk.rows, flat)
                 return _decode_flat(chunk, label, [unnamed], rows, error)[0]
             raise self._make_shape_error(chunk, label, leaf, array)
-        return _to_leaf_dtype(chunk, label, leaf, array.reshape(chunk.rows, *leaf.shape))
+        return to_leaf_dtype(chunk, label, leaf, array.reshape(chunk.rows, *leaf.shape))
 
     def _make_shape_error(
         self, chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray
@@ -400,7 +419,7 @@ def _read_number(chunk: Chunk, name: str, column: str) -> np.ndarray:
             f"Column {column!r:.100} must have one number for each row, as it is one of several in "
             f"columns[{name!r}], but {chunk.describe_row(0)} has the shape {array.shape[1:]}."
         )
-    _require_numbers(chunk, column, array)
+    require_numbers(chunk, column, array)
     return array.reshape(chunk.rows)
 
 
@@ -484,178 +503,3 @@ def _get_part(source: Any, name: str, leaf: Leaf) -> Any:
             )
         source = source[key]
     return source
-
-
-# -- numbers --------------------------------------------------------------------------------------
-
-
-def _describe_number(chunk: Chunk, label: str, array: np.ndarray, is_valid: np.ndarray) -> str:
-    """Returns the first number that is not valid, and where it is."""
-    index = np.unravel_index(int(np.argmin(is_valid)), array.shape)
-    entry = [int(i) for i in index[1:]]
-    location = f"{label}{entry}" if entry else label
-    return f"{location} is {array[index]} in {chunk.describe_row(int(index[0]))}"
-
-
-def _require_numbers(chunk: Chunk, label: str, array: np.ndarray) -> None:
-    if array.dtype.kind in "biuf":
-        return
-    rows = (row for row, value in enumerate(array) if np.asarray(value).dtype.kind not in "biuf")
-    row = next(rows, 0)
-    raise BatchError(
-        f"{label} must have numbers, but is {array[row]!r:.60} in {chunk.describe_row(row)}. "
-        "Replace it by a number, for example by a function in columns={...}, or leave the row out."
-    )
-
-
-def _to_leaf_dtype(chunk: Chunk, label: str, leaf: Leaf, array: np.ndarray) -> np.ndarray:
-    _require_numbers(chunk, label, array)
-    if array.dtype == leaf.dtype:
-        result = array
-    else:
-        with np.errstate(invalid="ignore", over="ignore"):
-            result = array.astype(leaf.dtype)
-    if leaf.dtype.kind == "f":
-        if not is_finite(result):
-            problem = _describe_number(chunk, label, array, np.isfinite(result))
-            raise ObservationError(
-                f"{label} must be finite numbers of {leaf.dtype}, but {problem}. Leave the row "
-                "out, or replace the number."
-            )
-    elif result is not array and not np.can_cast(array.dtype, leaf.dtype):
-        is_same = result == array
-        if not is_same.all():
-            problem = _describe_number(chunk, label, array, is_same)
-            raise ObservationError(
-                f"{label} must have numbers of {leaf.dtype}, as its space does, but {problem}. "
-                "Change the space, or replace the number."
-            )
-    if label.split(SEPARATOR)[0] != ACTIONS:
-        _check_choices(chunk, leaf, result, label)
-    return result
-
-
-def _check_choices(chunk: Chunk, leaf: Leaf, array: np.ndarray, label: str) -> None:
-    """Raises an ObservationError for a choice that the space does not have."""
-    space: Any = leaf.space
-    low: Any
-    high: Any
-    if isinstance(space, gym.spaces.Discrete):
-        low, high = np.int64(space.start), np.int64(space.start + space.n - 1)
-    elif isinstance(space, gym.spaces.MultiDiscrete):
-        low, high = space.start, space.start + space.nvec - 1
-    elif isinstance(space, gym.spaces.MultiBinary):
-        low, high = np.int64(0), np.int64(1)
-    elif isinstance(space, gym.spaces.Box) and label == ACTIONS and leaf.dtype.kind in "iu":
-        low, high = space.low, space.high
-    else:
-        return
-    is_valid = (array >= low) & (array <= high)
-    if not is_valid.all():
-        label = SEPARATOR.join((label, *leaf.path)) if label == ACTIONS else label
-        problem = _describe_number(chunk, label, array, is_valid)
-        hint = " Change the space, or leave the row out."
-        if isinstance(space, gym.spaces.Discrete) and array.min() == low + 1:
-            hint = (
-                f" If the table counts from {int(low) + 1}, use Discrete({space.n}, start="
-                f"{int(low) + 1}), or a function in columns={{...}} that subtracts 1."
-            )
-        raise ObservationError(f"{label} must be a choice of {space}, but {problem}.{hint}")
-
-
-def _check_masks(
-    chunk: Chunk,
-    act_leaves: Sequence[Leaf],
-    actions: Sequence[np.ndarray],
-    masks: Sequence[np.ndarray],
-) -> None:
-    """Raises an ObservationError for a choice that its observation's mask does not allow."""
-    if len(act_leaves) != 1 or len(masks) != 1 or not is_choice(act_leaves[0].space):
-        return
-    space: Any = act_leaves[0].space
-    sizes = np.array(choices_per_cell(space))
-    mask = masks[0].reshape(chunk.rows, -1)
-    if mask.shape[1] != sizes.sum():
-        return  # the policy refuses such spaces
-    choices = actions[0].reshape(chunk.rows, len(sizes)) - np.ravel(space.start)
-    is_allowed = np.take_along_axis(mask, choices + np.cumsum(sizes) - sizes, axis=1) != 0
-    if not is_allowed.all():
-        problem = _describe_number(chunk, ACTIONS, actions[0], is_allowed.reshape(actions[0].shape))
-        raise ObservationError(
-            f"{ACTIONS} must be allowed by {SEPARATOR.join((OBS, *_MASK))}, but {problem}, which "
-            "is not. Leave the row out, or change its mask."
-        )
-
-
-def _to_floats(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
-    _require_numbers(chunk, name, array)
-    with np.errstate(over="ignore"):
-        result = array.astype(np.float32, copy=False)
-    if not is_finite(result):
-        problem = _describe_number(chunk, name, array, np.isfinite(result))
-        raise BatchError(
-            f"{name} must be finite numbers, but {problem}. Leave the row out, or replace the "
-            "number."
-        )
-    return result
-
-
-def _to_flags(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
-    if array.dtype == bool:
-        return array
-    _require_numbers(chunk, name, array)
-    is_valid = (array == 0) | (array == 1)
-    if not is_valid.all():
-        problem = _describe_number(chunk, name, array, is_valid)
-        raise BatchError(
-            f"{name} must be true or false, but {problem}. Convert it by a function in "
-            "columns={...}."
-        )
-    return array.astype(bool)
-
-
-def _to_integers(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
-    _require_numbers(chunk, name, array)
-    with np.errstate(invalid="ignore"):
-        result = array.astype(np.int64)
-    is_same = result == array
-    if not is_same.all():
-        problem = _describe_number(chunk, name, array, is_same)
-        raise BatchError(
-            f"{name} must be integers, but {problem}. Convert it by a function in columns={{...}}."
-        )
-    return result
-
-
-def _to_ids(chunk: Chunk, name: str, array: np.ndarray) -> np.ndarray:
-    """Returns ids as int64; other values than integers become hashes of their texts."""
-    if array.ndim == 1 and array.dtype.kind in "biu":
-        return array.astype(np.int64, copy=False)
-    values = array.tolist() if array.ndim == 1 else [tuple(row) for row in array.tolist()]
-    ids = {}
-    for value in dict.fromkeys(values):
-        if any(x is None or x != x for x in (value if isinstance(value, tuple) else (value,))):
-            row = next(i for i, x in enumerate(values) if x is value or x == value)
-            raise BatchError(
-                f"{name} must be an id in each row, but is {value} in {chunk.describe_row(row)}. "
-                "Fill it in, or leave the row out."
-            )
-        digest = hashlib.blake2b(repr(value).encode(errors="replace"), digest_size=7).digest()
-        ids[value] = int.from_bytes(digest, "little")
-    return np.array([ids[value] for value in values], np.int64)
-
-
-def require_order(chunk: Chunk, t: np.ndarray, starts: np.ndarray) -> None:
-    """Checks that time steps increase within each trajectory.
-
-    Raises:
-        BatchError: if not; the message names the row.
-    """
-    is_valid = np.ones(len(t), bool)
-    is_valid[1:] = starts[1:] | (t[1:] > t[:-1])
-    if not is_valid.all():
-        row = int(np.argmin(is_valid))
-        raise BatchError(
-            f"Rows must be in order within an episode, but t is {t[row]} in "
-            f"{chunk.describe_row(row)}, after {t[row - 1]}. Sort the table by episode and time."
-        )

@@ -11,9 +11,10 @@ from gymnasium import spaces
 
 from tfpolicies.errors import CheckpointError, SpaceError
 from tfpolicies.models.spaces import describe_space
-from tfpolicies.offline.column_map import ACTIONS, OBS, ColumnMap, ColumnSource
+from tfpolicies.offline.column_map import ColumnMap, ColumnSource
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
 from tfpolicies.offline.json_lines import SEPARATOR
+from tfpolicies.offline.step_columns import ACTIONS, OBS
 from tfpolicies.storage.spaces_json import decode_space
 
 logger = logging.getLogger("tfpolicies")

@@ -7,17 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfpolicies.offline.column_map import (
-    AGENT_INDEX,
-    EPS_ID,
-    TERMINATEDS,
-    TRUNCATEDS,
-    ColumnMap,
-    Steps,
-    T,
-    require_order,
-)
+from tfpolicies.offline.column_checks import require_order
+from tfpolicies.offline.column_map import ColumnMap, Steps
 from tfpolicies.offline.data_source import Chunk
+from tfpolicies.offline.step_columns import AGENT_INDEX, EPS_ID, TERMINATEDS, TRUNCATEDS, T
 
 
 @dataclass

@@ -8,30 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.batch.leaves import map_leaves
-from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.batch.view_builder import Trajectories
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.errors import BatchError, ConfigError, MissingColumnError
+from tfpolicies.errors import BatchError, MissingColumnError
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.ports import make_leaf_ports
 from tfpolicies.models.spaces import action_leaves, is_float_box, unflatten
 from tfpolicies.offline.block_reader import Block, BlockReader, ReaderPosition
-from tfpolicies.offline.column_map import (
-    ACTIONS,
-    EPISODE_COLUMNS,
-    EPS_ID,
-    NEW_OBS,
-    OBS,
-    REWARDS,
-    TERMINATEDS,
-    TRUNCATEDS,
-    ColumnMap,
-    T,
-)
+from tfpolicies.offline.column_map import ColumnMap
 from tfpolicies.offline.data_source import Chunk, DataSource
 from tfpolicies.offline.json_lines import join_chunks
+from tfpolicies.offline.step_columns import ACTIONS, EPISODE_COLUMNS, EPS_ID, NEW_OBS, OBS, REWARDS
 from tfpolicies.offline.trajectories import (
     TrajectoryRows,
     group_by_episode,
@@ -39,16 +28,20 @@ from tfpolicies.offline.trajectories import (
 )
 from tfpolicies.policy.batch_utils import make_sequence_batch
 from tfpolicies.policy.policy import Policy
+from tfpolicies.rollout.column_plan import ACTING_COLUMNS, ColumnPlan
 from tfpolicies.rollout.episode import SINGLE_AGENT, Episode
+from tfpolicies.rollout.loaded_block import (
+    LoadedBlock,
+    count_env_steps,
+    count_items,
+    join_batches,
+)
 from tfpolicies.rollout.postprocessor import Postprocessor
 from tfpolicies.rollout.rollout_rows import RolloutRows, nest_columns
 
 logger = logging.getLogger("tfpolicies")
 
-_RAW_COLUMNS = (OBS, NEW_OBS, ACTIONS, REWARDS, *EPISODE_COLUMNS)
-_ACTING_COLUMNS = ("action_logp", "action_dist_inputs", "vf_preds")  # of the policy that acted
 _UNROLLS_PER_BLOCK = 1 << 24
-_COMPUTED_COLUMNS = ("weights", "unroll_id")
 
 
 class OfflineSettings(NamedTuple):
@@ -75,22 +68,6 @@ class OfflineSettings(NamedTuple):
     postprocess: bool = False
     reads_all: bool = False
     whole_trajectories: bool = False
-
-
-class _Plan(NamedTuple):
-    """The columns that a policy needs.
-
-    Attributes:
-        names: of columns to read.
-        needed: those that must exist.
-        has_episodes: whether rows are read as trajectories.
-        needs_next_obs: whether next observations are read or rebuilt.
-    """
-
-    names: tuple[str, ...]
-    needed: tuple[str, ...]
-    has_episodes: bool
-    needs_next_obs: bool
 
 
 class OfflineSampler:
@@ -131,8 +108,8 @@ class OfflineSampler:
         self._make_postprocessor = make_postprocessor
         self._source: DataSource | None = None
         self._reader: BlockReader | None = None
-        self._plans: dict[str, _Plan] = {}
-        self._block: _LoadedBlock | None = None
+        self._plans: dict[str, ColumnPlan] = {}
+        self._block: LoadedBlock | None = None
         self._block_position = ReaderPosition()
         self._saved_position: tuple[ReaderPosition, int] | None = None
         self._dropped = 0
@@ -156,7 +133,7 @@ class OfflineSampler:
                 parts.setdefault(policy_id, []).append(batch)
             if block.is_empty:
                 self._block = None
-        joined: dict[str, Any] = {pid: _join_batches(batches) for pid, batches in parts.items()}
+        joined: dict[str, Any] = {pid: join_batches(batches) for pid, batches in parts.items()}
         if [*joined] == [DEFAULT_POLICY_ID]:
             result: SampleBatch = joined[DEFAULT_POLICY_ID]
             return result
@@ -191,6 +168,8 @@ class OfflineSampler:
         block = self._block
         if self._saved_position is not None:
             position, offset = self._saved_position
+        elif self._reader is None:
+            position, offset = ReaderPosition(), 0
         else:
             position = self._get_reader().position if block is None else self._block_position
             offset = 0 if block is None else block.offset
@@ -220,7 +199,7 @@ class OfflineSampler:
             self._saved_position = None
             reader.position = ReaderPosition.from_state(self._block_position.to_state())
             reader.read_block()
-            self._block = _LoadedBlock.from_rows(
+            self._block = LoadedBlock.from_rows(
                 state["rows"], offset, self._settings.whole_trajectories
             )
 
@@ -237,7 +216,15 @@ class OfflineSampler:
         source, settings = self._get_source(), self._settings
         self._column_map = ColumnMap(source.column_names, settings.columns)
         policy_ids = self._get_policy_ids(source)
-        self._plans = {pid: self._make_plan(pid) for pid in policy_ids}
+        self._plans = {
+            pid: ColumnPlan.for_policy(
+                self.policies[pid],
+                self._column_map,
+                postprocess=settings.postprocess,
+                reads_all=settings.reads_all,
+            )
+            for pid in policy_ids
+        }
         plans = self._plans.values()
         names = {name for plan in plans for name in plan.names}
         needed = {name for plan in plans for name in plan.needed}
@@ -257,89 +244,7 @@ class OfflineSampler:
     def _get_policy_ids(self, source: DataSource) -> list[str]:
         return [DEFAULT_POLICY_ID] if DEFAULT_POLICY_ID in self.policies else list(self.policies)
 
-    def _make_plan(self, policy_id: str) -> _Plan:
-        """Returns the columns that a policy's loss and postprocessing read."""
-        policy, settings = self.policies[policy_id], self._settings
-        column_map, learning = self._column_map, policy.driver.learning
-        available = dict.fromkeys((*_RAW_COLUMNS, *column_map.available))
-        loss_columns = set(learning.select_columns(available))
-        if policy.driver.program is None:  # a custom policy: its columns are unknown
-            usual = (*_RAW_COLUMNS, *_ACTING_COLUMNS, *(settings.columns or {}))
-            loss_columns = {name for name in usual if column_map.has(name)}
-        needed = {OBS, ACTIONS} | {name for name in (REWARDS, TERMINATEDS) if name in loss_columns}
-        names = needed | {name for name in loss_columns if name not in _COMPUTED_COLUMNS}
-        names |= {f"state_in_{i}" for i in range(len(policy.get_initial_state()))}
-        if settings.reads_all:
-            names |= {name for name in _RAW_COLUMNS if column_map.has(name)}
-        needs_next_obs = NEW_OBS in loss_columns or NEW_OBS in names
-        if settings.postprocess:
-            needed |= self._get_postprocessed_columns(policy)
-            needs_next_obs |= needed > {OBS, ACTIONS}
-            names |= {name for name in _ACTING_COLUMNS if column_map.has(name)}
-        elif learning.lookahead:
-            raise ConfigError(
-                f"n_step={policy.config['n_step']} needs trajectories: recorded rows are single "
-                "steps. Set offline_data(postprocess_inputs=True), or n_step=1."
-            )
-        else:
-            self._require_loss_columns(policy, loss_columns)
-        reads_views = bool(policy.driver.acting.views)
-        has_episodes = (
-            (settings.postprocess and needed > {OBS, ACTIONS})
-            or policy.is_recurrent()
-            or reads_views
-            or bool(learning.freeze_views())
-            or (needs_next_obs and not column_map.has(NEW_OBS))
-        )
-        if has_episodes:
-            names |= {*EPISODE_COLUMNS}
-        if has_episodes or needs_next_obs:
-            names |= {TERMINATEDS, TRUNCATEDS}
-        if needs_next_obs:
-            names.add(NEW_OBS)
-        if reads_views or has_episodes:
-            names.add(REWARDS)
-        return _Plan(
-            tuple(sorted(names | needed)), tuple(sorted(needed)), has_episodes, needs_next_obs
-        )
-
-    def _get_postprocessed_columns(self, policy: Policy) -> set[str]:
-        """Returns the columns that postprocessing needs; none if it does nothing."""
-        learning: Any = policy.driver.learning
-        if not learning.postprocesses:
-            return set()
-        return {OBS, ACTIONS, REWARDS, TERMINATEDS}
-
-    def _require_loss_columns(self, policy: Policy, loss_columns: set[str]) -> None:
-        """Checks that columns which only postprocessing computes are recorded.
-
-        Raises:
-            MissingColumnError: if one is not.
-        """
-        computed = set(getattr(type(policy), "_column_defaults", {}))
-        missing = [
-            name
-            for name in sorted(loss_columns - computed - {*_RAW_COLUMNS, *_COMPUTED_COLUMNS})
-            if not self._column_map.has(name) and not name.startswith(("state_in_", "seq_lens"))
-        ]
-        views = {view.name for view in policy.driver.acting.views}
-        missing = [name for name in missing if name not in views]
-        acting = [name for name in missing if name in _ACTING_COLUMNS]
-        if acting:
-            raise MissingColumnError(
-                f"The loss of {type(policy).__name__} reads {acting[0]!r} of the policy that "
-                f"acted, which the data do not have; they have "
-                f"{[*self._column_map.available]!s:.300}. Record it, or use an algorithm that "
-                "learns from any policy's steps: BC, MARWIL, DQN or SAC."
-            )
-        if missing:
-            raise MissingColumnError(
-                f"The loss of {type(policy).__name__} reads {missing[0]!r}, which the data do not "
-                f"have; they have {[*self._column_map.available]!s:.300}. Set "
-                "offline_data(postprocess_inputs=True) if postprocessing computes it."
-            )
-
-    def _load_block(self) -> _LoadedBlock:
+    def _load_block(self) -> LoadedBlock:
         """Reads the next block; its rows are postprocessed and in random order."""
         reader = self._get_reader()
         offset = 0
@@ -349,9 +254,9 @@ class OfflineSampler:
         self._block_position = ReaderPosition.from_state(reader.position.to_state())
         block = reader.read_block()
         batches = self._make_batches(block)
-        counts = [_count_items(batch) for batch in batches.values()]
+        counts = [count_items(batch) for batch in batches.values()]
         order = reader.draw_order(block, sum(counts))
-        self._block = _LoadedBlock(batches, order, offset, self._settings.whole_trajectories)
+        self._block = LoadedBlock(batches, order, offset, self._settings.whole_trajectories)
         return self._block
 
     def _make_batches(self, block: Block) -> dict[str, SampleBatch]:
@@ -380,7 +285,9 @@ class OfflineSampler:
                 batches[policy_id] = batch
         return batches
 
-    def _make_row_batch(self, policy: Policy, plan: _Plan, chunks: Sequence[Chunk]) -> SampleBatch:
+    def _make_row_batch(
+        self, policy: Policy, plan: ColumnPlan, chunks: Sequence[Chunk]
+    ) -> SampleBatch:
         """Returns the batch of rows that are independent of each other."""
         spaces = policy.observation_space, policy.action_space
         parts = []
@@ -429,7 +336,7 @@ class OfflineSampler:
         return mapping.from_env(actions)
 
     def _make_trajectory_batch(
-        self, policy_id: str, plan: _Plan, chunks: Sequence[Chunk], first_unroll: int
+        self, policy_id: str, plan: ColumnPlan, chunks: Sequence[Chunk], first_unroll: int
     ) -> SampleBatch | None:
         """Returns the batch of trajectories, postprocessed if the settings say so."""
         column_map, source, policy = (
@@ -465,7 +372,7 @@ class OfflineSampler:
         try:
             return postprocessor.make_batches([rows], lambda: _make_owners(rows))[policy_id]
         except KeyError as error:
-            if error.args[0] not in _ACTING_COLUMNS:
+            if error.args[0] not in ACTING_COLUMNS:
                 raise
             raise MissingColumnError(
                 f"Postprocessing of {type(policy).__name__} reads {error.args[0]!r}, which the "
@@ -539,124 +446,8 @@ class OfflineSampler:
                 }
 
 
-class _LoadedBlock:
-    """Batches whose items, rows or sequences, are taken in a given order.
-
-    Attributes:
-        offset: how many items were taken.
-    """
-
-    def __init__(
-        self,
-        batches: Mapping[str, SampleBatch],
-        order: np.ndarray,
-        offset: int = 0,
-        whole_trajectories: bool = False,
-    ) -> None:
-        self._batches = batches
-        self._order = order
-        self.offset = offset
-        self._bounds = np.cumsum([0, *(_count_items(batch) for batch in batches.values())])
-        lengths = [_get_item_rows(batch) for batch in batches.values()]
-        has_sequences = any(batch.get("seq_lens") is not None for batch in batches.values())
-        self._item_rows = np.concatenate(lengths) if has_sequences else None
-        ids = [batch.get("unroll_id") for batch in batches.values()]
-        has_ids = len(ids) == 1 and ids[0] is not None and not has_sequences
-        self._trajectories = ids[0] if whole_trajectories and has_ids else None
-
-    @property
-    def is_empty(self) -> bool:
-        return self.offset >= len(self._order)
-
-    def take(self, rows: int) -> tuple[dict[str, SampleBatch], int]:
-        """Takes items of at least `rows` rows, or all; returns batches and number of rows."""
-        remaining = self._order[self.offset :]
-        if self._item_rows is None:
-            items = remaining[: self._extend(rows)]
-            count = len(items)
-        else:
-            totals = np.cumsum(self._item_rows[remaining])
-            number = int(np.searchsorted(totals, rows)) + 1
-            items = remaining[:number]
-            count = int(totals[min(number, len(totals)) - 1]) if len(totals) else 0
-        self.offset += len(items)
-        batches = {}
-        for i, (policy_id, batch) in enumerate(self._batches.items()):
-            own = items
-            if len(self._batches) > 1:
-                own = items[(items >= self._bounds[i]) & (items < self._bounds[i + 1])]
-                own = own - self._bounds[i]
-            if len(own):
-                batches[policy_id] = _take_items(batch, own)
-        return batches, count
-
-    def _extend(self, rows: int) -> int:
-        """Returns how many items to take, so that the last trajectory is whole."""
-        if self._trajectories is None or self.offset + rows >= len(self._order):
-            return rows
-        following = self._trajectories[self._order[self.offset + rows - 1 :]]
-        changes = np.flatnonzero(following != following[0])
-        return rows + (int(changes[0]) if len(changes) else len(following)) - 1
-
-    def get_rows(self) -> dict[str, Any]:
-        """Returns all rows and their order, as plain values and arrays."""
-        return {
-            "order": self._order,
-            "batches": [[pid, dict(batch)] for pid, batch in self._batches.items()],
-        }
-
-    @classmethod
-    def from_rows(
-        cls, state: Mapping[str, Any], offset: int, whole_trajectories: bool
-    ) -> _LoadedBlock:
-        """Restores a block from `get_rows`."""
-        batches = {pid: SampleBatch(columns) for pid, columns in state["batches"]}
-        return cls(batches, np.asarray(state["order"]), offset, whole_trajectories)
-
-
-def _count_items(batch: SampleBatch) -> int:
-    lengths = batch.get("seq_lens")
-    return batch.count if lengths is None else len(lengths)
-
-
-def _get_item_rows(batch: SampleBatch) -> np.ndarray:
-    lengths = batch.get("seq_lens")
-    return np.ones(batch.count, np.int64) if lengths is None else np.asarray(lengths)
-
-
-def _take_items(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
-    lengths = batch.get("seq_lens")
-    if lengths is None:
-        return SampleBatch({name: _take_rows(column, items) for name, column in batch.items()})
-    starts = np.cumsum(lengths) - lengths
-    chosen = lengths[items]
-    offsets = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
-    rows = np.repeat(starts[items], chosen) + offsets
-    columns = {}
-    for name, column in batch.items():
-        is_per_sequence = name == "seq_lens" or name.startswith("state_in_")
-        columns[name] = _take_rows(column, items if is_per_sequence else rows)
-    return SampleBatch(columns)
-
-
-def _take_rows(column: Any, rows: np.ndarray) -> Any:
-    return map_leaves(lambda leaf: leaf.take(rows, axis=0), column)  # 3 times as fast as indexing
-
-
-def _join_batches(batches: Sequence[SampleBatch]) -> Any:
-    return batches[0] if len(batches) == 1 else concat_samples(list(batches))
-
-
 def _concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def count_env_steps(batches: Mapping[str, SampleBatch]) -> int:
-    """Returns how many environment steps the rows of several policies belong to."""
-    if all(EPS_ID in batch and T in batch for batch in batches.values()):
-        steps = [np.stack([batch[EPS_ID], batch[T]], axis=1) for batch in batches.values()]
-        return len(np.unique(np.concatenate(steps), axis=0))
-    return max(batch.count for batch in batches.values())
 
 
 def _make_owners(rows: RolloutRows) -> dict[int, tuple[Any, Any]]:
