@@ -49,6 +49,7 @@ def path(tmp_path):
     return str(tmp_path / "log.parquet")
 
 
+@pytest.mark.core
 def test_bc_learns_the_rule_from_a_file_without_an_environment(path):
     algorithm = make_config(None, BCConfig, input_=path, train_batch_size=30, lr=0.05).build()
     for _ in range(60):

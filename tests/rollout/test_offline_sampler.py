@@ -106,6 +106,7 @@ def assert_same_rows(read_batches, sampled_batches, names, minimum):
 FORMATS = [("parquet", {}), ("json", {"output_compress_columns": []}), ("rllib", {})]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("file_format", "settings"), FORMATS, ids=[x for x, _ in FORMATS])
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "untrusted"])
 def test_recorded_steps_are_read_as_they_were_sampled(file_format, settings, trusted, tmp_path):
@@ -189,6 +190,7 @@ def make_reader(log, policy_class=None, **settings):
     )
 
 
+@pytest.mark.core
 def test_returns_are_those_of_whole_episodes():
     worker = make_reader(make_log(), train_batch_size=20, gamma=0.5)
     batch = worker.sample()
@@ -328,6 +330,7 @@ def pick_side(agent_id, episode=None, worker=None, **kwargs):
     return "left" if str(agent_id) in ("a", "0") else "right"
 
 
+@pytest.mark.core
 def test_sequences_begin_with_episodes_and_keep_their_order():
     model = {"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 3, "fcnet_hiddens": [4]}
     worker = make_reader(make_log(), model=model, train_batch_size=10, shuffle_buffer_size=4)
