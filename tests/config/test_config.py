@@ -613,3 +613,15 @@ def test_an_invalid_default_of_a_section_is_refused_each_time():
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"rate must be a number >= 0, got -1\.0"):
             Wrong()
+
+
+@pytest.mark.parametrize("source", ["d4rl.hopper-v0", {"d4rl.hopper-v0": 0.5, "sampler": 0.5}])
+def test_inputs_of_d4rl_name_minari(source):
+    with pytest.raises(ConfigError, match=r"'d4rl\.hopper-v0' is not supported.*Minari"):
+        PPOConfig().offline_data(input_=source)
+
+
+@pytest.mark.parametrize("weights", [{"sampler": 0.5, "logs": 0.6}, {"sampler": 1.5, "logs": -0.5}])
+def test_weights_of_inputs_sum_to_1(weights):
+    with pytest.raises(ConfigError, match=r"input_ must be weights .* sum to 1 \(their sum is"):
+        PPOConfig().offline_data(input_=weights)

@@ -71,7 +71,7 @@ def infer_missing_spaces(
     if is_mixture(input_):
         input_ = next(iter(input_))
     is_function = callable(input_) and not hasattr(input_, "iter_batches")
-    if is_function or (isinstance(input_, str) and INPUTS.find(input_) is not None):
+    if is_function or INPUTS.find(input_) is not None or is_class_path(input_):
         return None
     if isinstance(input_, str) and input_ == DATASET and shards is not None:
         shards = [shard for shard in shards if shard is not None]
@@ -247,12 +247,6 @@ class _SamplerMaker:
                         "config.environment(...)."
                     )
                 return sampler
-            if source.startswith("d4rl"):
-                raise ConfigError(
-                    f"input_={source!r} is not supported: the package d4rl is no longer "
-                    "maintained. Its datasets are in Minari: pip install 'minari[hf,hdf5]', and "
-                    "give the arrays of minari.load_dataset(...) as input_={'obs': ..., ...}."
-                )
             registered = INPUTS.find(source)
             if registered is not None:
                 return self._make_reader_sampler(registered)
