@@ -187,9 +187,9 @@ def check_data(algorithm: Algorithm, settings: TrainSettings, console: Console) 
     from tfpolicies.cli.data_survey import RowCheck
     from tfpolicies.offline.open_data import open_data
 
-    get_position = getattr(algorithm.worker.sampler, "get_position", None)
-    if get_position is not None:
-        get_position()  # raises if a column is missing
+    check_columns = getattr(algorithm.worker.sampler, "check_columns", None)
+    if check_columns is not None:
+        check_columns()
     source = open_data([*settings.data], trusted=settings.trusted_data)
     try:
         with console.status("checking the data"):

@@ -142,6 +142,14 @@ class OfflineSampler:
     def reset(self, seeds: object) -> None:
         """Does nothing: there are no running episodes, and reading continues."""
 
+    def check_columns(self) -> None:
+        """Opens the data and checks that they have the columns that the policies need.
+
+        Raises:
+            MissingColumnError: if not.
+        """
+        self._get_reader()
+
     def close(self) -> None:
         """Closes files and processes."""
         if self._source is not None:
