@@ -349,6 +349,7 @@ def test_a_policy_records_the_episodes_of_its_evaluation(pendulum, here, succeed
     assert sorted(path.name for path in here.iterdir()) == ["greedy.parquet", "sampled.json"]
 
 
+@pytest.mark.soak
 def test_recorded_files_are_learned_from(pendulum, here, succeed):
     succeed(["data", "record", str(pendulum), "--episodes", "2", "--to", "a.parquet"])
     succeed("data record --random --env Pendulum-v1 --episodes 2 --to b.parquet")

@@ -148,6 +148,7 @@ def test_a_run_without_an_environment_is_served(log, here, succeed):
     assert outputs["actions"] in ([0], [1])
 
 
+@pytest.mark.soak
 def test_an_environment_evaluates_what_is_learned_from_data(log, here, succeed):
     words = ["train", "CartPole-v1", "--data", log, "--steps", "2560", *QUICK, *SMALL]
     shown = succeed([*words, "--eval-episodes", "4", "--keep-best"])
@@ -164,12 +165,14 @@ def test_an_environment_evaluates_what_is_learned_from_data(log, here, succeed):
     assert (run / "checkpoints" / "best").exists()
 
 
+@pytest.mark.soak
 def test_a_target_is_reached_by_an_evaluation(log, here, succeed):
     words = ["train", "CartPole-v1", "--data", log, *QUICK, *SMALL, "--eval-every", "1"]
     assert "the target was reached" in succeed([*words, "--until", "5"])
     assert main([*words, "--until", "501", "--steps", "128"]) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("algo", ["MARWIL", "DQN"])
 def test_other_algorithms_learn_from_data(algo, log, here, succeed):
     words = ["train", "--algo", algo, "--data", log, "--steps", "2000", *QUICK]
@@ -177,6 +180,7 @@ def test_other_algorithms_learn_from_data(algo, log, here, succeed):
     assert f"{algo} on log.parquet: all rows were read" in shown
 
 
+@pytest.mark.soak
 def test_several_files_and_patterns_are_read(here, succeed):
     for i in range(2):
         write_log(here / f"part-{i}.parquet", rows=100, seed=i)
@@ -196,6 +200,7 @@ def test_several_files_and_patterns_are_read(here, succeed):
 # -- resuming -------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_moved_data_are_named_again(log, here, refuse, succeed):
     succeed(["train", "--data", "log.parquet", "--epochs", "1", *QUICK, *SMALL])
     run = get_run(here)
