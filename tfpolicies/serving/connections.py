@@ -53,7 +53,8 @@ def get_connection_limit() -> int:
     if soft == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
     folder = Path("/proc/self/fd")
-    num_open = len([*folder.iterdir()]) if folder.exists() else _RESERVED_DESCRIPTORS
+    # Reading the folder opens one more for a moment.
+    num_open = len([*folder.iterdir()]) - 1 if folder.exists() else _RESERVED_DESCRIPTORS
     return min(
         _MAX_CONNECTIONS, max(_MIN_CONNECTIONS, (soft - num_open - _RESERVED_DESCRIPTORS) // 2)
     )
