@@ -279,8 +279,8 @@ def test_an_episode_may_continue_in_the_next_chunk():
 def read_rows(path):
     """Returns all columns of a file."""
     source = open_data(str(path), trusted=True)
+    from tfpolicies.offline.data_source import join_chunks
     from tfpolicies.offline.data_spaces import iter_chunks
-    from tfpolicies.offline.json_lines import join_chunks
 
     return join_chunks([*iter_chunks(source, None)]).columns, source.metadata
 

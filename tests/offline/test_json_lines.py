@@ -8,8 +8,8 @@ import pytest
 from helpers.recorded_files import read_chunks, read_columns, write_json_lines
 from tfpolicies.batch.compression import pack_array
 from tfpolicies.errors import BatchError
-from tfpolicies.offline.data_source import ReadRequest
-from tfpolicies.offline.json_lines import JsonLines, join_chunks
+from tfpolicies.offline.data_source import ReadRequest, join_chunks
+from tfpolicies.offline.json_lines import JsonLines
 from tfpolicies.offline.packed_columns import pack_column
 
 pytestmark = pytest.mark.core

@@ -7,12 +7,14 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.batch.leaves import expand_batch_axis, map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.cli.exit_codes import DONE
 from tfpolicies.cli.run_lookup import find_checkpoint, load_tensorflow_with_status, print_files
@@ -153,7 +155,9 @@ def _play_at_random(envs: VectorEnvAdapter, episodes: int, seed: int) -> _Record
     def act(obs: Any, step: StepResult | None) -> tuple[Any, Mapping[str, np.ndarray]]:
         del obs, step
         samples = [space.sample() for _ in range(count)]
-        parts = [batch_leaves(action_leaves(space), _add_axis(x), "actions") for x in samples]
+        parts = [
+            batch_leaves(action_leaves(space), expand_batch_axis(x), "actions") for x in samples
+        ]
         arrays = [np.concatenate(part) for part in zip(*parts, strict=True)]
         return unflatten(space, arrays), columns
 
@@ -161,14 +165,6 @@ def _play_at_random(envs: VectorEnvAdapter, episodes: int, seed: int) -> _Record
         return _play(recorder, recorder, act, seed)
     finally:
         recorder.close()
-
-
-def _add_axis(action: Any) -> Any:
-    if isinstance(action, Mapping):
-        return {key: _add_axis(part) for key, part in action.items()}
-    if isinstance(action, tuple):
-        return tuple(map(_add_axis, action))
-    return np.asarray(action)[None]
 
 
 def _get_random_logp(space: spaces.Space[Any]) -> float | None:
@@ -304,22 +300,13 @@ class _RecordingEnv(VectorEnvAdapter):
         return [np.array(x) for x in arrays]
 
 
-def _write_json_lines(target: Path, columns: Mapping[str, Any]) -> None:
+def _write_json_lines(target: Path, columns: dict[str, Any]) -> None:
     """Writes one line for each episode; the file appears complete, or not at all."""
     starts = np.flatnonzero(columns["t"] == 0).tolist()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".recording-") as folder:
         writer = JsonLinesWriter(folder, max_file_size=1 << 62)
         for start, stop in zip(starts, [*starts[1:], len(columns["t"])], strict=True):
-            rows = slice(start, stop)
-            writer.write(SampleBatch({name: _take(x, rows) for name, x in columns.items()}))
+            writer.write(SampleBatch(map_leaves(itemgetter(slice(start, stop)), columns)))
         writer.close()
         (file,) = Path(folder).iterdir()
         os.replace(file, target)
-
-
-def _take(column: Any, rows: slice) -> Any:
-    if isinstance(column, Mapping):
-        return {key: _take(part, rows) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return tuple(_take(part, rows) for part in column)
-    return column[rows]

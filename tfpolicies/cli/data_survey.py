@@ -22,9 +22,8 @@ from tfpolicies.errors import BatchError, MissingColumnError, SpaceError, TfPoli
 from tfpolicies.models.spaces import action_leaves, leaves
 from tfpolicies.offline.column_checks import require_order
 from tfpolicies.offline.column_map import ColumnMap
-from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
+from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, join_chunks
 from tfpolicies.offline.data_spaces import choose_chunk_rows, infer_spaces, iter_chunks
-from tfpolicies.offline.json_lines import SEPARATOR, join_chunks
 from tfpolicies.offline.step_columns import (
     ACTIONS,
     AGENT_INDEX,
@@ -33,9 +32,11 @@ from tfpolicies.offline.step_columns import (
     NEW_OBS,
     OBS,
     REWARDS,
+    SEPARATOR,
     TERMINATEDS,
     TRUNCATEDS,
     T,
+    name_part,
 )
 from tfpolicies.offline.trajectories import group_by_episode
 
@@ -395,7 +396,7 @@ class DataSurvey:
             return
         for part, array in self._column_map.read_parts(chunk, name).items():
             if array.dtype.kind in "biuf":
-                label = SEPARATOR.join(filter(None, (name, part)))
+                label = name_part(name, part)
                 self._add_component(name, label, None, array)
 
     def _add_component(self, name: str, label: str, space: Any, array: np.ndarray) -> None:

@@ -26,8 +26,8 @@ from tfpolicies.offline.block_reader import split_units
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, ReadResult, Unit
 from tfpolicies.offline.experience_io import ExperienceReader, IOContext
 from tfpolicies.offline.input_registry import INPUTS, is_class_path, register_input
-from tfpolicies.offline.json_lines import SEPARATOR
 from tfpolicies.offline.open_data import FORMATS, find_files, is_file_source, open_data
+from tfpolicies.offline.step_columns import SEPARATOR
 from tfpolicies.rollout.experience_input import make_offline_settings, make_postprocessor
 from tfpolicies.rollout.loaded_block import count_env_steps
 from tfpolicies.rollout.offline_sampler import OfflineSampler

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import BatchError, ConfigError
-from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, Unit
-from tfpolicies.offline.json_lines import join_chunks
+from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, Unit, join_chunks
 
 _INTERLEAVED_UNITS = 4  # from which a block takes chunks in turn
 _CHUNK_BYTES = 16 << 20

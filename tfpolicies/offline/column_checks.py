@@ -13,8 +13,7 @@ from tfpolicies.base.finite_checks import is_finite
 from tfpolicies.errors import BatchError, ObservationError
 from tfpolicies.models.spaces import MASK, Leaf, choices_per_cell, is_choice
 from tfpolicies.offline.data_source import Chunk
-from tfpolicies.offline.json_lines import SEPARATOR
-from tfpolicies.offline.step_columns import ACTIONS, OBS
+from tfpolicies.offline.step_columns import ACTIONS, OBS, SEPARATOR
 
 
 def describe_number(chunk: Chunk, label: str, array: np.ndarray, is_valid: np.ndarray) -> str:

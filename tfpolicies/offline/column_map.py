@@ -41,7 +41,6 @@ from tfpolicies.offline.column_checks import (
     to_leaf_dtype,
 )
 from tfpolicies.offline.data_source import Chunk
-from tfpolicies.offline.json_lines import SEPARATOR
 from tfpolicies.offline.step_columns import (
     ACTIONS,
     AGENT_INDEX,
@@ -49,6 +48,7 @@ from tfpolicies.offline.step_columns import (
     NEW_OBS,
     OBS,
     REWARDS,
+    SEPARATOR,
     TERMINATEDS,
     TRUNCATEDS,
     T,

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfpolicies.errors import BatchError
+
 Columns = dict[str, np.ndarray]
 """Arrays `[rows, ...]` by name; texts are arrays of objects."""
 
@@ -116,6 +118,45 @@ class Chunk:
 
 def _take(array: np.ndarray | None, rows: slice | np.ndarray) -> np.ndarray | None:
     return None if array is None else array[rows]
+
+
+def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """Joins chunks of one policy.
+
+    Raises:
+        BatchError: if their columns differ, or the shapes of rows.
+    """
+    first = chunks[0]
+    if len(chunks) == 1:
+        return first
+    for chunk in chunks[1:]:
+        if chunk.columns.keys() != first.columns.keys():
+            different = sorted(chunk.columns.keys() ^ first.columns.keys())
+            raise BatchError(
+                f"All rows must have the same columns, but {chunk.describe_row(0)} and "
+                f"{first.describe_row(0)} differ in {different!s:.200}."
+            )
+        for name, column in chunk.columns.items():
+            expected = first.columns[name].shape[1:]
+            if column.shape[1:] != expected:
+                raise BatchError(
+                    f"Column {name!r:.100} must have the shape {expected} in all rows, but "
+                    f"{chunk.describe_row(0)} has {column.shape[1:]}."
+                )
+    offsets = [chunk.line_offsets for chunk in chunks]
+    tables = None
+    if any(chunk.table != first.table or chunk.row_tables is not None for chunk in chunks):
+        tables = np.concatenate([chunk.get_row_tables() for chunk in chunks])
+    return Chunk(
+        {name: np.concatenate([x.columns[name] for x in chunks]) for name in first.columns},
+        sum(chunk.rows for chunk in chunks),
+        first.table,
+        first.first_row,
+        None if first.line_offsets is None else np.concatenate(offsets),  # type: ignore[arg-type]
+        first.policy_id,
+        np.concatenate([chunk.get_row_numbers() for chunk in chunks]),
+        tables,
+    )
 
 
 def count_lines(path: str, offset: int) -> int:

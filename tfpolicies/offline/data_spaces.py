@@ -13,8 +13,7 @@ from tfpolicies.errors import CheckpointError, SpaceError
 from tfpolicies.models.spaces import describe_space
 from tfpolicies.offline.column_map import ColumnMap, ColumnSource
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
-from tfpolicies.offline.json_lines import SEPARATOR
-from tfpolicies.offline.step_columns import ACTIONS, OBS
+from tfpolicies.offline.step_columns import ACTIONS, OBS, name_part
 from tfpolicies.storage.spaces_json import decode_space
 
 logger = logging.getLogger("tfpolicies")
@@ -94,7 +93,7 @@ def infer_spaces(
         rows += chunk.rows
         for name, by_part in ranges.items():
             for part, array in column_map.read_parts(chunk, name).items():
-                label = SEPARATOR.join(filter(None, (name, part)))
+                label = name_part(name, part)
                 by_part.setdefault(part, _Range()).add(label, chunk, array)
     if not rows:
         raise SpaceError(
@@ -167,7 +166,7 @@ def _make_box(part: str, values: _Range) -> spaces.Space[Any]:
 def _require_numbers(name: str, part: str, shape: tuple[int, ...]) -> None:
     if 0 in shape:
         raise SpaceError(
-            f"{SEPARATOR.join(filter(None, (name, part)))} must have at least one number in each "
+            f"{name_part(name, part)} must have at least one number in each "
             f"row, but has the shape {shape}. Leave it out."
         )
 
@@ -175,7 +174,7 @@ def _require_numbers(name: str, part: str, shape: tuple[int, ...]) -> None:
 def _make_action_space(part: str, values: _Range) -> spaces.Space[Any]:
     low, high = np.asarray(values.low), np.asarray(values.high)
     _require_numbers(ACTIONS, part, low.shape)
-    label = SEPARATOR.join(filter(None, (ACTIONS, part)))
+    label = name_part(ACTIONS, part)
     if values.dtype.kind == "f":
         shape = low.shape or (1,)
         if (low == high).all():

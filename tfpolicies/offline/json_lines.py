@@ -30,8 +30,10 @@ from tfpolicies.offline.data_source import (
     ReadResult,
     Unit,
     count_lines,
+    join_chunks,
 )
 from tfpolicies.offline.packed_columns import MAX_UNPACKED_BYTES, is_packed_column, unpack_column
+from tfpolicies.offline.step_columns import SEPARATOR
 
 _MAX_LINE_BYTES = 24 << 20  # about a second of parsing
 _MAX_BLANK_LINES = 1000  # one after the other
@@ -54,8 +56,6 @@ _ZIP_ERRORS = (
     struct.error,
 )
 _IGNORED = ("type", "count", "infos")
-SEPARATOR = "."
-"""Joins the names of nested columns: `obs.camera`."""
 
 
 class JsonLines(DataSource):
@@ -410,45 +410,6 @@ def _count_rows(columns: Columns) -> int:
             f"{different!s:.200}."
         )
     return next(iter(sizes.values()), 0)
-
-
-def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
-    """Joins chunks of one policy.
-
-    Raises:
-        BatchError: if their columns differ, or the shapes of rows.
-    """
-    first = chunks[0]
-    if len(chunks) == 1:
-        return first
-    for chunk in chunks[1:]:
-        if chunk.columns.keys() != first.columns.keys():
-            different = sorted(chunk.columns.keys() ^ first.columns.keys())
-            raise BatchError(
-                f"All rows must have the same columns, but {chunk.describe_row(0)} and "
-                f"{first.describe_row(0)} differ in {different!s:.200}."
-            )
-        for name, column in chunk.columns.items():
-            expected = first.columns[name].shape[1:]
-            if column.shape[1:] != expected:
-                raise BatchError(
-                    f"Column {name!r:.100} must have the shape {expected} in all rows, but "
-                    f"{chunk.describe_row(0)} has {column.shape[1:]}."
-                )
-    offsets = [chunk.line_offsets for chunk in chunks]
-    tables = None
-    if any(chunk.table != first.table or chunk.row_tables is not None for chunk in chunks):
-        tables = np.concatenate([chunk.get_row_tables() for chunk in chunks])
-    return Chunk(
-        {name: np.concatenate([x.columns[name] for x in chunks]) for name in first.columns},
-        sum(chunk.rows for chunk in chunks),
-        first.table,
-        first.first_row,
-        None if first.line_offsets is None else np.concatenate(offsets),  # type: ignore[arg-type]
-        first.policy_id,
-        np.concatenate([chunk.get_row_numbers() for chunk in chunks]),
-        tables,
-    )
 
 
 def extract_json_files(path: Path, folder: Path) -> list[Path]:

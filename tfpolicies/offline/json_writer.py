@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,16 +124,16 @@ class JsonLinesWriter(ExperienceWriter):
 
 
 def _pack_leaves(column: Any) -> Any:
-    if isinstance(column, Mapping):
-        return {str(key): _pack_leaves(part) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return {str(i): _pack_leaves(part) for i, part in enumerate(column)}
-    return pack_array(np.asarray(column))
+    return _encode_leaves(pack_array, column)
 
 
 def _to_lists(column: Any) -> Any:
-    if isinstance(column, Mapping):
-        return {str(key): _to_lists(part) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return {str(i): _to_lists(part) for i, part in enumerate(column)}
-    return np.asarray(column).tolist()
+    return _encode_leaves(np.ndarray.tolist, column)
+
+
+def _encode_leaves(encode: Callable[[np.ndarray], Any], column: Any) -> Any:
+    """Returns a column with encoded leaves; dicts and tuples become objects of JSON."""
+    if isinstance(column, Mapping | tuple):
+        parts = column.items() if isinstance(column, Mapping) else enumerate(column)
+        return {str(key): _encode_leaves(encode, part) for key, part in parts}
+    return encode(np.asarray(column))

@@ -16,7 +16,7 @@ from tfpolicies.offline.data_source import (
     ReadResult,
     Unit,
 )
-from tfpolicies.offline.json_lines import SEPARATOR
+from tfpolicies.offline.step_columns import iter_parts
 
 _UNIT_ROWS = 1 << 14
 _END_OF_STREAM = 1 << 62  # a position after any row
@@ -35,9 +35,7 @@ class ArrayData(DataSource):
 
     def __init__(self, data: Mapping[str, Any], name: str = "the data") -> None:
         self.tables = [name]
-        self._columns: Columns = {}
-        for column_name, column in data.items():
-            self._columns.update(_flatten(str(column_name), column))
+        self._columns: Columns = _flatten(data)
         sizes = {x: len(column) for x, column in self._columns.items()}
         if len({*sizes.values()}) != 1 or not next(iter(sizes.values())):
             raise BatchError(
@@ -62,12 +60,16 @@ class ArrayData(DataSource):
         return ReadResult([Chunk(columns, stop - position, self.tables[0], position)], stop)
 
 
-def _flatten(name: str, column: Any) -> Iterator[tuple[str, np.ndarray]]:
-    if isinstance(column, Mapping | tuple):
-        parts = column.items() if isinstance(column, Mapping) else enumerate(column)
-        for key, part in parts:
-            yield from _flatten(f"{name}{SEPARATOR}{key}", part)
-        return
+def _flatten(data: Mapping[str, Any]) -> Columns:
+    """Returns the leaves of nested columns by name, as arrays `[rows, ...]`."""
+    return {
+        leaf_name: _to_rows(leaf_name, leaf)
+        for name, column in data.items()
+        for leaf_name, leaf in iter_parts(str(name), column)
+    }
+
+
+def _to_rows(name: str, column: Any) -> np.ndarray:
     try:
         array = np.asarray(column)
         if array.ndim and array.dtype == object and len(array) and np.ndim(array[0]):
@@ -84,7 +86,7 @@ def _flatten(name: str, column: Any) -> Iterator[tuple[str, np.ndarray]]:
             f"Column {name!r:.100} must be an array [rows, ...], got {column!r:.50}. Give a value "
             "for each row."
         )
-    yield name, array
+    return array
 
 
 class StreamData(DataSource):
@@ -113,8 +115,7 @@ class StreamData(DataSource):
         first = next(iter(make_batches()), None)
         if first is None:
             raise BatchError(f"{name} must have rows, but has none. Give other data.")
-        columns = dict(_flatten_batch(first))
-        self.column_names = tuple(columns)
+        self.column_names = tuple(_flatten(first))
         self.ends = [_END_OF_STREAM]
         self.units = [Unit(0, 0, _END_OF_STREAM)]
 
@@ -148,7 +149,7 @@ class StreamData(DataSource):
             chunk, self._rest = self._rest, None
             return chunk
         for batch in self._iterator:
-            columns = dict(_flatten_batch(batch))
+            columns = _flatten(batch)
             rows = {len(column) for column in columns.values()}
             if len(rows) > 1:
                 sizes = {name: len(column) for name, column in columns.items()}
@@ -159,11 +160,6 @@ class StreamData(DataSource):
             if rows and (count := rows.pop()):
                 return Chunk(columns, count, self.tables[0], self._position)
         return None
-
-
-def _flatten_batch(batch: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    for name, column in batch.items():
-        yield from _flatten(str(name), column)
 
 
 def make_frame_data(frame: Any) -> ArrayData:

@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.leaves import concatenate_columns, map_leaves
-from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
+from tfpolicies.batch.leaves import map_leaves
+from tfpolicies.batch.sample_batch import (
+    DEFAULT_POLICY_ID,
+    MultiAgentBatch,
+    SampleBatch,
+    concat_samples,
+)
 from tfpolicies.offline.experience_io import ExperienceWriter
-from tfpolicies.offline.json_lines import SEPARATOR
 from tfpolicies.offline.json_writer import make_file_name, make_output_folder
 from tfpolicies.offline.parquet_files import METADATA_KEY, import_parquet
+from tfpolicies.offline.step_columns import iter_parts
 from tfpolicies.storage.spaces_json import encode_space
 from tfpolicies.system.atomic import replace_on_success, sync_folder
 
@@ -65,10 +70,10 @@ def _make_table(columns: Mapping[str, Any], spaces: Spaces | None, policy_id: st
     import pyarrow
 
     arrays = {
-        name: _to_arrow(array)
+        name: _to_arrow(np.asarray(leaf))
         for column_name, column in columns.items()
         if column_name not in _NOT_WRITTEN
-        for name, array in _iter_leaves(column_name, column)
+        for name, leaf in iter_parts(column_name, column)
     }
     metadata: dict[str, Any] = {"version": FORMAT_VERSION}
     if spaces is not None:
@@ -78,15 +83,6 @@ def _make_table(columns: Mapping[str, Any], spaces: Spaces | None, policy_id: st
         metadata["policy_id"] = policy_id
     table = pyarrow.table(arrays)
     return table.replace_schema_metadata({METADATA_KEY: json.dumps(metadata)})
-
-
-def _iter_leaves(name: str, column: Any) -> Iterator[tuple[str, np.ndarray]]:
-    if isinstance(column, Mapping | tuple):
-        parts = column.items() if isinstance(column, Mapping) else enumerate(column)
-        for key, part in parts:
-            yield from _iter_leaves(f"{name}{SEPARATOR}{key}", part)
-    else:
-        yield name, np.asarray(column)
 
 
 def _to_arrow(array: np.ndarray) -> Any:
@@ -154,29 +150,21 @@ class ParquetWriter(ExperienceWriter):
 
     def _add_ready(self, policy_id: str, episode: SampleBatch) -> None:
         self._ready.setdefault(policy_id, []).append(episode)
-        self._size += get_batch_bytes(episode)
+        self._size += episode.size_bytes()
 
     def _is_due(self) -> bool:
         return self._size > 0 and time.monotonic() - self._written_at > _FILE_SECONDS
 
     def _write_files(self) -> None:
         for policy_id, episodes in self._ready.items():
-            columns = {
-                name: concatenate_columns(name, [episode[name] for episode in episodes])
-                for name in episodes[0]
-            }
             suffix = "" if policy_id == DEFAULT_POLICY_ID else f"-{policy_id}"
             name = make_file_name(self._worker_index, self._number, f"{suffix}.parquet")
             owner = None if policy_id == DEFAULT_POLICY_ID else policy_id
+            columns: Any = concat_samples(episodes)
             write_table(self._folder / name, columns, self._spaces.get(policy_id), owner)
             self._number += 1
         self._ready, self._size = {}, 0
         self._written_at = time.monotonic()
-
-
-def get_batch_bytes(batch: Mapping[str, Any]) -> int:
-    """Returns the size of the arrays of a batch."""
-    return sum(array.nbytes for name in batch for _, array in _iter_leaves(name, batch[name]))
 
 
 def _take_rows(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:
@@ -205,7 +193,7 @@ class EpisodeBuffer:
             key = int(keys[start, 0]), int(keys[start, 1])
             part = SampleBatch(_take_rows(batch, rows))
             self._open.setdefault(key, []).append(part)
-            self._size += get_batch_bytes(part)
+            self._size += part.size_bytes()
             if done[stop - 1]:
                 yield self._pop(key)
         while self._size > _MAX_HELD_BYTES:
@@ -217,8 +205,6 @@ class EpisodeBuffer:
             yield self._pop(next(iter(self._open)))
 
     def _pop(self, key: tuple[int, int]) -> SampleBatch:
-        parts = self._open.pop(key)
-        columns = {name: concatenate_columns(name, [x[name] for x in parts]) for name in parts[0]}
-        episode = SampleBatch(columns)
-        self._size -= get_batch_bytes(episode)
+        episode: Any = concat_samples(self._open.pop(key))
+        self._size -= episode.size_bytes()
         return episode

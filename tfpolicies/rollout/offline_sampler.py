@@ -18,8 +18,7 @@ from tfpolicies.models.ports import make_leaf_ports
 from tfpolicies.models.spaces import action_leaves, is_float_box, unflatten
 from tfpolicies.offline.block_reader import Block, BlockReader, ReaderPosition
 from tfpolicies.offline.column_map import ColumnMap
-from tfpolicies.offline.data_source import Chunk, DataSource
-from tfpolicies.offline.json_lines import join_chunks
+from tfpolicies.offline.data_source import Chunk, DataSource, join_chunks
 from tfpolicies.offline.step_columns import ACTIONS, EPISODE_COLUMNS, EPS_ID, NEW_OBS, OBS, REWARDS
 from tfpolicies.offline.trajectories import (
     TrajectoryRows,
