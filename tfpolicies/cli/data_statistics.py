@@ -231,19 +231,13 @@ class EpisodeStats:
             *(x.tolist() for x in (bounds, totals, lengths, terminateds[last], truncateds[last])),
             strict=True,
         )
-        if keys is None:
-            closed = []
-            for start, total, length, terminated, truncated in segments:
-                if starts[start]:
-                    closed += self._pop_open(None)
-                self._extend(None, total, length, terminated, truncated)
-            self._close(closed)
-            return
         closed = []
         for start, total, length, terminated, truncated in segments:
-            key = tuple(keys[start].tolist())
+            key = None if keys is None else tuple(keys[start].tolist())
+            if key is None and starts[start]:
+                closed += self._pop_open(key)
             self._extend(key, total, length, terminated, truncated)
-            if terminated or truncated:
+            if key is not None and (terminated or truncated):
                 closed += self._pop_open(key)
         while len(self._open) > _MAX_OPEN_EPISODES:
             closed += self._pop_open(next(iter(self._open)))
