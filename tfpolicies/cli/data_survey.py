@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from tfpolicies.models.spaces import action_leaves, leaves
 from tfpolicies.offline.column_checks import require_order
 from tfpolicies.offline.column_map import ColumnMap
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, join_chunks
-from tfpolicies.offline.data_spaces import choose_chunk_rows, infer_spaces, iter_chunks
+from tfpolicies.offline.data_spaces import infer_spaces, iter_chunks
 from tfpolicies.offline.step_columns import (
     ACTIONS,
     AGENT_INDEX,
@@ -40,8 +40,8 @@ from tfpolicies.offline.step_columns import (
 )
 from tfpolicies.offline.trajectories import group_by_episode
 
-_FIRST_ROWS = 64  # of the first chunk
-_CHECKED = (OBS, NEW_OBS, ACTIONS, REWARDS, TERMINATEDS, TRUNCATEDS, EPS_ID, AGENT_INDEX, T)
+_FLAT = (REWARDS, TERMINATEDS, TRUNCATEDS, EPS_ID, AGENT_INDEX, T)
+_CHECKED = (OBS, NEW_OBS, ACTIONS, *_FLAT)
 _MAX_PROBLEMS = 50
 _REWARDS = "\0rewards"  # checked rewards among the columns of a table
 
@@ -130,8 +130,8 @@ class RowCheck:
         self._cursor = EpisodeCursor(self._column_map, is_contiguous=source.has_contiguous_episodes)
         self.note = ""
 
-    def run(self) -> int:
-        """Reads all rows; returns their number.
+    def run(self) -> None:
+        """Reads all rows.
 
         Raises:
             TfPoliciesError: for the first row that training would refuse.
@@ -142,16 +142,13 @@ class RowCheck:
         if self._has_trajectories:
             names |= {REWARDS, *EPISODE_COLUMNS}
         read_names = names | {*EPISODE_COLUMNS} if self._cursor.has_episodes else names
-        rows = 0
         decoded = self._column_map.find_sources(sorted(read_names), (OBS, ACTIONS))
         for chunk in iter_chunks(self._source, decoded):
-            rows += chunk.rows
             policy = self._policies.get(chunk.policy_id or DEFAULT_POLICY_ID)
             if policy is not None:
                 pair = policy.observation_space, policy.action_space
                 self._column_map.read(chunk, pair, sorted(names))
             self._check_order(chunk)
-        return rows
 
     def _reads_trajectories(self, policy: Any, *, postprocesses: bool) -> bool:
         """Returns whether the order of rows counts."""
@@ -265,7 +262,7 @@ class DataSurvey:
         if self._cursor.has_episodes:
             report.episodes = EpisodeStats()
         self._find_spaces()
-        for chunk in self._iter_readable():
+        for chunk in iter_chunks(self._source, None, self._read_columns):
             self._add(chunk)
         if report.episodes is not None:
             report.episodes.finish()
@@ -310,23 +307,6 @@ class DataSurvey:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def _iter_readable(self) -> Iterator[Chunk]:
-        """Yields all rows that can be read, with the columns that can be read."""
-        source, rows = self._source, _FIRST_ROWS
-        for table, start, stop in source.units:
-            position = start
-            while position < stop:
-                request = ReadRequest(table, position, stop, rows, None)
-                try:
-                    chunks, position = source.read(request)
-                except BatchError as error:
-                    chunk = self._read_columns(request, error)
-                    if chunk is None:
-                        break
-                    chunks, position = [chunk], position + chunk.rows
-                rows = choose_chunk_rows(chunks)
-                yield from chunks
-
     def _read_columns(self, request: ReadRequest, error: BatchError) -> Chunk | None:
         """Reads the columns of a request one by one; None if rows cannot be counted."""
         parts: list[Chunk] = []
@@ -351,7 +331,7 @@ class DataSurvey:
             report.columns.setdefault(name, ValueStats()).add(column)
         self._add_parts(chunk, OBS, report.observation_space)
         self._add_parts(chunk, ACTIONS, report.action_space)
-        values = {name: self._read_column(chunk, name) for name in _CHECKED[3:]}
+        values = {name: self._read_column(chunk, name) for name in _FLAT}
         if NEW_OBS in report.available and report.observation_space is not None:
             self._read_leaves(chunk, NEW_OBS)
         self._add_episodes(chunk, values[REWARDS])

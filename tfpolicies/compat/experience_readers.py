@@ -24,6 +24,7 @@ from tfpolicies.config.run_sections import SAMPLER
 from tfpolicies.errors import BatchError, ConfigError, UsageError
 from tfpolicies.offline.block_reader import split_units
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, ReadResult, Unit
+from tfpolicies.offline.data_spaces import iter_chunks
 from tfpolicies.offline.experience_io import ExperienceReader, IOContext
 from tfpolicies.offline.input_registry import INPUTS, is_class_path, register_input
 from tfpolicies.offline.open_data import FORMATS, find_files, is_file_source, open_data
@@ -354,15 +355,7 @@ class ExperienceDataset(DataSource):
 
     def count(self) -> int:
         """Returns the number of rows, all of which are read."""
-        source = self._open()
-        rows = 0
-        for table, start, stop in self.units:
-            position = start
-            while position < stop:
-                request = ReadRequest(table, position, stop, 1 << 14, None)
-                chunks, position = source.read(request)
-                rows += sum(chunk.rows for chunk in chunks)
-        return rows
+        return sum(chunk.rows for chunk in iter_chunks(self, None))
 
     def __repr__(self) -> str:
         shard = "" if self._shard == (0, 1) else f", shard={self._shard}"

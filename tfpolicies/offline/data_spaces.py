@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies.errors import CheckpointError, SpaceError
+from tfpolicies.errors import BatchError, CheckpointError, SpaceError
 from tfpolicies.models.spaces import describe_space
 from tfpolicies.offline.column_map import ColumnMap, ColumnSource
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest
@@ -23,6 +23,7 @@ _FIRST_ROWS = 64  # of the first one, whose size is measured
 _MAX_CHOICES = 100_000
 
 SpacePair = tuple[spaces.Space[Any], spaces.Space[Any]]
+Recovery = Callable[[ReadRequest, BatchError], Chunk | None]
 
 
 class _Range:
@@ -117,23 +118,43 @@ def infer_spaces(
     return observation_space, action_space
 
 
-def iter_chunks(source: DataSource, names: Sequence[str] | None) -> Any:
-    """Yields all rows of a source in order, as chunks of bounded size."""
+def iter_chunks(
+    source: DataSource, names: Sequence[str] | None, recover: Recovery | None = None
+) -> Iterator[Chunk]:
+    """Yields all rows of a source in order, as chunks of bounded size.
+
+    Args:
+        source: the tables.
+        names: the columns to decode; None for all.
+        recover: called with a request that failed and its error; returns the readable rows, or
+            None to leave the rest of the unit out. Without it, errors are raised.
+
+    Raises:
+        BatchError: if a table is damaged, and there is no `recover`.
+    """
     columns = None if names is None else tuple(sorted(names))
     rows = _FIRST_ROWS
     for table, start, stop in source.units:
         position = start
         while position < stop:
             request = ReadRequest(table, position, stop, rows, columns)
-            chunks, position = source.read(request)
-            rows = choose_chunk_rows(chunks)
+            try:
+                chunks, position = source.read(request)
+            except BatchError as error:
+                if recover is None:
+                    raise
+                chunk = recover(request, error)
+                if chunk is None:
+                    break
+                chunks, position = [chunk], position + chunk.rows
+            rows = _choose_chunk_rows(chunks)
             request = request._replace(max_rows=rows)
             if position < stop:
                 source.prefetch(request._replace(position=position))
             yield from chunks
 
 
-def choose_chunk_rows(chunks: Sequence[Chunk]) -> int:
+def _choose_chunk_rows(chunks: Sequence[Chunk]) -> int:
     """Returns how many rows to read at once, for rows as large as these."""
     size = sum(column.nbytes for chunk in chunks for column in chunk.columns.values())
     row_bytes = max(1, size // max(1, sum(chunk.rows for chunk in chunks)))
