@@ -145,7 +145,7 @@ def require_renderable(setup: PlaySetup) -> None:
     """
     require_video_packages()
     with preserve_global_rngs():
-        env = make_renderable_env(*_get_env_source(setup), FRAME_MODES)
+        env = make_renderable_env(*get_env_source(setup), FRAME_MODES)
         try:
             env.reset(seed=0)
             with suppress_sdl_warning():
@@ -160,7 +160,7 @@ def has_several_agents(setup: PlaySetup) -> bool:
     Raises:
         EnvError: if it cannot be created.
     """
-    source, context = _get_env_source(setup)
+    source, context = get_env_source(setup)
     with preserve_global_rngs():
         envs: Any = make_any_environments(source, 1, context, checked=False)
         envs.close()
@@ -181,7 +181,7 @@ def play_episodes(setup: PlaySetup, episodes: int, seed: int) -> list[RolloutMet
     """
     with (
         preserve_global_rngs(),
-        _open_evaluation_sampler(setup, *_get_env_source(setup), episodes) as sampler,
+        _open_evaluation_sampler(setup, *get_env_source(setup), episodes) as sampler,
     ):
         seeds = range(seed, seed + sampler.envs.num_envs)
         return [*sampler.play(EvaluationDuration(episodes, by_episodes=True), seeds).episodes]
@@ -205,7 +205,7 @@ def open_player(
         EnvError: if the environment cannot be created, or does not render in one of `modes`.
         SpaceError: if it has other spaces than the policy.
     """
-    source, context = _get_env_source(setup)
+    source, context = get_env_source(setup)
 
     def make_env(env_config: EnvContext) -> Any:
         return camera.wrap(make_renderable_env(source, context, modes))
@@ -227,7 +227,7 @@ def open_player(
             yield play
 
 
-def _get_env_source(setup: PlaySetup) -> tuple[Any, EnvContext]:
+def get_env_source(setup: PlaySetup) -> tuple[Any, EnvContext]:
     """Returns the source of the environment, and the context for its creator."""
     config: Any = getattr(setup.player, "config", None)
     if not (setup.is_single_policy or isinstance(config, AlgorithmConfig)):

@@ -13,7 +13,7 @@ from tfpolicies.cli.exit_codes import DONE
 from tfpolicies.cli.export_playback import describe_loaded_packages, find_export, play_in_subprocess
 from tfpolicies.cli.run_lookup import export_policy, find_checkpoint, load_policy, print_files
 from tfpolicies.cli.show_policy import make_title, open_recording_source
-from tfpolicies.envs.env_factory import EnvContext, check_env_name, make_environments
+from tfpolicies.envs.env_factory import check_env_name, make_environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.export.web import WebPage
 from tfpolicies.reporting.progress_display import CommandConsole, make_summary_table
@@ -55,23 +55,16 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def _play_with_policy(source: PlaySetup, episodes: int, seed: int) -> list[RolloutMetrics]:
-    from tfpolicies.rollout.connector_env import wrap_connectors
+    from tfpolicies.algorithms.episode_playback import get_env_source
+    from tfpolicies.rollout.connector_env import connect_environments
     from tfpolicies.rollout.evaluation import play_episodes
     from tfpolicies.rollout.sampler import EvaluationDuration
-    from tfpolicies.rollout.space_checks import require_trained_spaces
 
     policy = source.player
-    is_training_env = source.env == policy.config["env"]
-    context = EnvContext(policy.config["env_config"] if is_training_env else {})
-    envs = make_environments(source.env, min(episodes, _EVALUATION_ENVS), context)
+    env, context = get_env_source(source)
+    envs = make_environments(env, min(episodes, _EVALUATION_ENVS), context)
     try:
-        envs = wrap_connectors(envs, policy)
-        require_trained_spaces(
-            policy.policy_id,
-            (policy.observation_space, policy.action_space),
-            (envs.observation_space, envs.action_space),
-            allow_different=source.allow_other_spaces,
-        )
+        envs = connect_environments(envs, policy, allow_other_spaces=source.allow_other_spaces)
         seeds = [seed + i for i in range(envs.num_envs)]
         return play_episodes(
             policy, envs, EvaluationDuration(episodes, by_episodes=True), seeds=seeds

@@ -110,23 +110,16 @@ def _summarize(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _play_with_policy(setup: Any, episodes: int, seed: int) -> _RecordingEnv:
+    from tfpolicies.algorithms.episode_playback import get_env_source
     from tfpolicies.policy.recurrent_state import RecurrentState
-    from tfpolicies.rollout.connector_env import wrap_connectors
-    from tfpolicies.rollout.space_checks import require_trained_spaces
+    from tfpolicies.rollout.connector_env import connect_environments
 
     policy = setup.player
-    is_training_env = setup.env == policy.config["env"]
-    context = EnvContext(policy.config["env_config"] if is_training_env else {})
+    env, context = get_env_source(setup)
     num_envs = min(episodes, _MAX_ENVS)
-    recorder = _RecordingEnv(make_environments(setup.env, num_envs, context), episodes)
+    recorder = _RecordingEnv(make_environments(env, num_envs, context), episodes)
     try:
-        envs = wrap_connectors(recorder, policy)
-        require_trained_spaces(
-            policy.policy_id,
-            (policy.observation_space, policy.action_space),
-            (envs.observation_space, envs.action_space),
-            allow_different=setup.allow_other_spaces,
-        )
+        envs = connect_environments(recorder, policy, allow_other_spaces=setup.allow_other_spaces)
         recurrent_state = RecurrentState(policy, num_envs)
         space_leaves = leaves(envs.observation_space)
         certain = {"action_logp": np.zeros(num_envs, np.float32)}

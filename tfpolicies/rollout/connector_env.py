@@ -15,6 +15,7 @@ from tfpolicies.envs.fault_tolerance import EnvSupervisor
 from tfpolicies.envs.vector_adapters import StepResult, VectorEnvAdapter
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.policy_connectors import NO_PIPELINES, get_pipelines
+from tfpolicies.rollout.space_checks import require_trained_spaces
 from tfpolicies.rollout.timing import now
 
 
@@ -33,6 +34,29 @@ def wrap_connectors(envs: VectorEnvAdapter, policy: Policy) -> VectorEnvAdapter:
         agent_pipeline or AgentConnectorPipeline(),
         action_pipeline or ActionConnectorPipeline(),
     )
+
+
+def connect_environments(
+    envs: VectorEnvAdapter, policy: Policy, *, allow_other_spaces: bool
+) -> VectorEnvAdapter:
+    """Wraps environments with the connectors of a trained policy, and checks their spaces.
+
+    Args:
+        envs: the environments.
+        policy: acts in them.
+        allow_other_spaces: see `require_trained_spaces`.
+
+    Raises:
+        SpaceError: if their spaces differ from those in training.
+    """
+    envs = wrap_connectors(envs, policy)
+    require_trained_spaces(
+        policy.policy_id,
+        (policy.observation_space, policy.action_space),
+        (envs.observation_space, envs.action_space),
+        allow_different=allow_other_spaces,
+    )
+    return envs
 
 
 def get_connector_metrics(policy: Policy) -> dict[str, Any]:

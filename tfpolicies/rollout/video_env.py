@@ -14,11 +14,10 @@ from tfpolicies.envs.env_factory import EnvContext, make_environments
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStepResult
 from tfpolicies.envs.rendering import get_render_fps, render_frames, suppress_sdl_warning
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.connector_env import wrap_connectors
+from tfpolicies.rollout.connector_env import connect_environments
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.sampler import EvaluationDuration
-from tfpolicies.rollout.space_checks import require_trained_spaces
 
 AnyEnv = gym.Env[Any, Any] | MultiAgentEnv
 
@@ -158,13 +157,7 @@ def open_episode_player(
     """
     envs = make_environments(make_env, 1, EnvContext({}))
     try:
-        envs = wrap_connectors(envs, policy)
-        require_trained_spaces(
-            policy.policy_id,
-            (policy.observation_space, policy.action_space),
-            (envs.observation_space, envs.action_space),
-            allow_different=allow_other_spaces,
-        )
+        envs = connect_environments(envs, policy, allow_other_spaces=allow_other_spaces)
         yield lambda seed: play_episodes(
             policy, envs, EvaluationDuration(1, by_episodes=True), seeds=[seed]
         )[0]
