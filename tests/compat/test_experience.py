@@ -380,13 +380,10 @@ def test_inputs_are_registered_names_functions_and_paths_of_classes(tmp_path):
     register_input("my logs", make_shuffled)
     assert registry_contains_input("my logs")
     assert registry_get_input("my logs") is make_shuffled
-    losses = []
-    for input_ in ("my logs", make_shuffled, f"{__name__}.FilesReader"):
-        config = quick_config(BCConfig, PlaneEnv, train_batch_size=12)
-        config.offline_data(input_=input_, input_config={"input_files": folder})
-        algorithm = config.build()
-        losses.append(algorithm.train()["info"]["learner"][DEFAULT_POLICY_ID]["learner_stats"])
-        algorithm.stop()
+    losses = [
+        train_once(input_, folder)
+        for input_ in ("my logs", make_shuffled, f"{__name__}.FilesReader")
+    ]
     assert losses[0] == losses[1] == losses[2]
     del INPUTS["my logs"]
     with pytest.raises(ConfigError, match=r"No input is registered as 'my logs'; there are \["):
@@ -395,6 +392,27 @@ def test_inputs_are_registered_names_functions_and_paths_of_classes(tmp_path):
         register_input("my logs", 5)
     with pytest.raises(ConfigError, match="input_config has no key 'input_files'"):
         BCConfig().offline_data(input_="a.json", input_config={"input_files": folder})
+
+
+def train_once(input_, folder, **settings):
+    config = quick_config(BCConfig, PlaneEnv, train_batch_size=12, **settings)
+    config.offline_data(input_=input_, input_config={"input_files": folder})
+    algorithm = config.build()
+    result = algorithm.train()
+    algorithm.stop()
+    return result["info"]["learner"][DEFAULT_POLICY_ID]["learner_stats"]
+
+
+@pytest.mark.parametrize("input_", ["my logs", make_shuffled, f"{__name__}.FilesReader"])
+def test_filters_leave_the_batches_of_readers_as_they_are(tmp_path, caplog, input_):
+    folder = write_for(PlaneEnv, tmp_path)
+    register_input("my logs", make_shuffled)
+    expected = train_once(input_, folder, log_level="WARN")
+    assert "observation_filter" not in caplog.text
+    filtered = train_once(input_, folder, log_level="WARN", observation_filter="MeanStdFilter")
+    assert filtered == expected
+    assert "observation_filter and reward_filter do not change the batches" in caplog.text
+    del INPUTS["my logs"]
 
 
 @pytest.mark.usefixtures("ray_cluster")

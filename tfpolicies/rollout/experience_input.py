@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from tfpolicies.rollout.input_samplers import MixedSampler, ReaderSampler, get_p
 from tfpolicies.rollout.offline_sampler import OfflineSampler, OfflineSettings
 from tfpolicies.rollout.postprocessor import Postprocessor
 from tfpolicies.rollout.sampler import Sampler
+
+logger = logging.getLogger("tfpolicies")
 
 DATASET = "dataset"
 _MAX_FITTED_ROWS = 1_000_000
@@ -67,15 +70,11 @@ def infer_missing_spaces(
     reads_environment = shards is None and needs_environment(config.input_)
     if is_known or reads_environment or config.env is not None or config.is_multi_agent():
         return None
-    input_ = DATASET if shards is not None else config.input_
-    if is_mixture(input_):
-        input_ = next(iter(input_))
-    is_function = callable(input_) and not hasattr(input_, "iter_batches")
-    if is_function or INPUTS.find(input_) is not None or is_class_path(input_):
+    input_ = _get_first_input(config, shards)
+    if _is_reader(input_):
         return None
-    if isinstance(input_, str) and input_ == DATASET and shards is not None:
-        shards = [shard for shard in shards if shard is not None]
-        worker_index = 0
+    if shards is not None:
+        shards, worker_index = [shard for shard in shards if shard is not None], 0
     source = _open(input_, config, shards, worker_index)
     try:
         return infer_spaces(
@@ -86,6 +85,20 @@ def infer_missing_spaces(
         )
     finally:
         source.close()
+
+
+def _get_first_input(config: AlgorithmConfig, shards: Sequence[Any] | None) -> Any:
+    """Returns the input of a config without environments; of a mixture, the first one."""
+    if shards is not None:
+        return DATASET
+    return next(iter(config.input_)) if is_mixture(config.input_) else config.input_
+
+
+def _is_reader(input_: Any) -> bool:
+    """Returns whether a user's reader reads an input, which is not opened as a table then."""
+    if isinstance(input_, str):
+        return INPUTS.find(input_) is not None or is_class_path(input_)
+    return callable(input_) and not hasattr(input_, "iter_batches")
 
 
 def _open(
@@ -177,10 +190,8 @@ def fit_filters(worker: Any) -> list[str]:
                 "reward_filter='ReturnStdFilter' needs running episodes, and recorded experience "
                 "has none. Use 'MeanStdFilter', or scale the rewards in columns={'rewards': f}."
             )
-    input_ = DATASET if shards is not None else config.input_
-    if is_mixture(input_):
-        input_ = next(x for x in input_ if not (isinstance(x, str) and x == SAMPLER))
-    if callable(input_) and not hasattr(input_, "iter_batches"):
+    input_ = _get_first_input(config, shards)
+    if _is_reader(input_):
         return []
     index = worker.worker_index
     if shards is not None and shards[index] is None:
@@ -238,22 +249,16 @@ class _SamplerMaker:
     def make(self, source: Any) -> Any:
         """Returns the sampler of one source."""
         worker = self._worker
-        if isinstance(source, str):
-            if source == SAMPLER:
-                sampler = self._make_env_sampler()
-                if sampler is None:
-                    raise ConfigError(
-                        "input_ mixes in 'sampler', which needs an environment: "
-                        "config.environment(...)."
-                    )
-                return sampler
-            registered = INPUTS.find(source)
-            if registered is not None:
-                return self._make_reader_sampler(registered)
-            if is_class_path(source):
-                return self._make_reader_sampler(_import_class(source))
-        if callable(source) and not hasattr(source, "iter_batches"):
-            return self._make_reader_sampler(source)
+        if isinstance(source, str) and source == SAMPLER:
+            sampler = self._make_env_sampler()
+            if sampler is None:
+                raise ConfigError(
+                    "input_ mixes in 'sampler', which needs an environment: "
+                    "config.environment(...)."
+                )
+            return sampler
+        if _is_reader(source):
+            return self._make_reader_sampler(_find_reader(source))
         settings = make_offline_settings(worker, self._shards)
         config, shards, index = worker.config, self._shards, worker.worker_index
         return OfflineSampler(
@@ -266,6 +271,12 @@ class _SamplerMaker:
 
     def _make_reader_sampler(self, make_reader: Callable[[IOContext], Any]) -> ReaderSampler:
         worker = self._worker
+        if any(policy.driver.filters for policy in worker.policy_map.values()):
+            logger.warning(
+                "observation_filter and reward_filter do not change the batches of a reader, which "
+                "are learned from as they are. Let the reader scale them, or give the files: "
+                "input_=PATH."
+            )
         context = IOContext(worker.log_dir, worker.config, worker.worker_index, worker)
         sampler = ReaderSampler(lambda: make_reader(context), self._start_env_sampler, self._rng)
         context.set_sampler_input(sampler.make_sampler_input)
@@ -311,6 +322,13 @@ def make_postprocessor(worker: Any) -> Postprocessor:
         config.enable_connectors,
         observes=False,
     )
+
+
+def _find_reader(source: Any) -> Any:
+    """Returns the function or class that makes a user's reader."""
+    if not isinstance(source, str):
+        return source
+    return INPUTS.find(source) or _import_class(source)
 
 
 def _import_class(path: str) -> Any:
