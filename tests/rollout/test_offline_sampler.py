@@ -1,11 +1,13 @@
 """Batches of recorded experience are those of the sampler that recorded it."""
 
+import json
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from helpers.multi_agent_envs import Staggered
+from helpers.multi_agent_envs import Staggered, World, flags
 from helpers.workers import make_config, make_worker
 from tfpolicies import (
     A2CConfig,
@@ -324,6 +326,34 @@ def test_steps_of_several_policies_are_recorded_and_read(tmp_path):
         expected = rows_by_step([sampled.policy_batches[policy_id]], names)
         assert rows_by_step([part], names).keys() <= expected.keys()
     reader.stop()
+
+
+class TakingTurns(World):
+    """Four steps, in which "a" and "b" act in turn; both observe the end."""
+
+    def first(self):
+        return self.obs("a")
+
+    def play(self, actions):
+        over = self.now == 4
+        seen = self.obs("a", "b") if over else self.obs("ab"[self.now % 2])
+        return seen, dict.fromkeys(seen, 1.0), flags(over), flags(), {}
+
+
+def test_a_line_of_agents_that_take_turns_counts_the_steps_of_the_environment(tmp_path):
+    mapping = {"policies": {"left", "right"}, "policy_mapping_fn": pick_side}
+    settings = {"batch_mode": "complete_episodes", "rollout_fragment_length": 8, **mapping}
+    policy_class = PGConfig().algo_class.policy_classes["tf2"]
+    worker = make_worker(
+        TakingTurns, policy_class, config_class=PGConfig, output=str(tmp_path), **settings
+    )
+    sampled = worker.sample()
+    worker.stop()
+    (file,) = tmp_path.iterdir()
+    line = json.loads(file.read_text())
+    assert line["count"] == sampled.env_steps() == 8
+    rows = {policy_id: len(x["rewards"]) for policy_id, x in line["policy_batches"].items()}
+    assert rows == {"left": 4, "right": 4}
 
 
 def pick_side(agent_id, episode=None, worker=None, **kwargs):

@@ -34,7 +34,7 @@ class StepRecorder:
         self._worker = worker
         self._writer: ExperienceWriter | None = None
 
-    def record(self, samples: Sequence[RolloutRows]) -> None:
+    def record(self, samples: Sequence[RolloutRows], env_steps: int) -> None:
         """Writes the rows of a sample, of each policy."""
         batches = {sample.policy_id: _to_env_batch(sample) for sample in samples}
         if self._writer is None:
@@ -42,8 +42,7 @@ class StepRecorder:
         if [*batches] == [DEFAULT_POLICY_ID]:
             self._writer.write(batches[DEFAULT_POLICY_ID])
         else:
-            steps = max(batch.count for batch in batches.values())
-            self._writer.write(MultiAgentBatch(batches, steps))
+            self._writer.write(MultiAgentBatch(batches, env_steps))
 
     def close(self) -> None:
         """Writes the rest, and closes files."""

@@ -629,7 +629,7 @@ class MultiAgentSampler(Sampler):
             samples = [
                 remaining for pair in pairs for remaining in self._postprocessor.exclude(*pair)
             ]
-        batches = self._postprocessor.make_batches(samples, lambda: transitions.slots.owners)
+        batches = self._make_batches(samples, lambda: transitions.slots.owners, env_steps)
         if not self._complete_episodes:
             transitions.start_new_unrolls(self._sub_envs)
         transitions.drop_finished_trajectories(self._sub_envs)

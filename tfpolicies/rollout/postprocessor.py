@@ -36,7 +36,6 @@ class Postprocessor:
         enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
             `(policy, batch)`.
         observes: whether the rows update the running statistics of policies.
-        record: called with the rows of each sample, before they are changed; None for nothing.
     """
 
     def __init__(
@@ -49,10 +48,8 @@ class Postprocessor:
         enable_connectors: bool = True,
         *,
         observes: bool = True,
-        record: Callable[[Sequence[RolloutRows]], None] | None = None,
     ) -> None:
         self._observes = observes
-        self._record = record
         self._get_running_ids = get_running_ids
         self._lookbacks: dict[str, Lookback] = {}  # by policy id
         self._running_returns: dict[str, RunningReturns] = {}
@@ -73,8 +70,6 @@ class Postprocessor:
             get_owners: returns the episode and agent of each trajectory; called only if a policy or
                 callback processes single trajectories.
         """
-        if self._record is not None and samples:
-            self._record(samples)
         for sample in samples:
             sample.prepare(
                 self._clip_rewards, self._update_returns(sample), observes=self._observes

@@ -18,7 +18,8 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import Episode, RolloutMetrics
 from tfpolicies.rollout.episode_summaries import get_metrics_state, restore_metrics
-from tfpolicies.rollout.postprocessor import Postprocessor
+from tfpolicies.rollout.postprocessor import Postprocessor, TrajectoryOwners
+from tfpolicies.rollout.rollout_rows import RolloutRows
 from tfpolicies.rollout.timing import StepTimes
 
 logger = logging.getLogger("tfpolicies")
@@ -86,7 +87,8 @@ class Sampler(abc.ABC):
         callbacks: the user's; None for none.
         worker: passed to callbacks.
         perf_stats_ema_coef: see `StepTimes`.
-        record: see `Postprocessor`.
+        record: called with the rows of each sample, of each policy, before postprocessing, and the
+            number of environment steps; None for nothing.
 
     Attributes:
         envs: the environments, wrapped with connectors if there are any.
@@ -111,7 +113,7 @@ class Sampler(abc.ABC):
         callbacks: DefaultCallbacks | None = None,
         worker: object = None,
         perf_stats_ema_coef: float | None = None,
-        record: Callable[[Sequence[Any]], None] | None = None,
+        record: Callable[[Sequence[RolloutRows], int], None] | None = None,
     ) -> None:
         self.envs = self._base_envs = envs
         self.policies = policies
@@ -130,8 +132,8 @@ class Sampler(abc.ABC):
             policies,
             self._get_running_ids,
             enable_connectors,
-            record=record,
         )
+        self._record = record
 
     @property
     def num_envs(self) -> int:
@@ -167,6 +169,17 @@ class Sampler(abc.ABC):
             episode=episode,
             env_index=env_index,
         )
+
+    def _make_batches(
+        self,
+        samples: Sequence[RolloutRows],
+        get_owners: Callable[[], TrajectoryOwners],
+        env_steps: int,
+    ) -> dict[str, SampleBatch]:
+        """Records the rows of a sample; returns the postprocessed batches by policy id."""
+        if self._record is not None and samples:
+            self._record(samples, env_steps)
+        return self._postprocessor.make_batches(samples, get_owners)
 
     def close(self) -> None:  # noqa: B027
         """Does nothing: the worker closes its environments."""

@@ -518,10 +518,10 @@ class SingleAgentSampler(Sampler):
             return {unroll: (episodes[episode_id], SINGLE_AGENT) for unroll, episode_id in unrolls}
 
         if not buffer.excluded:
-            return self._postprocessor.make_batches([rollout_rows], get_owners)[DEFAULT_POLICY_ID]
+            return self._make_batches([rollout_rows], get_owners, ends.size)[DEFAULT_POLICY_ID]
         excluded = flatten_rows(select_rows(buffer.make_mask(buffer.excluded)))
         remaining = self._postprocessor.exclude(rollout_rows, excluded)
-        return MultiAgentBatch(self._postprocessor.make_batches(remaining, get_owners), ends.size)
+        return MultiAgentBatch(self._make_batches(remaining, get_owners, ends.size), ends.size)
 
     def _split_at_life_losses(
         self, columns: Mapping[str, np.ndarray], life_ends: np.ndarray
