@@ -1,6 +1,7 @@
 """RLlib's readers and writers of recorded experience, in scripts that were written for RLlib."""
 
 import base64
+import gc
 import json
 import pickle
 import pickletools
@@ -160,6 +161,18 @@ def test_a_dataset_writer_writes_json_lines_or_parquet(tmp_path):
     context = IOContext(config={"output_config": {"format": "parquet", "path": str(tmp_path)}})
     with pytest.raises(ConfigError, match="needs a context with a worker"):
         DatasetWriter(context)
+
+
+def test_a_dataset_writer_that_is_not_closed_writes_its_rows_at_its_end(tmp_path):
+    worker = SimpleNamespace(policy_map={DEFAULT_POLICY_ID: make(PGTF2Policy)})
+    options = {"format": "parquet", "path": str(tmp_path)}
+    writer = DatasetWriter(IOContext(config={"output_config": options}, worker=worker))
+    writer.write(make_line(0, agent_index=np.zeros(3, int)))
+    assert [*tmp_path.iterdir()] == []
+    del writer
+    gc.collect()
+    config = {"input": "dataset", "input_config": {"format": "parquet", "paths": str(tmp_path)}}
+    assert get_dataset_and_shards(config)[0].count() == 3
 
 
 def test_no_output_and_own_writers_are_output_writers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
@@ -60,8 +61,10 @@ class JsonWriter(JsonLinesWriter):
 class DatasetWriter(OutputWriter):
     """Writes a dataset of files, which `input_="dataset"` reads.
 
-    A Parquet file has one row for each step, where RLlib's have one for each batch. Rows are
-    written at once: none are lost if the process ends. Ray is not needed.
+    A Parquet file has one row for each step, where RLlib's have one for each batch. Lines of JSON
+    are written at once. Rows of Parquet files are held until their episodes end and there are
+    enough for a file; `close`, or the end of the writer or the process, writes the rest. A process
+    that is killed loses those that it held. Ray is not needed.
 
     Args:
         ioctx: the context. Its `output_config` has `path` and `format`, "json" or "parquet".
@@ -99,6 +102,7 @@ class DatasetWriter(OutputWriter):
         self._writer = ParquetWriter(
             path, spaces, worker_index=ioctx.worker_index, max_file_size=size
         )
+        weakref.finalize(self, self._writer.close)  # RLlib's scripts do not
 
     def write(self, sample_batch: SampleBatch | MultiAgentBatch) -> None:
         """Writes a batch."""
