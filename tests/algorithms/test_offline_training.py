@@ -115,10 +115,10 @@ def test_data_in_memory_are_asked_for_when_training_continues(tmp_path):
 
 
 class Planted(ExperienceReader):
-    made = 0
+    count = 0
 
     def __init__(self, io_context):
-        Planted.made += 1
+        Planted.count += 1
 
     def next(self):
         return make_log()
@@ -138,11 +138,11 @@ def test_a_checkpoint_chooses_neither_readers_nor_outputs_nor_trust(path, tmp_pa
     assert restored.compute_single_action(np.zeros(1, np.float32)) in (0, 1)
     with pytest.raises(ConfigError, match=r"saved with input_=.*Planted.*from_checkpoint\(path"):
         restored.train()
-    assert Planted.made == 0
+    assert Planted.count == 0
     assert not (tmp_path / "elsewhere").exists()
     named = BC.from_checkpoint(checkpoint, config={"input_": Planted, "output": None})
     named.train()
-    assert Planted.made == 1
+    assert Planted.count == 1
 
 
 def test_a_run_from_data_goes_online(tmp_path):

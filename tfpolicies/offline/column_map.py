@@ -55,7 +55,7 @@ from tfpolicies.offline.step_columns import (
 )
 
 ColumnSource = str | Sequence[str] | Mapping[str, Any] | Callable[[Mapping[str, np.ndarray]], Any]
-"""Where a column comes from: a column; several, one for each number; one for each part of a nested
+"""Source of a column: a column's name; several, one for each number; one for each part of a nested
 space; or a function of all columns."""
 
 _MASK = (MASK,)
