@@ -36,7 +36,7 @@ from tfpolicies.rollout.loaded_block import (
     join_batches,
 )
 from tfpolicies.rollout.postprocessor import Postprocessor
-from tfpolicies.rollout.rollout_rows import RolloutRows, nest_columns
+from tfpolicies.rollout.rollout_rows import RolloutRows, apply_reward_clipping, nest_columns
 
 logger = logging.getLogger("tfpolicies")
 
@@ -161,13 +161,13 @@ class OfflineSampler:
 
         Rows whose postprocessing read the policy are part of it, since the policy changes.
         """
-        has_rows = self._block is not None and self._settings.postprocess
+        block = self._block
         return {
             "kind": self.state_kind,
             "envs": None,
             "rng": self.rng.bit_generator.state,
             "position": self.get_position(),
-            "rows": self._block.get_rows() if has_rows and self._block is not None else None,
+            "rows": None if block is None or not self._settings.postprocess else block.get_rows(),
         }
 
     def get_position(self) -> list[Any]:
@@ -222,7 +222,8 @@ class OfflineSampler:
             return self._reader
         source, settings = self._get_source(), self._settings
         self._column_map = ColumnMap(source.column_names, settings.columns)
-        policy_ids = self._get_policy_ids(source)
+        has_default = DEFAULT_POLICY_ID in self.policies
+        policy_ids = [DEFAULT_POLICY_ID] if has_default else list(self.policies)
         self._plans = {
             pid: ColumnPlan.for_policy(
                 self.policies[pid],
@@ -247,9 +248,6 @@ class OfflineSampler:
             episode_names=column_map.find_sources(EPISODE_COLUMNS, ()) if has_episodes else None,
         )
         return self._reader
-
-    def _get_policy_ids(self, source: DataSource) -> list[str]:
-        return [DEFAULT_POLICY_ID] if DEFAULT_POLICY_ID in self.policies else list(self.policies)
 
     def _load_block(self) -> LoadedBlock:
         """Reads the next block; its rows are postprocessed and in random order."""
@@ -314,18 +312,14 @@ class OfflineSampler:
             next_leaves = learning.normalize_observations(new_obs)
             columns[NEW_OBS] = self._nest_observations(policy, next_leaves)
         if REWARDS in columns:
-            columns[REWARDS] = self._scale_rewards(policy, columns[REWARDS])
+            clip_rewards = policy.config.get("clip_rewards")
+            clipped = apply_reward_clipping(columns[REWARDS], clip_rewards)
+            columns[REWARDS] = learning.scale_rewards(clipped)
         columns[ACTIONS] = unflatten(policy.action_space, self._convert_actions(policy, actions))
         return SampleBatch(columns)
 
     def _nest_observations(self, policy: Any, leaves: Sequence[np.ndarray]) -> Any:
         return policy._convert_observations(unflatten(policy.observation_space, leaves))
-
-    def _scale_rewards(self, policy: Policy, rewards: np.ndarray) -> np.ndarray:
-        from tfpolicies.rollout.rollout_rows import apply_reward_clipping
-
-        clipped = apply_reward_clipping(rewards, policy.config.get("clip_rewards"))
-        return policy.driver.learning.scale_rewards(clipped)
 
     def _convert_actions(self, policy: Policy, actions: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Converts the environment's actions to those of the policy."""
@@ -346,14 +340,9 @@ class OfflineSampler:
         self, policy_id: str, plan: ColumnPlan, chunks: Sequence[Chunk], first_unroll: int
     ) -> SampleBatch | None:
         """Returns the batch of trajectories, postprocessed if the settings say so."""
-        column_map, source, policy = (
-            self._column_map,
-            self._get_source(),
-            self.policies[policy_id],
-        )
-        if not source.has_contiguous_episodes:
-            joined = join_chunks(chunks)
-            chunks = [group_by_episode(joined, column_map)]
+        column_map, policy = self._column_map, self.policies[policy_id]
+        if not self._get_source().has_contiguous_episodes:
+            chunks = [group_by_episode(join_chunks(chunks), column_map)]
         spaces = policy.observation_space, policy.action_space
         parts: list[TrajectoryRows] = []
         for chunk in chunks:
