@@ -22,11 +22,11 @@ from tfpolicies.batch.sample_batch import (
 )
 from tfpolicies.config.run_sections import SAMPLER
 from tfpolicies.errors import BatchError, ConfigError, UsageError
-from tfpolicies.offline.block_reader import split_units
+from tfpolicies.offline.block_reader import shuffle_tables, split_units
 from tfpolicies.offline.data_source import Chunk, DataSource, ReadRequest, ReadResult, Unit
 from tfpolicies.offline.data_spaces import iter_chunks
 from tfpolicies.offline.experience_io import ExperienceReader, IOContext
-from tfpolicies.offline.input_registry import INPUTS, is_class_path, register_input
+from tfpolicies.offline.input_registry import INPUTS, is_class_path, register_input, require_no_d4rl
 from tfpolicies.offline.open_data import FORMATS, find_files, is_file_source, open_data
 from tfpolicies.offline.step_columns import SEPARATOR
 from tfpolicies.rollout.experience_input import make_offline_settings, make_postprocessor
@@ -49,11 +49,6 @@ __all__ = [
 
 Batch = SampleBatch | MultiAgentBatch
 _FILE_SCHEME = "file://"
-_D4RL = (
-    "The package d4rl is no longer maintained, and nothing reads its datasets directly. They are "
-    "in Minari: pip install 'minari[hf,hdf5]', and give the arrays of minari.load_dataset(...) as "
-    "offline_data(input_={'obs': ..., 'actions': ...})."
-)
 
 
 def registry_contains_input(name: str) -> bool:
@@ -231,8 +226,7 @@ class _DataReader(InputReader):
     def _get_order(self, source: DataSource) -> list[int]:
         """Returns the order of units in this epoch: files in random order."""
         rng = np.random.default_rng([*self._seed, self._epoch])
-        rank = rng.permutation(len(source.tables))
-        return sorted(range(len(source.units)), key=lambda i: rank[source.units[i].table])
+        return shuffle_tables(source.units, len(source.tables), rng)
 
     # -- with a worker ------------------------------------------------------------------------
 
@@ -541,8 +535,7 @@ def _make_reader(source: Any, ioctx: IOContext) -> Any:
         return reader
     if registry_contains_input(source):
         return registry_get_input(source)(ioctx)
-    if isinstance(source, str) and source.startswith("d4rl"):
-        raise ConfigError(f"{source!r} in MixedInput is not supported. {_D4RL}")
+    require_no_d4rl(source)
     if is_class_path(source):
         raise ConfigError(f"{source!r} in MixedInput must be the class itself, not its path.")
     return JsonReader(os.fspath(source) if not isinstance(source, list) else source, ioctx)

@@ -25,7 +25,7 @@ from tfpolicies.config.base_config import as_overrides
 from tfpolicies.config.setting import Merge, Section, check, require, setting
 from tfpolicies.errors import ConfigError, suggest_similar_names
 from tfpolicies.offline.data_source import DataSource
-from tfpolicies.offline.input_registry import FILE_ENDINGS
+from tfpolicies.offline.input_registry import FILE_ENDINGS, require_no_d4rl
 from tfpolicies.offline.memory_data import ArrayData
 
 _RESOURCE_DICT = Validator(
@@ -191,15 +191,6 @@ def check_input_config(input_config: Mapping[str, Any]) -> None:
     _check_keys("input_config", input_config, _INPUT_KEYS)
 
 
-def _require_no_d4rl(source: Any) -> None:
-    if isinstance(source, str) and source.startswith("d4rl."):
-        raise ConfigError(
-            f"input_={source!r} is not supported: the package d4rl is no longer maintained. Its "
-            "datasets are in Minari: pip install 'minari[hf,hdf5]', and give the arrays of "
-            "minari.load_dataset(...) as input_={'obs': ..., ...}."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class OfflineDataSettings(Section):
     """Recorded experience: where batches come from, and where sampled ones are recorded."""
@@ -221,7 +212,7 @@ class OfflineDataSettings(Section):
             check_input_config(self.input_config)
         _check_keys("output_config", self.output_config, _OUTPUT_KEYS)
         for source in self.input_ if is_mixture(self.input_) else [self.input_]:
-            _require_no_d4rl(source)
+            require_no_d4rl(source)
         if is_mixture(self.input_):
             total = sum(self.input_.values())
             rule = "weights that are not negative and sum to 1"

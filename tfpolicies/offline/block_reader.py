@@ -182,8 +182,7 @@ class BlockReader:
             if self._shuffles:
                 order = rng.permutation(len(self._units)).tolist()
             else:
-                rank = rng.permutation(len(self._source.tables))
-                order = sorted(range(len(self._units)), key=lambda i: rank[self._units[i].table])
+                order = shuffle_tables(self._units, len(self._source.tables), rng)
             self._order = epoch, order
         return self._order[1]
 
@@ -342,6 +341,12 @@ class BlockReader:
                 return position + first
             last, position = joined.take(slice(-1, None)), next_position
         return end
+
+
+def shuffle_tables(units: Sequence[Unit], tables: int, rng: np.random.Generator) -> list[int]:
+    """Returns indices of units in the order of each table, with the tables in random order."""
+    rank = rng.permutation(tables)
+    return sorted(range(len(units)), key=lambda i: rank[units[i].table])
 
 
 def split_units(units: Sequence[Unit], shards: int) -> list[Unit]:

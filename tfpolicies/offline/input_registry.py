@@ -22,6 +22,20 @@ def is_class_path(source: object) -> bool:
     return is_path and parts[-1] not in FILE_ENDINGS
 
 
+def require_no_d4rl(source: object) -> None:
+    """Refuses the names of D4RL's datasets, `d4rl.NAME`.
+
+    Raises:
+        ConfigError: for such a name.
+    """
+    if isinstance(source, str) and source.startswith("d4rl."):
+        raise ConfigError(
+            f"The input {source!r} is not supported. The package d4rl is no longer maintained, and "
+            "its datasets are in Minari: pip install 'minari[hf,hdf5]', and give the arrays of "
+            "minari.load_dataset(...) as offline_data(input_={'obs': ..., 'actions': ...})."
+        )
+
+
 def register_input(name: str, input_creator: InputFunction) -> None:
     """Registers a function that makes a reader, under a name.
 
