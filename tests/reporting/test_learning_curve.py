@@ -103,3 +103,5 @@ def test_a_run_that_reads_data_shows_its_loss_unless_it_evaluates(tmp_path):
     draw_learning_curve(evaluated, returns, title="BC on log", from_data=True)
     pictures = [path.read_bytes() for path in (loss, note, returns)]
     assert len({*pictures}) == 3
+    draw_learning_curve(losses, note, title="BC on log", target=195.0, from_data=True)
+    assert note.read_bytes() == pictures[0]  # the target is a return, not a loss

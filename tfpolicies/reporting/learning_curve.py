@@ -31,7 +31,6 @@ _BAND_ALPHA = 0.13
 _FEW_POINTS = 25  # up to here each point of the curve gets a dot
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 _MARKER_STYLE: _Style = {"markeredgecolor": "white", "clip_on": False}  # for markers on top
-_LOSS = "loss"
 _HEADROOM = 0.06  # share of the height above the highest and below the lowest number
 
 
@@ -75,15 +74,16 @@ def draw_learning_curve(
     artists = _draw_returns(axes, progress_rows) + _draw_evaluations(axes, progress_rows)
     if from_data:
         axes.set_xlabel("training progress (rows)", color=_GRAY, size=11, labelpad=8)
-    if not artists:
-        artists = _draw_loss(axes, progress_rows) if from_data else _draw_note(axes)
-    if target is not None:
-        artists.append(_draw_target(axes, target))
-    has_returns = axes.get_ylabel() != _LOSS
-    if has_returns:
+    if not artists and from_data:
+        artists = _draw_loss(axes, progress_rows)
+    else:
+        if not artists:
+            _draw_note(axes, "no episode has ended yet")
+        if target is not None:
+            artists.append(_draw_target(axes, target))
         _set_y_limits(axes, progress_rows, target)
-    if target is not None:
-        _mark_target_reached(axes, progress_rows, target)
+        if target is not None:
+            _mark_target_reached(axes, progress_rows, target)
     _draw_title_and_legend(figure, title, artists)
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
@@ -132,18 +132,18 @@ def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artis
     return [line, *_draw_band(axes, rows)]
 
 
-def _draw_note(axes: Axes, note: str = "no episode has ended yet") -> list[Artist]:
+def _draw_note(axes: Axes, note: str) -> None:
     style: _Style = {"ha": "center", "color": _GRAY, "size": 13}
     axes.text(0.5, 0.45, note, transform=axes.transAxes, **style)
-    return []
 
 
 def _draw_loss(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
     points = [(row["env_steps"], find_loss(row)) for row in rows]
     points = [(steps, loss) for steps, loss in points if math.isfinite(loss)]
-    axes.set_ylabel(_LOSS, color=_GRAY, size=11, labelpad=8)
+    axes.set_ylabel("loss", color=_GRAY, size=11, labelpad=8)
     if not points:
-        return _draw_note(axes, "no loss is recorded")
+        _draw_note(axes, "no loss is recorded")
+        return []
     dots: _Style = {"marker": "o" if len(points) <= _FEW_POINTS else "", "markersize": 5}
     steps, losses = zip(*points, strict=True)
     return list(axes.plot(steps, losses, color=_BLUE, linewidth=1.8, label="training loss", **dots))
