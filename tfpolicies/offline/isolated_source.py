@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies import errors
-from tfpolicies.errors import BatchError, TfPoliciesError
+from tfpolicies.errors import BatchError, MissingPackageError, TfPoliciesError
 from tfpolicies.offline.data_source import (
     TRUST_ADVICE,
     Chunk,
@@ -48,7 +47,7 @@ _ENV = {
     "MALLOC_ARENA_MAX": "2",
 }
 _WALL_SECONDS = 120.0  # for an answer, on a busy machine
-_ERRORS = ("BatchError", "MissingColumnError", "MissingPackageError", "ObservationError")
+_ERRORS = {x.__name__: x for x in (BatchError, MissingPackageError)}  # of sources of files
 
 
 class IsolatedFiles(DataSource):
@@ -175,9 +174,7 @@ class IsolatedFiles(DataSource):
         place = self.tables if request is None else self.tables[request.table]
         if str(place if request is not None else self.tables[0]) not in message:
             message = f"{place!s:.300} was refused: {message}"
-        error_class = getattr(errors, name) if name in _ERRORS else BatchError
-        error: TfPoliciesError = error_class(message)
-        return error
+        return _ERRORS.get(name, BatchError)(message)
 
 
 class _Child:
