@@ -82,7 +82,7 @@ def test_all_rows_are_read_also_of_streams():
     assert infer(source=StreamData(lambda: mixed, "s"))[1] == spaces.Box(0.0, 0.5, (1,))
 
 
-def test_numbers_that_are_not_finite_do_not_count(caplog):
+def test_numbers_that_are_not_finite_do_not_count():
     assert infer(actions=[np.nan, 1.0, -2.0])[1] == spaces.Box(-2.0, 1.0, (1,))
 
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
+from helpers.recorded_files import read_columns
 from tfpolicies import MultiAgentBatch, SampleBatch
 from tfpolicies.errors import ConfigError
 from tfpolicies.offline import parquet_writer
-from tfpolicies.offline.data_source import ReadRequest
 from tfpolicies.offline.json_writer import JsonLinesWriter
 from tfpolicies.offline.open_data import open_data
 from tfpolicies.offline.parquet_writer import ParquetWriter, write_table
@@ -46,21 +46,14 @@ def make_batch(episodes, rows=3, ends=True, first=0):
     )
 
 
-def read_columns(path, **options):
-    source = open_data(path, trusted=True, **options)
-    columns = {}
-    for table, start, stop in source.units:
-        while start < stop:
-            chunks, start = source.read(ReadRequest(table, start, stop, 1000, None))
-            for chunk in chunks:
-                for name, column in chunk.columns.items():
-                    columns.setdefault(name, []).append(column)
-    return {name: np.concatenate(parts) for name, parts in columns.items()}
+def read_folder(path):
+    """Returns all rows of a file, or of the files of a folder."""
+    return read_columns(open_data(path, trusted=True))
 
 
 def test_a_table_states_its_spaces_and_has_a_column_for_each_part(tmp_path):
     write_table(tmp_path / "a.parquet", make_batch([7]), SPACES)
-    columns = read_columns(tmp_path / "a.parquet")
+    columns = read_folder(tmp_path / "a.parquet")
     assert columns["obs.a"].tolist() == [[0.0, 0.0], [0.01, -0.01], [0.02, -0.02]]
     assert columns["obs.b"].tolist() == [0, 1, 2]
     metadata = open_data(tmp_path / "a.parquet", trusted=True).metadata
@@ -74,7 +67,7 @@ def test_rows_of_an_episode_follow_each_other_although_batches_alternate(tmp_pat
     writer.write(make_batch([3], ends=False))
     assert list(tmp_path.iterdir()) == []
     writer.close()
-    columns = read_columns(tmp_path)
+    columns = read_folder(tmp_path)
     assert columns["eps_id"].tolist() == [1] * 6 + [2] * 6 + [3] * 3
     assert columns["rewards"][:6].tolist() == [0, 1, 10, 11, 20, 21]
     assert columns["terminateds"].tolist() == [i in (5, 11) for i in range(15)]
@@ -94,7 +87,7 @@ def test_episodes_that_do_not_end_are_written_before_they_fill_the_memory(tmp_pa
     writer = ParquetWriter(tmp_path, {"default_policy": SPACES}, max_file_size=1)
     for i in range(10):
         writer.write(make_batch([1], ends=False, first=3 * i))
-    written = read_columns(tmp_path)["rewards"]
+    written = read_folder(tmp_path)["rewards"]
     assert written.tolist() == list(range(len(written)))
     assert 0 < len(written) < 30
 
@@ -119,7 +112,7 @@ def test_json_lines_are_read_equal(options, tmp_path):
     line = json.loads(file.read_text())
     assert line["type"] == "SampleBatch"
     assert isinstance(line["obs"]["a"], str if options else list)
-    columns = read_columns(tmp_path)
+    columns = read_folder(tmp_path)
     assert columns["obs.a"].tolist() == make_batch([1, 2])["obs"]["a"].tolist()
     assert columns["rewards"].tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -181,7 +174,7 @@ def test_a_killed_writer_leaves_readable_files(kind, tmp_path):
     paths = [root, f"{root}/tests"]
     command = [sys.executable, "-c", KILLED, f"{kind}:{tmp_path}", *paths]
     assert subprocess.run(command, check=False, timeout=120).returncode == -9
-    rewards = read_columns(tmp_path)["rewards"].tolist()
+    rewards = read_folder(tmp_path)["rewards"].tolist()
     assert rewards[:6] == [0, 1, 2, 0, 1, 2]
 
 
