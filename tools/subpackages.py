@@ -25,7 +25,14 @@ LAYERS = {
     ),
     "Programs and runtimes": ("program", "export"),
     "Policies": ("policy", "policy_map", "importers"),
-    "Rollout, training, serving": ("rollout", "distributed", "algorithms", "testing", "serving"),
+    "Rollout, training, serving": (
+        "rollout",
+        "distributed",
+        "algorithms",
+        "analysis",
+        "testing",
+        "serving",
+    ),
     "Applications": ("compat", "extending", "cli", "__main__"),
 }
 """Layers from the lowest to the highest: each imports itself and those below it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +16,17 @@ from rich.console import Console
 
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.algorithms.episode_playback import PlaySetup, require_renderable
+from tfpolicies.algorithms.run_description import encode_settings
 from tfpolicies.algorithms.run_logger import NullRunLogger, RunLogger, TrainingOptions
 from tfpolicies.algorithms.training_loop import TrainingLoop
 from tfpolicies.algorithms.training_state import get_progress
 from tfpolicies.base.type_aliases import Json
-from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import (
     DefaultCallbacks,
     join_callbacks,
     overrides,
     warn_of_unknown_methods,
 )
-from tfpolicies.config.config_serialization import encode_config
 from tfpolicies.config.migration_hints import suggest_callback
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
@@ -216,12 +214,12 @@ def _require_same_settings(
 
     Settings that the run lacks, from an earlier version, count as defaults, also within dicts.
     """
-    defaults = _encode_settings(algorithm.get_default_config())
+    defaults = encode_settings(algorithm.get_default_config())
     settings = {**defaults, **migrate_settings(manifest["config"]["settings"])}
     stored_settings = {"the class": manifest["algorithm_class"], **settings}
     settings_now = {
         "the class": encode_value(type(algorithm)),
-        **_encode_settings(algorithm.config),
+        **encode_settings(algorithm.config),
     }
     different_names = sorted(
         name
@@ -259,13 +257,8 @@ def _normalize_stored_setting(
     """Returns a stored setting as configs normalise it now, for example an absolute folder."""
     with contextlib.suppress(ConfigError):
         config = algorithm.get_default_config().update_from_dict({name: stored_settings[name]})
-        return _encode_settings(config)[name]
+        return encode_settings(config)[name]
     return stored_settings.get(name)
-
-
-def _encode_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    settings = encode_config(config.to_dict())["settings"]
-    return json.loads(json.dumps(settings))
 
 
 # -- callbacks --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfpolicies.algorithms.run_description import describe_run
 from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
@@ -21,6 +22,7 @@ from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.reporting.tensorboard_events import EventWriter, get_event_scalars
 from tfpolicies.rollout.episode_summaries import MIN_RECENT_EPISODES
+from tfpolicies.system.machine_info import get_machine, get_versions
 from tfpolicies.system.signal_handling import get_interrupt_handler
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class RunLogger:
         self, run: RunFolder, algorithm: AlgorithmProtocol, options: TrainingOptions
     ) -> None:
         self.run = run
+        run.describe(describe_run(algorithm), get_versions(), get_machine())
         self._algorithm = algorithm
         self._options = options
         config = algorithm.config

@@ -26,6 +26,7 @@ FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
 _TEARDOWN_SECONDS = 2.0  # seconds that the kernel may take to end a killed process
 _MAX_JSON_BYTES = 1 << 20  # bytes of a run.json
+_MAX_PLACES = 20  # versions and machines that a run.json lists
 _NAMES_BEFORE_RUN_JSON = {"lock", "events", "checkpoints", "export"}  # created before run.json
 
 
@@ -35,7 +36,8 @@ class RunFolder:
     A folder is a run as soon as it has its `run.json`, which is written last and atomically::
 
         ppo-CartPole-v1-2025-01-31-142501/
-            run.json            creation time of the run, and the settings of the command
+            run.json            creation time of the run, the settings of the command, and a
+                                description of the run
             lock                the id of the process that writes to the run
             progress.csv        one row per training iteration
             error.txt           the traceback of the last error that ended the training
@@ -258,7 +260,43 @@ class RunFolder:
         Raises:
             UsageError: if `settings` are not JSON values; the file is unchanged then.
         """
-        write_atomically(self.run_json, _encode_run_json(settings, self.creation_time))
+        self._replace(settings=dict(settings))
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The facts and places that `describe` wrote; empty before."""
+        description = self._read_run_json().get("description")
+        return description if isinstance(description, dict) else {}
+
+    def describe(
+        self, facts: Mapping[str, Any], versions: Mapping[str, str], machine: Mapping[str, Any]
+    ) -> None:
+        """Records what runs, and where, in `run.json`; call it whenever a process begins to train.
+
+        Each different pair of versions and machine is recorded once, in the order of their first
+        use, up to the newest 20: `{"started": time, "versions": ..., "machine": ...}`.
+
+        Args:
+            facts: of the run, such as its algorithm, as JSON values.
+            versions: of the installed packages.
+            machine: its properties, as JSON values.
+
+        Raises:
+            UsageError: if these are not JSON values; the file is unchanged then.
+        """
+        places = self.description.get("places")
+        places = places if isinstance(places, list) else []
+        place = {"versions": dict(versions), "machine": dict(machine)}
+        if not any(isinstance(old, dict) and old.items() >= place.items() for old in places):
+            started = datetime.now().isoformat(timespec="seconds")
+            places = [*places, {"started": started, **place}][-_MAX_PLACES:]
+        self._replace(description={**facts, "places": places})
+
+    def _replace(self, **parts: Any) -> None:
+        content = {**self._read_run_json(), **parts}
+        created = datetime.fromisoformat(content["created"])
+        description = content.get("description")
+        write_atomically(self.run_json, _encode_run_json(content["settings"], created, description))
 
     def _read_run_json(self) -> dict[str, Any]:
         try:
@@ -326,18 +364,22 @@ def _to_file_name(name: str) -> str:
     return clean
 
 
-def _encode_run_json(settings: Mapping[str, Any], created: datetime) -> bytes:
-    content = {
+def _encode_run_json(
+    settings: Mapping[str, Any], created: datetime, description: Mapping[str, Any] | None = None
+) -> bytes:
+    content: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "created": created.isoformat(timespec="seconds"),
         "settings": dict(settings),
     }
+    if description:
+        content["description"] = dict(description)
     try:
         return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"`settings` must be JSON values, but {error}. Got {dict(settings)!r}. "
+            f"`settings` must be JSON values, but {error}. Got {dict(settings)!r:.500}. "
             "Convert such values to strings or leave them out."
         ) from error
 
