@@ -1,6 +1,6 @@
 """Public base classes and functions for custom algorithms, policies and exploration strategies.
 
-`docs/extending.md` shows how to use them. These names are stable; the modules that they come from
+`docs/howto/extending/index.md` shows how to use them. These names are stable; the modules that they come from
 may change.
 """
 

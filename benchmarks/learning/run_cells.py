@@ -2,7 +2,7 @@
 
 `python -m benchmarks.learning.run_cells` runs the cells that `benchmarks/results/learning.csv` has
 not yet: a cell is a task, a library and a seed. It can be killed and started again. `--report`
-writes `docs/learning.md` from that file.
+writes `docs/tables/learning.md` from that file.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, choices=(1, 2), default=2, help="processes")
     parser.add_argument("--again", action="store_true", help="runs finished cells, too")
     parser.add_argument("--list", action="store_true", help="only says what is known of each cell")
-    parser.add_argument("--report", action="store_true", help="only writes docs/learning.md")
+    parser.add_argument("--report", action="store_true", help="only writes docs/tables/learning.md")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV")
     parser.add_argument("--work", type=Path, default=RESULTS / "runs", help="folder of run folders")
     parser.add_argument(

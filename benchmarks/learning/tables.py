@@ -1,4 +1,4 @@
-"""What becomes of the cells: a verdict for each task, tables in `docs/learning.md`, a figure.
+"""What becomes of the cells: a verdict for each task, tables in `docs/tables/learning.md`, a figure.
 
 With five seeds a task is passed if our median is at least the peer's lower quartile, and no more of
 our seeds failed than of the peer's. With three it is our median that must be at least the peer's
@@ -19,7 +19,7 @@ from benchmarks.learning.cells import Table, key_of
 from benchmarks.learning.tasks import LIBRARIES, NAMES, TASKS, Cell, Task, source
 
 DOCS = ROOT / "docs"
-PAGE = DOCS / "learning.md"
+PAGE = DOCS / "tables" / "learning.md"
 FIGURE = DOCS / "images" / "learning.png"
 _COLOURS = {"ours": "#0b5fa5", "sb3": "#e08214", "sbx": "#4d9221"}
 _FIVE, _THREE = 5, 3  # seeds, by which the rule is chosen

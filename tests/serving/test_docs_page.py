@@ -1,4 +1,4 @@
-"""What docs/serving.md says is so: its code runs, against a server and on Ray."""
+"""What docs/howto/serving.md says is so: its code runs, against a server and on Ray."""
 
 import http.server
 import json
@@ -17,7 +17,7 @@ from helpers.serving import MATRIX, Server, export
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "serving.md"
 POLE = spaces.Box(-1.0, 1.0, (4,), np.float32)
 OBS = np.array([[0.1, 0.2, 0.0, -0.3]], np.float32)
 
