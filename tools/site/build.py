@@ -24,6 +24,7 @@ from tools.site.code_blocks import DOCS, ROOT, is_published
 from tools.site.command_line_page import make_command_line_page
 from tools.site.drawings import make_drawings
 from tools.site.errors_page import make_errors_page
+from tools.site.metrics_page import make_metrics_page
 from tools.site.settings_page import make_settings_page
 
 CONFIG = ROOT / "mkdocs.yml"
@@ -55,6 +56,7 @@ REDIRECTS = {  # former pages
 GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (
     make_api_pages,
     make_settings_page,
+    make_metrics_page,
     make_command_line_page,
     make_errors_page,
     make_drawings,
@@ -62,6 +64,7 @@ GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (
 """Functions that return the text of generated files by their path in the site's source."""
 
 _LINK = re.compile(r"(!?\[[^\]\n]*\]\()([^)\s]+)(\))|^( *\[[^\]]+\]: )(\S+)(.*)")
+_WORKER_SHIM = "https://unpkg.com/iframe-worker/shim"  # in pages that Zensical makes
 _FENCE = re.compile(r"^ *```")
 
 
@@ -157,6 +160,11 @@ def build() -> None:
     result = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     if result.returncode:
         raise SiteError("Zensical reported faults.")
+    for page in SITE.rglob("*.html"):
+        home = posixpath.relpath(".", page.relative_to(SITE).parent.as_posix())
+        html = page.read_text(encoding="utf-8")
+        html = html.replace(_WORKER_SHIM, f"{home}/assets/file-worker.js")
+        page.write_text(html, encoding="utf-8")
     for old, new in REDIRECTS.items():
         if not (SITE / new).exists():
             raise SiteError(f"{old} leads to {new}, which does not exist.")
