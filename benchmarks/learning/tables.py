@@ -1,4 +1,4 @@
-"""What becomes of the cells: a verdict for each task, tables in `docs/tables/learning.md`, a figure.
+"""Verdicts on the cells: a table for each task in `docs/tables/learning.md`, and a figure.
 
 With five seeds a task is passed if our median is at least the peer's lower quartile, and no more of
 our seeds failed than of the peer's. With three it is our median that must be at least the peer's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import html
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from tfpolicies.config.migration_hints import suggest_callback
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
 from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
+from tfpolicies.reporting.notebook import make_media_html
 from tfpolicies.reporting.progress_row import to_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.rollout.experience_output import set_log_dir
@@ -71,6 +73,14 @@ class LearnResult(NamedTuple):
         if self.run_dir is not None:
             parts.append(f"run_dir={str(self.run_dir)!r}")
         return f"LearnResult({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """Shows the learning curve in a notebook, if the run has one."""
+        summary = f"<p>{html.escape(repr(self))}</p>"
+        curve = None if self.run_dir is None else RunFolder(self.run_dir).learning_curve
+        if curve is None or not curve.exists():
+            return summary
+        return summary + make_media_html([curve], "Learning curve")
 
 
 def learn(
