@@ -24,6 +24,7 @@ from tools.site.code_blocks import DOCS, ROOT, is_published
 from tools.site.command_line_page import make_command_line_page
 from tools.site.drawings import make_drawings
 from tools.site.errors_page import make_errors_page
+from tools.site.file_formats_page import make_file_formats_page
 from tools.site.metrics_page import make_metrics_page
 from tools.site.settings_page import make_settings_page
 
@@ -59,6 +60,7 @@ GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (
     make_metrics_page,
     make_command_line_page,
     make_errors_page,
+    make_file_formats_page,
     make_drawings,
 )
 """Functions that return the text of generated files by their path in the site's source."""
