@@ -22,7 +22,8 @@ SECTIONS: dict[str, object] = {
 _INTRODUCTION = """# File formats
 
 All files are JSON, HDF5, CSV, Parquet, ONNX or SavedModel, or raw numbers after a header. None of
-them is a pickle, and reading one executes no code. [Metrics](metrics.md) lists the columns of `progress.csv`.
+them is a pickle, and reading one executes no code. [Metrics](metrics.md) lists the columns of
+`progress.csv`.
 """
 _GOOGLE_SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$", re.MULTILINE)
 
@@ -37,9 +38,9 @@ def make_file_formats_page() -> dict[str, str]:
 
 
 def convert_docstring(text: str) -> str:
-    """Returns the description of a docstring as Markdown, without its sections of arguments.
+    r"""Returns the description of a docstring as Markdown, without its sections of arguments.
 
-    >>> print(convert_docstring("Writes::\\n\\n    a 1\\n\\nArgs:\\n    x: a number."))
+    >>> print(convert_docstring("Writes::\n\n    a 1\n\nArgs:\n    x: a number."))
     Writes:
     <BLANKLINE>
     ```text
