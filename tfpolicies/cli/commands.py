@@ -9,7 +9,13 @@ import numpy as np
 
 from tfpolicies.cli.exit_codes import DONE
 from tfpolicies.cli.export_playback import describe_loaded_packages, find_export, play_in_subprocess
-from tfpolicies.cli.run_lookup import export_policy, find_checkpoint, load_policy, print_files
+from tfpolicies.cli.run_lookup import (
+    export_policy,
+    find_checkpoint,
+    load_policy,
+    make_checkpoint_card,
+    print_files,
+)
 from tfpolicies.cli.show_policy import make_title, open_recording_source
 from tfpolicies.envs.env_factory import check_env_name, make_environments
 from tfpolicies.export.web import WebPage
@@ -80,7 +86,7 @@ def export(args: argparse.Namespace) -> int:
     default_formats = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     formats = {name: getattr(args, name) for name in ("layout", "litert", "web", "ort_web")}
     formats |= {name: getattr(args, name) or default_formats for name in ("onnx", "saved_model")}
-    exported = export_policy(policy, target, console, formats)
+    exported = export_policy(policy, target, console, formats, make_checkpoint_card(checkpoint))
     console.print(make_summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)
     if args.web:

@@ -93,9 +93,9 @@ def _print_algorithms(algorithms: Mapping[str, Capabilities], console: CommandCo
     for name, capabilities in algorithms.items():
         flags = {kind: kind in capabilities.actions for kind in ACTIONS}
         flags |= {"masks": capabilities.masks, "memory": capabilities.memory}
-        words = {column: "yes" if flag else "-" for column, flag in flags.items()}
-        words["agents"] = "several" if capabilities.several_agents else "one"
-        table.add_row(name, *(words[column] for column in columns))
+        cells = {column: "yes" if flag else "-" for column, flag in flags.items()}
+        cells["agents"] = "several" if capabilities.several_agents else "one"
+        table.add_row(name, *(cells[column] for column in columns))
     console.print(Group(Text("Algorithms, and the actions they take", style="bold"), table))
     sources = {name: x.summary.removesuffix(".") for name, x in algorithms.items()}
     console.print(make_summary_table("\nMethods", sources))
