@@ -17,7 +17,6 @@ from rich.console import Console
 
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.algorithms.episode_playback import PlaySetup, require_renderable
-from tfpolicies.algorithms.run_description import encode_settings
 from tfpolicies.algorithms.run_logger import NullRunLogger, RunLogger, TrainingOptions
 from tfpolicies.algorithms.training_loop import TrainingLoop
 from tfpolicies.algorithms.training_state import get_progress
@@ -28,6 +27,7 @@ from tfpolicies.config.callbacks import (
     overrides,
     warn_of_unknown_methods,
 )
+from tfpolicies.config.description import encode_settings
 from tfpolicies.config.migration_hints import suggest_callback
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
@@ -224,12 +224,12 @@ def _require_same_settings(
 
     Settings that the run lacks, from an earlier version, count as defaults, also within dicts.
     """
-    defaults = encode_settings(algorithm.get_default_config())
+    defaults = encode_settings(algorithm.get_default_config().to_dict())
     settings = {**defaults, **migrate_settings(manifest["config"]["settings"])}
     stored_settings = {"the class": manifest["algorithm_class"], **settings}
     settings_now = {
         "the class": encode_value(type(algorithm)),
-        **encode_settings(algorithm.config),
+        **encode_settings(algorithm.config.to_dict()),
     }
     different_names = sorted(
         name
@@ -267,7 +267,7 @@ def _normalize_stored_setting(
     """Returns a stored setting as configs normalise it now, for example an absolute folder."""
     with contextlib.suppress(ConfigError):
         config = algorithm.get_default_config().update_from_dict({name: stored_settings[name]})
-        return encode_settings(config)[name]
+        return encode_settings(config.to_dict())[name]
     return stored_settings.get(name)
 
 
