@@ -39,7 +39,7 @@ def learn(policy, batch):
 
 def read_guide(beginning):
     """Returns the code of the porting guide that begins so."""
-    page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "migrate" / "rllib.md").read_text()
     (block,) = re.findall(rf"```python\n({beginning}.*?)```", page, re.DOTALL)
     return block
 

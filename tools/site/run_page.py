@@ -17,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tools.site.code_blocks import DOCS, ROOT, CodeBlock, get_pages, read_code_blocks
 
@@ -47,7 +47,8 @@ def run_page(page: Path, folder: Path, *, quick: bool) -> None:
         Exception: any error of a block.
         subprocess.CalledProcessError: if a command fails.
     """
-    names: dict[str, Any] = {"__name__": "__main__"}
+    sys.modules["__main__"] = script = types.ModuleType("__main__")  # classes refer to it by name
+    names = vars(script)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     with contextlib.ExitStack() as stack:
