@@ -48,7 +48,9 @@ def server(folder):
 
 
 def in_place(server, code):
-    return code.replace("localhost:8000", server.http).replace("localhost:8001", server.grpc)
+    for address in ("localhost:8000", "localhost:8010"):
+        code = code.replace(address, server.http)
+    return code.replace("localhost:8001", server.grpc)
 
 
 def test_the_clients_of_the_page_get_actions(server, pole):
@@ -102,7 +104,7 @@ def test_the_rest_form_of_tensorflow_serving_fits_the_saved_model(folder, pole):
     with http.server.HTTPServer(("127.0.0.1", 0), Predict) as other:
         threading.Thread(target=other.handle_request, daemon=True).start()
         names = {}
-        exec(blocks("python")[4].replace("localhost:8501", f"127.0.0.1:{other.server_port}"), names)
+        exec(blocks("python")[-1].replace("localhost:8501", f"127.0.0.1:{other.server_port}"), names)
 
     assert names["actions"] == pole.compute_actions(OBS, explore=False).actions.tolist()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -92,6 +93,12 @@ def _run_commands(commands: str) -> None:
 
 @contextlib.contextmanager
 def _run_server(command: str, port: int) -> Iterator[None]:
+    with open(Path(tempfile.gettempdir()) / f"tfpolicies-page-{port}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # pages that run at the same time take turns
+        yield from _run_until_closed(command, port)
+
+
+def _run_until_closed(command: str, port: int) -> Iterator[None]:
     process = subprocess.Popen(["bash", "-c", f"exec {command.partition('  #')[0]}"])
     try:
         deadline = time.monotonic() + _START_SECONDS
