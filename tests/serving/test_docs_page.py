@@ -60,7 +60,7 @@ def in_place(server, code):
 
 def test_the_clients_of_the_page_get_actions(server, pole):
     http_client, grpc_client, step = map(
-        find_block, ("InferenceServerClient(\"localhost:8000", "tritonclient.grpc", "def step(")
+        find_block, ('InferenceServerClient("localhost:8000', "tritonclient.grpc", "def step(")
     )
     names = {}
     exec(in_place(server, http_client), names)

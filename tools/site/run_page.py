@@ -95,6 +95,8 @@ def _run_commands(commands: str) -> None:
 def _run_server(command: str, port: int) -> Iterator[None]:
     with open(Path(tempfile.gettempdir()) / f"tfpolicies-page-{port}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # pages that run at the same time take turns
+        while _accepts_connections(port):  # of another program
+            time.sleep(1.0)
         yield from _run_until_closed(command, port)
 
 
