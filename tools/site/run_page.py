@@ -31,6 +31,7 @@ _SERVERS = {  # commands that do not end, and the port at which they listen
     r"tensorboard\b": 6006,
 }
 _START_SECONDS = 90.0
+_FREE_SECONDS = 600.0  # until another program frees a port
 
 
 def run_page(page: Path, folder: Path, *, quick: bool) -> None:
@@ -95,7 +96,10 @@ def _run_commands(commands: str) -> None:
 def _run_server(command: str, port: int) -> Iterator[None]:
     with open(Path(tempfile.gettempdir()) / f"tfpolicies-page-{port}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # pages that run at the same time take turns
+        deadline = time.monotonic() + _FREE_SECONDS
         while _accepts_connections(port):  # of another program
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Another program listens at port {port}: end it.")
             time.sleep(1.0)
         yield from _run_until_closed(command, port)
 
