@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+from tools.site.algorithms_page import make_algorithms_page
 from tools.site.api_pages import make_api_pages
 from tools.site.code_blocks import DOCS, ROOT, is_published
 from tools.site.command_line_page import make_command_line_page
@@ -36,6 +37,7 @@ PROJECT_PAGES = {  # files outside `docs` that are pages of the site
     "ARCHITECTURE.md": "project/architecture.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
     "benchmarks/README.md": "tables/speed.md",
     "examples/README.md": "examples/index.md",
 }
@@ -61,6 +63,7 @@ GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (
     make_command_line_page,
     make_errors_page,
     make_file_formats_page,
+    make_algorithms_page,
     make_drawings,
 )
 """Functions that return the text of generated files by their path in the site's source."""
