@@ -120,6 +120,8 @@ def learn(
                 loop.env_steps,
                 options.steps,
             )
+        if run is not None and "finished" in run.settings:
+            run.write_settings({"learn": type(algorithm).__name__})  # it continues
         try:
             reason = loop.train(lambda what: run_logger.emergency_save())
         except NonFiniteError:  # the newest checkpoint is better than the current state
@@ -127,6 +129,8 @@ def learn(
         except BaseException:
             _emergency_save(run_logger, run)
             raise
+        if run is not None:
+            run.write_settings({"learn": type(algorithm).__name__, "finished": reason})
     return LearnResult(loop.result, reason, None if run is None else run.path)
 
 

@@ -154,6 +154,7 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
     builtin_commands = {
         "train": _Command("train a policy on an environment", _add_train_arguments, "training"),
         "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
+        "compare": _Command("compare runs side by side", _add_compare_arguments, "compare"),
         "record": _Command(
             "make a video of a trained policy", _add_record_arguments, "show_policy"
         ),
@@ -240,6 +241,19 @@ _RESUME_HELP = (
     "resume a run, or the newest one of a folder of runs (default: that of --run-dir); stopping "
     "criteria may be changed"
 )
+
+
+def _add_compare_arguments(parser: _Parser) -> None:
+    runs = "run folders, or folders of runs; of one run it is a report"
+    parser.add_value("runs", "RUNS", runs, nargs="+")
+    to = "folder to write the page and the pictures into (default: comparison)"
+    parser.add_value("--to", "DIR", to, default="comparison")
+    by = "x axis: environment steps, or seconds of training (default steps)"
+    parser.add_value("--by", None, by, choices=("steps", "time"), default="steps")
+    estimate = "estimate over seeds; iqm: interquartile mean (default iqm)"
+    parser.add_value(
+        "--estimate", None, estimate, choices=("iqm", "median", "mean"), default="iqm"
+    )
 
 
 def _add_record_arguments(parser: _Parser) -> None:

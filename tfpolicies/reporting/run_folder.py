@@ -18,7 +18,7 @@ from typing import Any
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
 from tfpolicies.system.atomic import remove_leftovers, write_atomically
-from tfpolicies.system.folder_lock import FolderLock
+from tfpolicies.system.folder_lock import FolderLock, is_folder_locked
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
 
@@ -27,6 +27,8 @@ FORMAT_VERSION = 1
 _TEARDOWN_SECONDS = 2.0  # seconds that the kernel may take to end a killed process
 _MAX_JSON_BYTES = 1 << 20  # bytes of a run.json
 _MAX_PLACES = 20  # versions and machines that a run.json lists
+_SEED_PREFIX = "seed-"
+_SEED_PATTERN = f"{_SEED_PREFIX}*"
 _NAMES_BEFORE_RUN_JSON = {"lock", "events", "checkpoints", "export"}  # created before run.json
 
 
@@ -109,7 +111,7 @@ class RunFolder:
             OSError: if the folder cannot be created.
         """
         text = _encode_run_json(settings or {}, now := now or datetime.now())
-        stem = f"{_to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
+        stem = f"{to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
         folder = resolve_path(parent)
         folder.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
@@ -246,6 +248,11 @@ class RunFolder:
         return any(self.latest.glob("*.json"))
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether a process writes to the run; False on a file system without locks."""
+        return is_folder_locked(self.path)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The settings of the command, read from `run.json`."""
         return dict(self._read_run_json()["settings"])
@@ -327,13 +334,38 @@ def find_newest_run(parent: str | PathLike[str]) -> RunFolder | None:
 
 
 def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:
-    """Returns the runs in the folder `parent`, newest first; none if there is no such folder."""
+    """Returns the runs in the folder `parent`, newest first; none if there is no such folder.
+
+    Those of folders of seeds in it are among them.
+    """
     runs: list[tuple[datetime, Path]] = []
-    for run_json in resolve_path(parent).glob("*/run.json"):
+    for path in find_run_paths(parent):
         with contextlib.suppress(CheckpointError):  # not a run folder
-            run = RunFolder.open(run_json.parent)
+            run = RunFolder.open(path)
             runs.append((run.creation_time, run.path))
     return [RunFolder(path) for _, path in sorted(runs, reverse=True)]
+
+
+def find_run_paths(parent: str | PathLike[str]) -> list[Path]:
+    """Returns the folders in `parent`, and in folders of seeds there, that have a `run.json`."""
+    folder = resolve_path(parent)
+    patterns = ("*/run.json", f"*/{_SEED_PATTERN}/run.json")
+    return sorted(path.parent for pattern in patterns for path in folder.glob(pattern))
+
+
+def make_seed_path(parent: Path, seed: int) -> Path:
+    """Returns the run folder of one seed in a folder of runs with several seeds."""
+    return parent / f"{_SEED_PREFIX}{seed}"
+
+
+def find_seed_runs(folder: str | PathLike[str]) -> list[RunFolder]:
+    """Returns the runs of a folder of seeds, by seed; none if it is something else."""
+    runs = {}
+    for path in resolve_path(folder).glob(f"{_SEED_PATTERN}/run.json"):
+        number = path.parent.name.removeprefix(_SEED_PREFIX)
+        if number.isdecimal():
+            runs[int(number)] = RunFolder.open(path.parent)
+    return [runs[seed] for seed in sorted(runs)]
 
 
 def _describe_not_a_run(path: Path) -> str:
@@ -352,10 +384,10 @@ def _describe_not_a_run(path: Path) -> str:
     return f"{str(path)!r} is not a run folder: {reason}. {hint}"
 
 
-def _to_file_name(name: str) -> str:
+def to_file_name(name: str) -> str:
     """Converts `name` to a valid path component.
 
-    >>> _to_file_name("ppo-ALE/Pong-v5")
+    >>> to_file_name("ppo-ALE/Pong-v5")
     'ppo-ALE-Pong-v5'
     """
     clean = re.sub(r"[^\w.-]+", "-", name).strip("-.")
