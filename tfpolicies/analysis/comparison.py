@@ -170,8 +170,7 @@ def compare_runs(
         reasons = "; ".join(damaged.values())
         raise CheckpointError(f"None of the runs can be read: {reasons}")
     sections = tuple(
-        _compare_groups(env, groups, by, estimator)
-        for env, groups in group_runs(records).items()
+        _compare_groups(env, groups, by, estimator) for env, groups in group_runs(records).items()
     )
     return Comparison(sections=sections, damaged=damaged, by=by, estimator=estimator)
 
@@ -182,9 +181,7 @@ def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise UsageError(f"{name} must be one of {names}, got {value!r}.{hint}")
 
 
-def _compare_groups(
-    env: str, groups: Sequence[RunGroup], by: str, estimator: str
-) -> EnvComparison:
+def _compare_groups(env: str, groups: Sequence[RunGroup], by: str, estimator: str) -> EnvComparison:
     grid = make_grid([run.get_column(AXES[by]) for group in groups for run in group.runs])
     all_evaluate = all(any(map(_evaluates, group.runs)) for group in groups)
     scored_by = "evaluation" if all_evaluate else "training"

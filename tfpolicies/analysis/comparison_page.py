@@ -51,7 +51,7 @@ def format_value(value: float) -> str:
     """Formats a number with up to four digits.
 
     >>> format_value(1234.56), format_value(-0.01234), format_value(float("nan"))
-    ('1,235', '\u22120.01234', '\u2013')
+    ('1,235', '−0.01234', '–')
     """
     if not math.isfinite(value):
         return _MISSING
@@ -63,7 +63,7 @@ def format_interval(interval: Interval) -> str:
     """Formats the limits of an interval.
 
     >>> format_interval(Interval(1.0, -0.5, 2.0))
-    '\u22120.5 to 2'
+    '−0.5 to 2'
     """
     if not math.isfinite(interval.low):
         return _MISSING
@@ -334,8 +334,8 @@ def _make_probabilities(section: EnvComparison) -> Html:
                 "p",
                 "The probability that a run of the row's group has a higher final return than one "
                 "of the column's group (Mann\N{EN DASH}Whitney U divided by the number of pairs), "
-                "with the 95 % interval of a bootstrap stratified by group. Near 0.5, the groups do "
-                "not differ.",
+                "with the 95 % interval of a bootstrap stratified by group. Near 0.5, the groups "
+                "do not differ.",
                 class_="soft",
             ),
             make_table("Probability of improvement by group", header, rows),
@@ -383,9 +383,7 @@ def _make_statistics(pictures: SectionPictures) -> Html | None:
     if pictures.statistics is None:
         return None
     names = pictures.statistic_names
-    meanings = [
-        element("dt", name) + element("dd", STATISTICS.get(name, "")) for name in names
-    ]
+    meanings = [element("dt", name) + element("dd", STATISTICS.get(name, "")) for name in names]
     return join(
         [
             element("h3", "Learning statistics"),

@@ -120,7 +120,9 @@ def draw_final_returns(section: EnvComparison) -> Picture:
         for index, result in enumerate(section.groups):
             color = get_color(index)[0]
             scores = result.scores[np.isfinite(result.scores)]
-            axes.plot(scores, [index + 0.24] * len(scores), "o", color=color, markersize=4, alpha=0.6)
+            axes.plot(
+                scores, [index + 0.24] * len(scores), "o", color=color, markersize=4, alpha=0.6
+            )
             low, high = result.final.low, result.final.high
             if math.isfinite(low):
                 axes.hlines(index, low, high, color=color, linewidth=3)
@@ -169,9 +171,7 @@ def draw_statistics(
     return _render(draw)
 
 
-def _get_median(
-    runs: Sequence[Any], name: str, column: str, grid: np.ndarray
-) -> np.ndarray:
+def _get_median(runs: Sequence[Any], name: str, column: str, grid: np.ndarray) -> np.ndarray:
     values = np.array(
         [interpolate(run.get_column(column), get_statistic(run, name), grid) for run in runs]
     )

@@ -45,7 +45,11 @@ def join(content: Iterable[object]) -> Html:
 
 
 def make_table(
-    caption: str, header: Sequence[object], rows: Iterable[Sequence[object]], *, numbers: bool = True
+    caption: str,
+    header: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: bool = True,
 ) -> Html:
     """Returns a table in a region that scrolls on narrow pages.
 

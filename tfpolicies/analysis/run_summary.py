@@ -19,7 +19,7 @@ STATISTICS = {
     "entropy": "entropy of the actions; exploration ends as it reaches its minimum",
     "policy_entropy": "entropy of the actions; exploration ends as it reaches its minimum",
     "kl": "change of the policy by an iteration (KL divergence)",
-    "vf_explained_var": "share of the returns' variance that the value function explains; 1 is best",
+    "vf_explained_var": "share of the variance of returns that the value function explains",
     "vf_loss": "squared error of the value function",
     "mean_q": "mean predicted return of the sampled actions",
     "mean_td_error": "mean error of the predicted returns",

@@ -69,7 +69,7 @@ def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
         y: `[points]`; NaN where there is no value.
         grid: where to interpolate.
 
-    >>> interpolate(np.array([0.0, 10.0, 20.0]), np.array([1.0, np.nan, 3.0]), np.array([5.0, 30.0]))
+    >>> interpolate(np.array([0.0, 9.0, 20.0]), np.array([1, np.nan, 3]), np.array([5.0, 30.0]))
     array([1.5, nan])
     """
     is_finite = np.isfinite(x) & np.isfinite(y)

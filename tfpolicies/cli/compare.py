@@ -35,9 +35,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(_make_table(comparison, section))
         console.print()
     for path, reason in comparison.damaged.items():
-        console.print(
-            Text.assemble(("left out  ", "bold"), f"{path}: {reason}"), soft_wrap=True
-        )
+        console.print(Text.assemble(("left out  ", "bold"), f"{path}: {reason}"), soft_wrap=True)
 
 
 def print_comparison_files(console: Console, files: ComparisonFiles) -> None:

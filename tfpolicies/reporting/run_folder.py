@@ -27,8 +27,7 @@ FORMAT_VERSION = 1
 _TEARDOWN_SECONDS = 2.0  # seconds that the kernel may take to end a killed process
 _MAX_JSON_BYTES = 1 << 20  # bytes of a run.json
 _MAX_PLACES = 20  # versions and machines that a run.json lists
-_SEED_PREFIX = "seed-"
-_SEED_PATTERN = f"{_SEED_PREFIX}*"
+SEED_PREFIX = "seed-"  # of the names of the runs in a folder of seeds
 _NAMES_BEFORE_RUN_JSON = {"lock", "events", "checkpoints", "export"}  # created before run.json
 
 
@@ -111,16 +110,7 @@ class RunFolder:
             OSError: if the folder cannot be created.
         """
         text = _encode_run_json(settings or {}, now := now or datetime.now())
-        stem = f"{to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
-        folder = resolve_path(parent)
-        folder.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            run = cls(folder / (stem if number == 1 else f"{stem}-{number}"))
-            try:
-                run.path.mkdir()
-            except FileExistsError:
-                continue
-            break
+        run = cls(make_dated_folder(parent, name, now))
         run._initialize(text)
         return run
 
@@ -329,6 +319,21 @@ def _is_date(text: Json) -> bool:
         return False
 
 
+def make_dated_folder(parent: str | PathLike[str], name: str, now: datetime) -> Path:
+    """Creates the new folder `<name>-<date>-<time>` in `parent`; see `RunFolder.create`."""
+    stem = f"{to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
+    folder = resolve_path(parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = folder / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError
+
+
 def find_newest_run(parent: str | PathLike[str]) -> RunFolder | None:
     return next((run for run in find_runs(parent) if run.has_checkpoint), None)
 
@@ -349,23 +354,8 @@ def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:
 def find_run_paths(parent: str | PathLike[str]) -> list[Path]:
     """Returns the folders in `parent`, and in folders of seeds there, that have a `run.json`."""
     folder = resolve_path(parent)
-    patterns = ("*/run.json", f"*/{_SEED_PATTERN}/run.json")
+    patterns = ("*/run.json", f"*/{SEED_PREFIX}*/run.json")
     return sorted(path.parent for pattern in patterns for path in folder.glob(pattern))
-
-
-def make_seed_path(parent: Path, seed: int) -> Path:
-    """Returns the run folder of one seed in a folder of runs with several seeds."""
-    return parent / f"{_SEED_PREFIX}{seed}"
-
-
-def find_seed_runs(folder: str | PathLike[str]) -> list[RunFolder]:
-    """Returns the runs of a folder of seeds, by seed; none if it is something else."""
-    runs = {}
-    for path in resolve_path(folder).glob(f"{_SEED_PATTERN}/run.json"):
-        number = path.parent.name.removeprefix(_SEED_PREFIX)
-        if number.isdecimal():
-            runs[int(number)] = RunFolder.open(path.parent)
-    return [runs[seed] for seed in sorted(runs)]
 
 
 def _describe_not_a_run(path: Path) -> str:
