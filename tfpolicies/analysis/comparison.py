@@ -23,6 +23,7 @@ from tfpolicies.analysis.seed_statistics import (
     interpolate,
 )
 from tfpolicies.errors import CheckpointError, UsageError, suggest_similar_names
+from tfpolicies.reporting.progress_display import format_count
 from tfpolicies.system.paths import resolve_path
 
 AXES = {"steps": "env_steps", "time": "time_s"}
@@ -118,10 +119,9 @@ class Comparison:
         return tuple(run for result in self.groups for run in result.group.runs)
 
     def __repr__(self) -> str:
-        return (
-            f"Comparison({len(self.runs)} runs in {len(self.groups)} groups on "
-            f"{len(self.sections)} environments)"
-        )
+        counts = {"run": self.runs, "group": self.groups, "environment": self.sections}
+        runs, groups, envs = (format_count(len(items), noun) for noun, items in counts.items())
+        return f"Comparison({runs} in {groups} on {envs})"
 
     def write(
         self, folder: str | PathLike[str], *, find: Findings | None = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfpolicies._version import __version__
 from tfpolicies.analysis.comparison import Comparison, EnvComparison, Findings, GroupResult
-from tfpolicies.analysis.comparison_plots import Picture, get_color, make_dark
+from tfpolicies.analysis.comparison_plots import MAX_BANDS, Picture, get_color, make_dark
 from tfpolicies.analysis.comparison_videos import Video
 from tfpolicies.analysis.html_elements import Html, element, join, make_data_url, make_table
 from tfpolicies.analysis.run_groups import DEFAULT, find_differences, get_algorithm_text, show_text
@@ -231,7 +231,12 @@ def _note_seeds(section: EnvComparison) -> str:
     notes = []
     counts = [len(result.group.runs) for result in section.groups]
     if any(count > 1 for count in counts):
-        notes.append("Bands are 95 % intervals over runs.")
+        has_bands = len(counts) <= MAX_BANDS
+        notes.append(
+            "Bands are 95 % intervals over runs."
+            if has_bands
+            else f"More than {MAX_BANDS} groups have no bands, which would hide each other."
+        )
     if any(_has_shorter_runs(result) for result in section.groups):
         notes.append("After a dot, where a line is thin, some runs of its group have ended.")
     if min(counts) == 1:

@@ -42,7 +42,7 @@ _COLORS = list(_GROUP_COLORS)
 _DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # after 6 groups, and so on
 _GROUPS_PER_DASH = 6
 _BAND_ALPHA = 0.16
-_MAX_BANDS = 8  # groups with bands in one picture; more would hide each other
+MAX_BANDS = 8  # groups with bands in one picture; more would hide each other
 _MAX_LEGEND_TEXT = 70
 
 
@@ -99,7 +99,7 @@ def draw_curves(comparison: Comparison, section: EnvComparison) -> Picture:
             each.set_ylabel("mean return", color=_GRAY, size=frame.font_size)
             for index, curve in enumerate(curves):
                 if curve is not None:
-                    _draw_curve(each, curve, index, has_band=len(curves) <= _MAX_BANDS)
+                    _draw_curve(each, curve, index, has_band=len(curves) <= MAX_BANDS)
             _note_if_empty(each, curves, frame)
         _label_x_axis(axes[-1], comparison.by, frame)
         return figure
@@ -266,7 +266,7 @@ def _draw_curve(axes: Axes, curve: Curve, index: int, *, has_band: bool) -> None
             curve.grid, curve.low, curve.high, color=style["color"], alpha=_BAND_ALPHA, linewidth=0
         )
     axes.plot(curve.grid[:last_full], curve.estimate[:last_full], zorder=3, **style)
-    if last_full < len(curve.grid) and last_full:
+    if last_full and np.isfinite(curve.estimate[last_full:]).any():
         style |= {"linewidth": 1.0, "zorder": 3}
         axes.plot(curve.grid[last_full - 1 :], curve.estimate[last_full - 1 :], **style)
         end = (curve.grid[last_full - 1], curve.estimate[last_full - 1])

@@ -33,7 +33,7 @@ def element(name: str, /, *content: object, **attributes: str | bool) -> Html:
         if value is True:
             texts.append(f" {attribute}")
         elif value is not False:
-            texts.append(f' {attribute}="{html.escape(str(value))}"')
+            texts.append(f' {attribute}="{_escape(str(value))}"')
     start = f"<{name}{''.join(texts)}>"
     return Html(start if name in _VOID else f"{start}{join(content)}</{name}>")
 
@@ -41,7 +41,13 @@ def element(name: str, /, *content: object, **attributes: str | bool) -> Html:
 def join(content: Iterable[object]) -> Html:
     """Returns texts and elements one after the other; texts are escaped."""
     parts = (part for part in content if part is not None)
-    return Html("".join(x if isinstance(x, Html) else html.escape(str(x)) for x in parts))
+    return Html("".join(x if isinstance(x, Html) else _escape(str(x)) for x in parts))
+
+
+def _escape(text: str) -> str:
+    """Escapes a text, and replaces control characters."""
+    shown = (x if x.isprintable() or x in "\n\t" else "\ufffd" for x in text)
+    return html.escape("".join(shown))
 
 
 def make_table(

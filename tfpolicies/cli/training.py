@@ -65,7 +65,6 @@ from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_row import RECENT_PREFIX, find_loss
 from tfpolicies.reporting.run_folder import RunFolder
-from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.paths import resolve_path, shorten_path
 from tfpolicies.system.signal_handling import SignalInterrupt, get_active_handler, print_to_stderr
 
@@ -373,10 +372,11 @@ def _handle_early_end(job: TrainingJob, error: BaseException, *, debug: bool) ->
         trace = "".join(traceback.format_exception(error))
         if debug:
             print_to_stderr(trace)
-        with contextlib.suppress(OSError):
-            write_atomically(job.run.error_txt, trace.encode(errors="replace"))
+        job.run.write_error(error)
+        if job.run.error_txt.exists():
             message = f"{message}.\nThe traceback is in {shorten_path(job.run.error_txt)}"
     if status == NOT_FINITE:  # the state is not worth saving
+        job.run.write_error(error)
         print_to_stderr(f"{message}. Nothing was saved.")
         _print_resume_command(job.run)
         return status

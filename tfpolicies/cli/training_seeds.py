@@ -204,7 +204,6 @@ class SeedTraining:
         self.console = console
         self.statuses: dict[int, int] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._totals: dict[int, int] = {}
         self._interrupt: int | None = None
 
     def run(self, parallel: int) -> None:
@@ -274,14 +273,13 @@ class SeedTraining:
         self.statuses[seed] = 128 - status if status < 0 else status
 
     def _get_total(self, seed: int) -> int | None:
-        """Returns the steps of a seed, as its run folder says once it is there."""
-        if seed not in self._totals:
-            run = self.folder.get_run(seed)
-            try:
-                self._totals[seed] = int(run.settings["train"]["steps"])
-            except (TfPoliciesError, KeyError, TypeError, ValueError):
-                return None
-        return self._totals[seed]
+        """Returns the steps at which a seed ends; with recorded data, its run folder says it."""
+        if not self.settings.data:
+            return self.settings.steps
+        try:
+            return int(self.folder.get_run(seed).settings["train"]["steps"])
+        except (TfPoliciesError, KeyError, TypeError, ValueError):
+            return None
 
     def _is_unusable(self) -> bool:
         """Whether the command itself is wrong: no seed has a run, and one was refused."""

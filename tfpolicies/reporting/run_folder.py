@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import time
+import traceback
 from collections.abc import Mapping
 from datetime import datetime
 from os import PathLike
@@ -17,7 +18,7 @@ from typing import Any
 
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
-from tfpolicies.system.atomic import remove_leftovers, write_atomically
+from tfpolicies.system.atomic import remove_file, remove_leftovers, write_atomically
 from tfpolicies.system.folder_lock import FolderLock, is_folder_locked
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
@@ -41,7 +42,7 @@ class RunFolder:
                                 description of the run
             lock                the id of the process that writes to the run
             progress.csv        one row per training iteration
-            error.txt           the traceback of the last error that ended the training
+            error.txt           the traceback of the error that ended the training, if any
             events/             TensorBoard event files
             learning_curve.png
             checkpoints/
@@ -59,7 +60,7 @@ class RunFolder:
         path: absolute; the others are in it, and may be missing.
         run_json: the file with the command's settings, which makes the folder a run.
         progress_csv: one row per training iteration.
-        error_txt: the traceback of the last error that ended the training.
+        error_txt: the traceback of the error that ended the training, if any.
         events: the folder to give to TensorBoard.
         learning_curve: the image of the learning curve.
         checkpoints: the folder of the checkpoints.
@@ -231,6 +232,16 @@ class RunFolder:
         for old_checkpoint in sorted(self.checkpoints.glob("iteration-*"))[:-count]:
             if str(old_checkpoint) != protected:
                 shutil.rmtree(old_checkpoint, ignore_errors=True)
+
+    def write_error(self, error: BaseException) -> None:
+        """Writes the traceback of the error that ended the training, if the disk allows it."""
+        trace = "".join(traceback.format_exception(error))
+        with contextlib.suppress(OSError):
+            write_atomically(self.error_txt, trace.encode(errors="replace"))
+
+    def clear_error(self) -> None:
+        """Removes the traceback of an earlier error, since the run continues."""
+        remove_file(self.error_txt)
 
     @property
     def has_checkpoint(self) -> bool:
