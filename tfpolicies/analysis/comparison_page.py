@@ -178,7 +178,7 @@ def _make_section(
         _make_figure(pictures.curves, _describe_curves(section), _note_seeds(section)),
         element("h3", "Final returns"),
         _make_figure(pictures.final, _describe_final(section), _explain_scores(section))
-        if len(comparison.runs) > 1
+        if sum(len(result.group.runs) for result in section.groups) > 1
         else element("p", _explain_scores(section), class_="soft"),
         _make_final_table(comparison, section),
         _make_probabilities(section) if several else None,
@@ -260,10 +260,9 @@ def _has_shorter_runs(result: GroupResult) -> bool:
 
 
 def _explain_scores(section: EnvComparison) -> str:
-    source = "evaluation" if section.scored_by == "evaluation" else "training"
     text = (
-        f"The final return of a run is the mean of its {source} returns over the last tenth of "
-        "its steps."
+        f"The final return of a run is the mean of its {section.scored_by} returns over the last "
+        "tenth of its steps."
     )
     evaluate = [x.label for x in section.groups if x.evaluation is not None]
     if section.scored_by == "training" and evaluate:

@@ -42,6 +42,7 @@ _COLORS = list(_GROUP_COLORS)
 _DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # after 6 groups, and so on
 _GROUPS_PER_DASH = 6
 _BAND_ALPHA = 0.16
+_TICK_STEPS = [1, 2, 2.5, 5, 10]
 MAX_BANDS = 8  # groups with bands in one picture; more would hide each other
 _MAX_LEGEND_TEXT = 70
 
@@ -240,8 +241,8 @@ def _style_axes(axes: Axes, frame: _Frame) -> None:
     axes.grid(axis="y", color=_GRID, linewidth=1)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_GRAY, labelsize=frame.font_size - 0.5, length=0, pad=5)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if frame.is_narrow else 8))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if frame.is_narrow else 8, steps=_TICK_STEPS))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=_TICK_STEPS))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
 

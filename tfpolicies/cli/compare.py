@@ -32,6 +32,8 @@ def compare(args: argparse.Namespace) -> int:
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Prints the final returns of all groups, and the runs that were left out."""
     for section in comparison.sections:
+        title = f"{section.env}: {section.scored_by} return over the last tenth of the steps"
+        console.print(Text(title, style="bold"), soft_wrap=True)
         console.print(_make_table(comparison, section))
         console.print()
     for path, reason in comparison.damaged.items():
@@ -46,11 +48,7 @@ def print_comparison_files(console: Console, files: ComparisonFiles) -> None:
 
 
 def _make_table(comparison: Comparison, section: EnvComparison) -> Table:
-    source = "evaluation" if section.scored_by == "evaluation" else "training"
-    title = f"{section.env}: {source} return over the last tenth of the steps"
-    table = Table(
-        title=Text(title, style="bold"), title_justify="left", box=None, padding=(0, 2, 0, 0)
-    )
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("group", overflow="fold", header_style="dim")
     for name in ("runs", ESTIMATOR_TEXTS[comparison.estimator], "95 % interval"):
         table.add_column(name, justify="right", header_style="dim")

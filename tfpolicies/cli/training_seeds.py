@@ -142,12 +142,20 @@ def _prepare_resumed(arguments: dict[str, Any], console: Console) -> SeedTrainin
     for seed in folder.seeds:
         run = folder.get_run(seed)
         if not run.run_json.exists():
-            seed_settings = TrainSettings.from_json({**folder.settings, "seed": seed}, "seeds.json")
-            RunFolder.create_at(run.path, make_run_json(seed_settings)).release()
+            RunFolder.create_at(run.path, _make_missing_run(folder, seed)).release()
         elif not changes and run.settings.get("finished") is not None:
             continue
         commands[seed] = make_words({**arguments, "resume": run.path})
     return SeedTraining(folder, settings, commands, console)
+
+
+def _make_missing_run(folder: SeedFolder, seed: int) -> dict[str, Any]:
+    """Returns the settings of a seed that was not started: those of another, which are complete."""
+    runs = (folder.get_run(other) for other in folder.seeds)
+    started = next((run for run in runs if run.run_json.exists()), None)
+    content = folder.settings if started is None else started.settings.get("train", {})
+    settings = TrainSettings.from_json({**content, "seed": seed}, str(folder.path))
+    return make_run_json(settings)
 
 
 def make_words(arguments: Mapping[str, Any]) -> list[str]:
