@@ -65,7 +65,7 @@ def read_page(comparison, folder, **settings):
 
 def test_runs_that_differ_in_their_seed_form_a_group(runs):
     comparison = compare_runs(runs)
-    assert repr(comparison) == "Comparison(5 runs in 2 groups on 1 environment)"
+    assert repr(comparison) == "RunComparison(5 runs in 2 groups on 1 environment)"
     [section] = comparison.sections
     labels = [result.label for result in section.groups]
     assert labels == [

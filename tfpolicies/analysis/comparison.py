@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from tfpolicies.analysis.comparison_files import write_files
+from tfpolicies.analysis.comparison_results import (
+    AXES,
+    ComparisonFiles,
+    ComparisonResult,
+    EnvComparison,
+    Findings,
+    GroupResult,
+)
 from tfpolicies.analysis.run_groups import RunGroup, group_runs, read_runs
 from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.analysis.seed_statistics import (
@@ -23,105 +29,15 @@ from tfpolicies.analysis.seed_statistics import (
     interpolate,
 )
 from tfpolicies.errors import CheckpointError, UsageError, suggest_similar_names
-from tfpolicies.reporting.progress_display import format_count
 from tfpolicies.system.paths import resolve_path
-
-AXES = {"steps": "env_steps", "time": "time_s"}
-"""Columns of `progress.csv` by the name of the x axis."""
 
 _GRID_POINTS = 151
 _SCORE_SHARE = 0.1  # of a run's steps at its end, whose returns are its score
 _END_TOLERANCE = 0.01  # of the longest run, by which the ends of runs may differ
 
-Findings = Callable[[RunRecord], Iterable[tuple[str, str]]]
-"""A function that returns findings about a run, each a title and a detail."""
 
-
-class ComparisonFiles(NamedTuple):
-    """The files of a comparison, with absolute paths."""
-
-    page: Path
-    pictures: tuple[Path, ...]  # for each environment, the curves and the final returns
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GroupResult:
-    """The results of a group of runs that differ only in their seed.
-
-    Attributes:
-        group: the runs, with label and settings.
-        training: the mean return of recent training episodes.
-        evaluation: the mean return of evaluations; None if no run of the group has any.
-        scores: the final return of each run, float64 `[runs]`, NaN where there is none.
-        final: the estimate over the scores.
-    """
-
-    group: RunGroup
-    training: Curve
-    evaluation: Curve | None
-    scores: np.ndarray
-    final: Interval
-
-    @property
-    def label(self) -> str:
-        return self.group.label
-
-    @property
-    def num_scores(self) -> int:
-        """The number of runs that have a final return."""
-        return int(np.isfinite(self.scores).sum())
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EnvComparison:
-    """The groups of one environment, side by side.
-
-    Attributes:
-        env: the name of the environment.
-        grid: environment steps or seconds at which the curves are estimated, float64 `[points]`.
-        groups: the results, in the order of their first run.
-        scored_by: "evaluation" if all groups have evaluations, else "training": the returns that
-            give the scores.
-        probabilities: of improvement, by the indices of two groups: that a run of the first has a
-            higher score than one of the second.
-    """
-
-    env: str
-    grid: np.ndarray
-    groups: tuple[GroupResult, ...]
-    scored_by: str
-    probabilities: Mapping[tuple[int, int], Interval]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Comparison:
-    """The result of `compare_runs`.
-
-    Attributes:
-        sections: one for each environment.
-        damaged: the reasons why runs were left out, by path.
-        by: the x axis of the curves, "steps" or "time".
-        estimator: "iqm", "median" or "mean".
-    """
-
-    sections: tuple[EnvComparison, ...]
-    damaged: Mapping[str, str]
-    by: str
-    estimator: str
-
-    @property
-    def groups(self) -> tuple[GroupResult, ...]:
-        """The results of all environments."""
-        return tuple(itertools.chain(*(section.groups for section in self.sections)))
-
-    @property
-    def runs(self) -> tuple[RunRecord, ...]:
-        return tuple(run for result in self.groups for run in result.group.runs)
-
-    def __repr__(self) -> str:
-        counts = {"run": self.runs, "group": self.groups, "environment": self.sections}
-        runs, groups, envs = (format_count(len(items), noun) for noun, items in counts.items())
-        return f"Comparison({runs} in {groups} on {envs})"
+class RunComparison(ComparisonResult):
+    """The result of `compare_runs`; its numbers are those of `ComparisonResult`."""
 
     def write(
         self, folder: str | PathLike[str], *, find: Findings | None = None
@@ -135,8 +51,6 @@ class Comparison:
                 replaced.
             find: returns findings about a run, each a title and a detail, which the page shows.
         """
-        from tfpolicies.analysis.comparison_files import write_files
-
         return write_files(self, resolve_path(folder), find)
 
 
@@ -145,7 +59,7 @@ def compare_runs(
     *,
     by: str = "steps",
     estimator: str = "iqm",
-) -> Comparison:
+) -> RunComparison:
     """Compares runs by their returns over seeds; also of runs that still train.
 
     Runs with the same algorithm, environment and settings form a group, whatever their seeds. The
@@ -172,7 +86,7 @@ def compare_runs(
     sections = tuple(
         _compare_groups(env, groups, by, estimator) for env, groups in group_runs(records).items()
     )
-    return Comparison(sections=sections, damaged=damaged, by=by, estimator=estimator)
+    return RunComparison(sections=sections, damaged=damaged, by=by, estimator=estimator)
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tfpolicies.analysis.comparison import (
-    Comparison,
+from tfpolicies.analysis.comparison_page import SectionPictures, make_page
+from tfpolicies.analysis.comparison_plots import draw_curves, draw_final_returns, draw_statistics
+from tfpolicies.analysis.comparison_results import (
     ComparisonFiles,
+    ComparisonResult,
     EnvComparison,
     Findings,
 )
-from tfpolicies.analysis.comparison_page import SectionPictures, make_page
-from tfpolicies.analysis.comparison_plots import draw_curves, draw_final_returns, draw_statistics
 from tfpolicies.analysis.comparison_videos import read_videos
 from tfpolicies.analysis.run_summary import choose_statistics
 from tfpolicies.reporting.run_folder import to_file_name
@@ -20,7 +20,9 @@ from tfpolicies.system.atomic import make_folder, write_atomically
 _PAGE = "index.html"
 
 
-def write_files(comparison: Comparison, folder: Path, find: Findings | None) -> ComparisonFiles:
+def write_files(
+    comparison: ComparisonResult, folder: Path, find: Findings | None
+) -> ComparisonFiles:
     """Writes the page, and the curves and the final returns of each environment as PNG."""
     make_folder(folder)
     drawn = [_draw(comparison, section) for section in comparison.sections]
@@ -36,7 +38,7 @@ def write_files(comparison: Comparison, folder: Path, find: Findings | None) -> 
     return ComparisonFiles(folder / _PAGE, tuple(pictures))
 
 
-def _draw(comparison: Comparison, section: EnvComparison) -> SectionPictures:
+def _draw(comparison: ComparisonResult, section: EnvComparison) -> SectionPictures:
     runs = [run for result in section.groups for run in result.group.runs]
     names = choose_statistics(runs)
     return SectionPictures(
@@ -47,7 +49,7 @@ def _draw(comparison: Comparison, section: EnvComparison) -> SectionPictures:
     )
 
 
-def _make_names(comparison: Comparison) -> list[str]:
+def _make_names(comparison: ComparisonResult) -> list[str]:
     """Returns a different file name for each environment."""
     names: list[str] = []
     for section in comparison.sections:

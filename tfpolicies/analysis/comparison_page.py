@@ -11,8 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tfpolicies._version import __version__
-from tfpolicies.analysis.comparison import Comparison, EnvComparison, Findings, GroupResult
 from tfpolicies.analysis.comparison_plots import MAX_BANDS, Picture, get_color, make_dark
+from tfpolicies.analysis.comparison_results import (
+    ComparisonResult,
+    EnvComparison,
+    Findings,
+    GroupResult,
+)
 from tfpolicies.analysis.comparison_videos import Video
 from tfpolicies.analysis.html_elements import Html, element, join, make_data_url, make_table
 from tfpolicies.analysis.run_groups import DEFAULT, find_differences, get_algorithm_text, show_text
@@ -71,7 +76,7 @@ def format_interval(interval: Interval) -> str:
 
 
 def make_page(
-    comparison: Comparison,
+    comparison: ComparisonResult,
     pictures: Sequence[SectionPictures],
     videos: Mapping[str, Video],
     find: Findings | None = None,
@@ -110,7 +115,7 @@ def make_page(
     return f"<!DOCTYPE html>\n{element('html', head, element('body', main), lang='en')}\n"
 
 
-def make_title(comparison: Comparison) -> str:
+def make_title(comparison: ComparisonResult) -> str:
     """Returns the title: of the only run, or the number of runs and environments."""
     envs = [section.env for section in comparison.sections]
     where = envs[0] if len(envs) == 1 else format_count(len(envs), "environment")
@@ -129,7 +134,7 @@ def list_findings(findings: Iterable[tuple[str, str]]) -> Html:
 # -- the page ---------------------------------------------------------------------------------
 
 
-def _make_introduction(comparison: Comparison) -> Html:
+def _make_introduction(comparison: ComparisonResult) -> Html:
     runs, groups = comparison.runs, comparison.groups
     today = datetime.now().strftime("%Y-%m-%d %H:%M")
     parts = [f"Made on {today} by tfpolicies {__version__}."]
@@ -155,7 +160,7 @@ def _list_damaged(damaged: Mapping[str, str]) -> Html | None:
     return element("section", element("h2", text, class_="alert"), element("ul", *items))
 
 
-def _make_navigation(comparison: Comparison) -> Html:
+def _make_navigation(comparison: ComparisonResult) -> Html:
     links = [
         element("li", element("a", section.env, href=f"#env-{index}"))
         for index, section in enumerate(comparison.sections)
@@ -164,7 +169,7 @@ def _make_navigation(comparison: Comparison) -> Html:
 
 
 def _make_section(
-    comparison: Comparison,
+    comparison: ComparisonResult,
     section: EnvComparison,
     pictures: SectionPictures,
     index: int,
@@ -272,7 +277,7 @@ def _explain_scores(section: EnvComparison) -> str:
     return text
 
 
-def _make_final_table(comparison: Comparison, section: EnvComparison) -> Html:
+def _make_final_table(comparison: ComparisonResult, section: EnvComparison) -> Html:
     name = ESTIMATOR_TEXTS[comparison.estimator].capitalize()
     rows = []
     for index, result in enumerate(section.groups):
@@ -398,7 +403,7 @@ def _make_statistics(pictures: SectionPictures) -> Html | None:
             ),
             element(
                 "details",
-                element("summary", "What they mean"),
+                element("summary", "Meaning of the statistics"),
                 element("dl", Html("".join(meanings))),
             ),
         ]
@@ -497,7 +502,7 @@ def _make_places(section: EnvComparison) -> Html:
     return join(parts)
 
 
-def _describe_methods(comparison: Comparison) -> Html:
+def _describe_methods(comparison: ComparisonResult) -> Html:
     iqm = (
         "The interquartile mean leaves out the lowest and the highest quarter of the runs, rounded "
         "down: with 2 or 3 runs it is the mean. "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.analysis.comparison import AXES, Comparison, EnvComparison
+from tfpolicies.analysis.comparison_results import AXES, ComparisonResult, EnvComparison
 from tfpolicies.analysis.run_summary import get_statistic
 from tfpolicies.analysis.seed_statistics import Curve, interpolate
 from tfpolicies.reporting.learning_curve import format_number
@@ -79,7 +79,7 @@ def make_dark(svg: str) -> str:
     return svg
 
 
-def draw_curves(comparison: Comparison, section: EnvComparison) -> Picture:
+def draw_curves(comparison: ComparisonResult, section: EnvComparison) -> Picture:
     """Draws the returns over the steps: a panel of evaluations, if there are any, and of training.
 
     Where a group has fewer runs than at its start, its line is thin.
@@ -141,7 +141,7 @@ def draw_final_returns(section: EnvComparison) -> Picture:
 
 
 def draw_statistics(
-    comparison: Comparison, section: EnvComparison, names: Sequence[str]
+    comparison: ComparisonResult, section: EnvComparison, names: Sequence[str]
 ) -> Picture:
     """Draws learning statistics in a panel each: their median over the runs of each group."""
     column = AXES[comparison.by]

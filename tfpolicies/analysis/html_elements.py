@@ -60,7 +60,7 @@ def make_table(
     """Returns a table in a region that scrolls on narrow pages.
 
     Args:
-        caption: says what the table shows.
+        caption: a short description of the table.
         header: of the columns.
         rows: of cells; the first cell is the header of its row.
         numbers: whether the cells after the first are aligned as numbers.

@@ -90,7 +90,7 @@ def _find_folders(path: str | PathLike[str]) -> list[Path]:
         return [folder]
     folders = find_run_paths(folder)
     if not folders:
-        RunFolder.open(folder)  # raises, and says what is there
+        RunFolder.open(folder)  # raises, and lists the runs in it
     return folders
 
 

@@ -1,4 +1,4 @@
-"""Facts about a run for reports: how it ended, how fast it was, and what it learned."""
+"""Facts about a run for reports: its end, its speed, and its learning statistics."""
 
 from __future__ import annotations
 

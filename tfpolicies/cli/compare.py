@@ -8,8 +8,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tfpolicies.analysis.comparison import Comparison, ComparisonFiles, EnvComparison, compare_runs
+from tfpolicies.analysis.comparison import compare_runs
 from tfpolicies.analysis.comparison_page import ESTIMATOR_TEXTS, format_interval, format_value
+from tfpolicies.analysis.comparison_results import (
+    ComparisonFiles,
+    ComparisonResult,
+    EnvComparison,
+)
 from tfpolicies.analysis.run_summary import describe_end
 from tfpolicies.cli.exit_codes import DONE
 from tfpolicies.reporting.progress_display import CommandConsole
@@ -29,7 +34,7 @@ def compare(args: argparse.Namespace) -> int:
     return DONE
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: ComparisonResult) -> None:
     """Prints the final returns of all groups, and the runs that were left out."""
     for section in comparison.sections:
         title = f"{section.env}: {section.scored_by} return over the last tenth of the steps"
@@ -47,7 +52,7 @@ def print_comparison_files(console: Console, files: ComparisonFiles) -> None:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _make_table(comparison: Comparison, section: EnvComparison) -> Table:
+def _make_table(comparison: ComparisonResult, section: EnvComparison) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("group", overflow="fold", header_style="dim")
     for name in ("runs", ESTIMATOR_TEXTS[comparison.estimator], "95 % interval"):

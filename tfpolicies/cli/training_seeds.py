@@ -17,6 +17,7 @@ import psutil
 from rich.console import Console
 
 from tfpolicies.analysis.comparison import compare_runs
+from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.compare import print_comparison, print_comparison_files
 from tfpolicies.cli.exit_codes import DONE, FAILED, NOT_FINITE, TARGET_MISSED, USAGE
 from tfpolicies.cli.run_lookup import find_run
@@ -45,7 +46,6 @@ from tfpolicies.system.signal_handling import (
 )
 from tfpolicies.system.system_memory import get_available_memory
 
-_RUNS = "runs"
 _POLL_SECONDS = 0.2
 _LOAD_SECONDS = 0.5  # for measuring the load of the machine
 _MEMORY_PER_SEED = 1 << 30  # bytes that a process is expected to need
@@ -101,7 +101,7 @@ def count_free_cores() -> int:
 def _find_seed_folder(arguments: Mapping[str, Any]) -> SeedFolder | None:
     """Returns the folder of seeds that `--resume` names, or that has the newest run, or None."""
     path = arguments["resume"]
-    path = arguments.get("run_dir", _RUNS) if path is None else path
+    path = arguments.get("run_dir", RUNS) if path is None else path
     folder = SeedFolder.find(path)
     if folder is None and not RunFolder(path).run_json.exists():
         run = find_run(path)
@@ -114,7 +114,7 @@ def _prepare_new(arguments: dict[str, Any], console: Console) -> SeedTraining:
     if "seed" in arguments:
         raise UsageError("--seed and --seeds both set the seed. Leave one of them out.")
     words = {name: arguments[name] for name in arguments}
-    parent = resolve_path(arguments.pop("run_dir", _RUNS))
+    parent = resolve_path(arguments.pop("run_dir", RUNS))
     arguments.pop("model_work_limit", None)
     settings = make_new_settings({**arguments, "seed": seeds[0]})
     console.print(settings.describe_tuned(), highlight=False, soft_wrap=True)

@@ -28,7 +28,7 @@ class SeedFolder(NamedTuple):
         ppo-CartPole-v1-2025-01-31-142501/
             seeds.json          the seeds, and the settings of the command
             seed-0/             a run folder
-            seed-0.log          what the training of this seed has printed
+            seed-0.log          the output of the training of this seed
             ...
             comparison/         of the seeds, once all have ended
 
