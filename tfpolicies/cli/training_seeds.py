@@ -16,9 +16,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from tfpolicies.analysis.comparison import compare_runs
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.compare import print_comparison, print_comparison_files
 from tfpolicies.cli.exit_codes import DONE, FAILED, NOT_FINITE, TARGET_MISSED, USAGE
 from tfpolicies.cli.run_lookup import find_run
 from tfpolicies.cli.run_settings import (
@@ -352,6 +350,9 @@ class SeedTraining:
         print_to_stderr(f"Resume with:\n  {shlex.join(command)}")
 
     def _write_comparison(self) -> None:
+        from tfpolicies.analysis.comparison import compare_runs  # imports scipy
+        from tfpolicies.cli.compare import print_comparison, print_comparison_files
+
         self.console.print()
         try:
             with self.console.status("comparing the seeds"):
