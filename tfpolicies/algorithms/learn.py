@@ -130,13 +130,18 @@ def learn(
                 loop.env_steps,
                 options.steps,
             )
+        if run is not None and "finished" in run.settings:
+            run.write_settings({"learn": type(algorithm).__name__})  # it continues
         try:
             reason = loop.train(lambda what: run_logger.emergency_save())
-        except NonFiniteError:  # the newest checkpoint is better than the current state
+        except BaseException as error:
+            if run is not None and isinstance(error, Exception):
+                run.write_error(error)
+            if not isinstance(error, NonFiniteError):  # then the newest checkpoint is better
+                _emergency_save(run_logger, run)
             raise
-        except BaseException:
-            _emergency_save(run_logger, run)
-            raise
+        if run is not None:
+            run.write_settings({"learn": type(algorithm).__name__, "finished": reason})
     return LearnResult(loop.result, reason, None if run is None else run.path)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError
-from tfpolicies.reporting.progress_csv import read_progress
+from tfpolicies.reporting.progress_csv import read_progress_columns
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.system.regular_files import read_regular
@@ -40,7 +40,8 @@ class RunRecord:
             `{"started": time, "versions": {...}, "machine": {...}}`.
         columns: the numbers of each iteration by column of `progress.csv`, float64
             `[iterations]`, NaN where a cell is empty.
-        ended_by: "target" or "steps" if the command reached its goal, else None.
+        ended_by: "target" or "steps" if the run reached its goal, "callback" if one ended it, else
+            None.
         error: the traceback of the last error that ended the training, or None.
         commit: that was checked out in the folder where the run was started last, or None.
     """
@@ -114,7 +115,7 @@ def read_run(path: str | PathLike[str]) -> RunRecord:
         config=_get_dict(description, "config"),
         command=command,
         places=tuple(place for place in places if isinstance(place, dict)),
-        columns=_read_columns(folder.progress_csv),
+        columns=read_progress_columns(folder.progress_csv),
         ended_by=ended_by if isinstance(ended_by, str) else None,
         error=_read_error(folder.error_txt),
         commit=commit if isinstance(commit, str) else None,
@@ -124,14 +125,6 @@ def read_run(path: str | PathLike[str]) -> RunRecord:
 def _get_dict(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = content.get(name)
     return dict(value) if isinstance(value, dict) else {}
-
-
-def _read_columns(path: Path) -> dict[str, np.ndarray]:
-    if not path.exists():
-        return {}
-    rows = read_progress(path)
-    names = list(rows[0]) if rows else []
-    return {name: np.array([row[name] for row in rows], np.float64) for name in names}
 
 
 def _read_error(path: Path) -> str | None:

@@ -31,6 +31,7 @@ from tfpolicies.cli.arg_types import (
     non_negative_int,
     onnx_opset,
     parse_columns,
+    parse_seeds,
     port_number,
     positive_float,
     positive_int,
@@ -156,6 +157,7 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
     builtin_commands = {
         "train": _Command("train a policy on an environment", _add_train_arguments, "training"),
         "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
+        "compare": _Command("compare runs side by side", _add_compare_arguments, "compare"),
         "record": _Command(
             "make a video of a trained policy", _add_record_arguments, "show_policy"
         ),
@@ -228,6 +230,13 @@ def _add_train_arguments(parser: _Parser) -> None:
     groups[MODEL_GROUP].add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     run_dir_help = f"folder of all runs (default {RUNS})"
     groups[RUN_GROUP].add_argument("--run-dir", metavar="DIR", help=run_dir_help)
+    groups[MODEL_GROUP].add_argument(
+        "--seeds", type=parse_seeds, metavar="N_OR_LIST", help=_SEEDS_HELP
+    )
+    groups[MODEL_GROUP].add_argument(
+        "--parallel", type=positive_int, metavar="N", help=_PARALLEL_HELP
+    )
+    parser.add_argument("--run-folder", help=argparse.SUPPRESS)  # of one of several seeds
     groups[RUN_GROUP].add_argument("--resume", nargs="?", metavar="RUN", help=_RESUME_HELP)
     limit_help = (
         "with --resume: factor on the computation limit of a stored Keras model (default 1)"
@@ -241,10 +250,26 @@ _CONFIG_HELP = (
     'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}; --set and the '
     "options above override it"
 )
+_SEEDS_HELP = (
+    "train several seeds side by side, in one folder, and compare them: a number of seeds from 0, "
+    "or a list such as 3,7,11. Options such as --until and --export apply to each seed"
+)
+_PARALLEL_HELP = "with --seeds: how many train at once (default: as many as cores are free)"
 _RESUME_HELP = (
     "resume a run, or the newest one of a folder of runs (default: that of --run-dir); stopping "
     "criteria may be changed"
 )
+
+
+def _add_compare_arguments(parser: _Parser) -> None:
+    runs = "run folders, or folders of runs; of one run it is a report"
+    parser.add_value("runs", "RUNS", runs, nargs="+")
+    to = "folder to write the page and the pictures into (default: comparison)"
+    parser.add_value("--to", "DIR", to, default="comparison")
+    by = "x axis: environment steps, or seconds of training (default steps)"
+    parser.add_value("--by", None, by, choices=("steps", "time"), default="steps")
+    estimate = "estimate over seeds; iqm: interquartile mean (default iqm)"
+    parser.add_value("--estimate", None, estimate, choices=("iqm", "median", "mean"), default="iqm")
 
 
 def _add_record_arguments(parser: _Parser) -> None:

@@ -113,7 +113,7 @@ class TrainingProgress:
             return
         total = "" if self._total_steps is None else f"/{self._total_steps:,}"
         steps = f"{env_steps:,}{total} {self._unit}"
-        status = _format_status(
+        status = format_status(
             env_steps, mean_return, steps_per_s, self._total_steps, self._target, details
         )
         self._share = self._compute_progress(env_steps, mean_return)
@@ -203,7 +203,7 @@ def _make_progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, expand=True, refresh_per_second=rate)
 
 
-def _format_status(
+def format_status(
     env_steps: int,
     mean_return: float,
     steps_per_s: float,
@@ -213,9 +213,9 @@ def _format_status(
 ) -> str:
     """Formats speed, mean return and time left, as far as known.
 
-    >>> _format_status(2_000, 21.2, 1_000.0, 10_000, 475.0)
+    >>> format_status(2_000, 21.2, 1_000.0, 10_000, 475.0)
     '1,000/s | return 21.2 of 475 | at most 0:08 left'
-    >>> _format_status(2_000, float("nan"), float("nan"), None, None)
+    >>> format_status(2_000, float("nan"), float("nan"), None, None)
     'no episode has ended yet'
     """
     has_speed = math.isfinite(steps_per_s) and steps_per_s > 0
