@@ -60,7 +60,7 @@ tfpolicies list tuned --algo SAC                   # tuned settings, with their 
 ```
 
 `--json` prints JSON for programs. Each name of `list environments` works in `tfpolicies train NAME`
-and in `environment(NAME)`. The list has the environments of Gymnasium, MinAtar, Atari (ALE), EnvPool,
-PettingZoo and MPE2, and those that other installed packages register with Gymnasium. Your own
-environment needs no registration: `tfpolicies train my_module:MyEnv`.
+and in `environment(NAME)`. The list has the environments of Gymnasium, MinAtar, Atari (ALE),
+EnvPool, PettingZoo and MPE2, and those that other installed packages register with Gymnasium. Your
+own environment needs no registration: `tfpolicies train my_module:MyEnv`.
 """
