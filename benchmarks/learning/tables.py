@@ -1,4 +1,4 @@
-"""Compares the results of the cells: verdicts, the tables of `docs/tables/learning.md`, and its figure.
+"""Compares the results of the cells: verdicts, and the tables and figure of the learning page.
 
 One rule holds for every number of seeds, from three on. A task is passed if our median is at least
 the lower quartile of the peer's seeds, and if the share of our seeds that failed is not larger than

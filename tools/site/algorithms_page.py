@@ -27,8 +27,8 @@ def _make_row(name: str, algorithm: Capabilities) -> str:
 
 _PAGE = """# Algorithms
 
-Each answer was found by building a policy. All algorithms take observations that are vectors, images,
-discrete, or nested in a Dict or Tuple.
+Each answer was found by building a policy. All algorithms take observations that are vectors,
+images, discrete, or nested in a Dict or Tuple.
 
 {table}
 | column | meaning |
