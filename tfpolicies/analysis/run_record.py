@@ -40,7 +40,7 @@ class RunRecord:
             `{"started": time, "versions": {...}, "machine": {...}}`.
         columns: the numbers of each iteration by column of `progress.csv`, float64
             `[iterations]`, NaN where a cell is empty.
-        ended_by: "target" or "steps" if the command reached its goal, else None.
+        ended_by: "target", "steps" or "callback" if the command came to its end, else None.
         error: the traceback of the last error that ended the training, or None.
     """
 

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from tfpolicies.algorithms.run_logger import RunLogger
-from tfpolicies.algorithms.training_loop import ENDED_BY_STEPS, ENDED_BY_TARGET, TrainingLoop
+from tfpolicies.algorithms.training_loop import (
+    ENDED_BY_CALLBACK,
+    ENDED_BY_STEPS,
+    ENDED_BY_TARGET,
+    TrainingLoop,
+    notify_callbacks,
+)
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.exit_codes import (
     DONE,
@@ -144,12 +150,16 @@ def train(args: argparse.Namespace) -> int:
         exit_stack.callback(records.close)
         training = TrainingLoop(algorithm, settings.goals, records, console)
         job = TrainingJob(run, settings, training, console)
-        try:
-            folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
-            console.print(folder, highlight=False)
-            return _train_and_export(job)
-        except BaseException as error:
-            return _handle_early_end(job, error, debug=args.debug)
+        algorithm.run_dir = run.path
+        folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
+        console.print(folder, highlight=False)
+        with notify_callbacks(algorithm, run.path) as end:
+            try:
+                status, end.reason = _train_and_export(job)
+                return status
+            except BaseException as error:
+                end.set_error(error)
+                return _handle_early_end(job, error, debug=args.debug)
 
 
 def _stop(algorithm: Algorithm) -> None:
@@ -339,7 +349,11 @@ def _make_run_json(settings: TrainSettings, finished: str | None = None) -> dict
     return {"train": settings.as_json(), "finished": finished}
 
 
-_REASONS = {ENDED_BY_TARGET: "the target was reached", ENDED_BY_STEPS: "all steps were used"}
+_REASONS = {
+    ENDED_BY_TARGET: "the target was reached",
+    ENDED_BY_STEPS: "all steps were used",
+    ENDED_BY_CALLBACK: "a callback ended it",
+}
 
 
 def _describe_end(settings: TrainSettings, reason: str) -> str:
@@ -373,8 +387,12 @@ def _shorten_program(program: str) -> str:
 # -- training and exporting -------------------------------------------------------------------
 
 
-def _train_and_export(job: TrainingJob) -> int:
-    """Trains until the exported policy also reaches the target, or the steps are used up."""
+def _train_and_export(job: TrainingJob) -> tuple[int, str]:
+    """Trains until the exported policy also reaches the target, or the steps are used up.
+
+    Returns:
+        The exit status, and the reason why training ended.
+    """
     settings, training, console, run = job.settings, job.training, job.console, job.run
     extra_steps = 0
     while True:
@@ -384,7 +402,7 @@ def _train_and_export(job: TrainingJob) -> int:
         exported = _export_and_play(job, reason)
         mean_return = exported.mean_return
         if (
-            reason == ENDED_BY_STEPS
+            reason in (ENDED_BY_STEPS, ENDED_BY_CALLBACK)
             or mean_return is None
             or settings.until is None
             or mean_return >= settings.until
@@ -400,11 +418,11 @@ def _train_and_export(job: TrainingJob) -> int:
     evaluation = _get_last_evaluation(job)
     _print_summary(job, reason, exported, evaluation)
     if settings.until is None:
-        return DONE
+        return DONE, reason
     reached = reason == ENDED_BY_TARGET if mean_return is None else mean_return >= settings.until
     if mean_return is None and evaluation is not None:
         reached |= evaluation["episode_reward_mean"] >= settings.until
-    return DONE if reached else TARGET_MISSED
+    return DONE if reached else TARGET_MISSED, reason
 
 
 def _get_last_evaluation(job: TrainingJob) -> Mapping[str, Any] | None:
