@@ -54,6 +54,7 @@ from tfpolicies.cli.train_options import (
     get_algorithm_class,
     get_flag,
     is_custom_algorithm,
+    make_loggers,
     require_no_duplicate_settings,
 )
 from tfpolicies.cli.training_data import (
@@ -65,6 +66,7 @@ from tfpolicies.cli.training_data import (
     require_data,
     require_trust,
 )
+from tfpolicies.config.callbacks import join_callbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, check_environment_name
 from tfpolicies.envs.env_factory import check_env_name
@@ -125,6 +127,7 @@ def train(args: argparse.Namespace) -> int:
         else:
             settings = _make_new_settings(arguments)
             console.print(settings.describe_tuned(), highlight=False, soft_wrap=True)
+        loggers = make_loggers(settings.logger)
         load_tensorflow_with_status(console)
         if run is not None:
             _require_no_stored_imports(run, settings)
@@ -139,6 +142,7 @@ def train(args: argparse.Namespace) -> int:
             check_data(algorithm, settings, console)
             console.print(describe_plan(algorithm, settings), highlight=False, soft_wrap=True)
         algorithm.warns_about_unserializable = False
+        algorithm.callbacks = join_callbacks([algorithm.callbacks, *loggers])
         _require_single_policy(algorithm, settings)
         _require_rendering(algorithm, settings)
         if run is None:
@@ -190,7 +194,8 @@ def _make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
     if "until" in arguments:
         arguments.setdefault("steps", _DEFAULT_STEPS_WITH_TARGET)
     arguments["from_file"] = from_file
-    return TrainSettings(**{**arguments, "set": tuple(arguments.get("set", ()))})
+    lists = {name: tuple(arguments.get(name, ())) for name in ("set", "logger")}
+    return TrainSettings(**{**arguments, **lists})
 
 
 def _read_config_file(path: str | None) -> dict[str, Any]:
@@ -288,7 +293,9 @@ def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSe
         )
     settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
     import_texts = _get_import_texts(settings)
-    if missing := [text for name, text in import_texts.items() if name not in arguments]:
+    missing = [text for name, text in import_texts.items() if name not in arguments]
+    missing += [] if "logger" in arguments else _get_own_loggers(settings)
+    if missing:
         raise UsageError(
             f"{shorten_path(run.path)} uses {' and '.join(missing)}, but your code is only "
             f"imported if you name it. Name it again: `{shlex.join(_make_resume_command(run))}`."
@@ -317,6 +324,11 @@ def _get_import_texts(settings: TrainSettings) -> dict[str, str]:
     is_import = isinstance(check_environment_name(settings.env), UnresolvedObject)
     env = settings.env if is_import else None
     return {name: text for name, text in {"env": env, **imports}.items() if text is not None}
+
+
+def _get_own_loggers(settings: TrainSettings) -> list[str]:
+    """Returns the loggers that are the user's code."""
+    return [name for name in settings.logger if ":" in name]
 
 
 def _require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
@@ -365,9 +377,12 @@ def _describe_end(settings: TrainSettings, reason: str) -> str:
 def _make_resume_command(run: RunFolder) -> list[str]:
     """Returns the command that resumes a run; it repeats the imports that a file may not name."""
     train_settings = run.settings.get("train", {})
-    import_texts = _get_import_texts(TrainSettings.from_json(train_settings, str(run.run_json)))
+    settings = TrainSettings.from_json(train_settings, str(run.run_json))
+    import_texts = _get_import_texts(settings)
     env = [import_texts.pop("env")] if "env" in import_texts else []
     options = [word for name, text in import_texts.items() for word in (get_flag(name), text)]
+    if _get_own_loggers(settings):
+        options += [word for name in settings.logger for word in ("--logger", name)]
     return [*_get_program(), "train", *env, "--resume", shorten_path(run.path), *options]
 
 
@@ -525,7 +540,7 @@ def _print_summary(
     job.console.print(make_summary_table(title, {**figures, **exported.figures}))
     job.console.print()
     print_files(job.console, files)
-    if _get_import_texts(settings):
+    if _get_import_texts(settings) or _get_own_loggers(settings):
         text = "To train longer, name your code again:"
         _print_hint(job.console, text, [*_make_resume_command(run), "--steps", "..."])
 

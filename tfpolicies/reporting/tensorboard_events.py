@@ -6,7 +6,6 @@ TensorFlow; here its `RecordWriter` writes to a plain file.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from os import PathLike
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.progress_row import to_number
+from tfpolicies.reporting.progress_row import select_known_numbers, to_number
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -45,12 +44,7 @@ def get_event_scalars(row: Mapping[str, float]) -> dict[str, float]:
         for name, value in row.items()
         if "/" in name
     }
-    scalars = {**fixed, **grouped_columns}
-    return {
-        tag: value
-        for tag, value in scalars.items()
-        if tag.startswith("learner/") or not math.isnan(value)
-    }
+    return select_known_numbers({**fixed, **grouped_columns})
 
 
 class EventWriter:
