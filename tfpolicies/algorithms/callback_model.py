@@ -101,20 +101,16 @@ def _select_weights(model: keras.Model) -> list[np.ndarray]:
     return [np.asarray(weight) for weight in model.get_weights()]
 
 
-class LearningRate(float):
-    """A learning rate with the methods of a variable that Keras callbacks call.
-
-    Args:
-        value: the rate.
-        optimizer: whose `learning_rate` it is.
-    """
-
-    def __new__(cls, value: float, optimizer: CallbackOptimizer) -> LearningRate:
-        rate = super().__new__(cls, value)
-        rate._optimizer = optimizer
-        return rate
+class LearningRate(np.ndarray):
+    """A learning rate, float32 `[]`, with the methods of a variable that Keras callbacks call."""
 
     _optimizer: CallbackOptimizer
+
+    @classmethod
+    def of_optimizer(cls, value: float, optimizer: CallbackOptimizer) -> LearningRate:
+        rate = np.asarray(value, np.float32).view(cls)
+        rate._optimizer = optimizer
+        return rate
 
     def assign(self, value: float) -> None:
         self._optimizer.learning_rate = value
@@ -142,7 +138,7 @@ class CallbackOptimizer:
 
     @property
     def learning_rate(self) -> LearningRate:
-        """The learning rate; a float.
+        """The learning rate.
 
         Setting it changes the policy from the next update on. If it stands for several
         hyperparameters, it is the first, and the others change in proportion.
@@ -151,7 +147,8 @@ class CallbackOptimizer:
             UsageError: if the policy has several rates and none is chosen; on setting, also if a
                 schedule sets it.
         """
-        return LearningRate(self._policy.get_hyperparameter(self._get_names()[0]), self)
+        rate = self._policy.get_hyperparameter(self._get_names()[0])
+        return LearningRate.of_optimizer(rate, self)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

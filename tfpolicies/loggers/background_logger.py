@@ -180,7 +180,10 @@ class _Sender(threading.Thread):
         lost += [name for name, _ in files]
         if not lost and not self.is_alive():
             return
-        reason = f": {_describe(self._error)}" if self._error is not None else ""
+        self._has_warned = True  # this says it
+        reason = f": it did not answer within {seconds:g} s"
+        if self._error is not None:
+            reason = f": {_describe(self._error)}"
         kept = "They are lost."
         if self._facts.run_dir is not None:
             kept = f"They are in {self._facts.run_dir}."
