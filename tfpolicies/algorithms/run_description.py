@@ -43,6 +43,20 @@ def describe_run(algorithm: AlgorithmProtocol) -> dict[str, Any]:
     }
 
 
+def describe_algorithm(algorithm: AlgorithmProtocol) -> list[str]:
+    """Returns the lines about an algorithm in its summary: what it trains on, and how far it is."""
+    config, name = algorithm.config, type(algorithm).__name__
+    env = "no environment" if config.env is None else get_env_name(config.env)
+    workers = config.num_rollout_workers
+    where = f"in each of {workers} workers" if workers else "in this process"
+    steps = int(algorithm.counters["num_env_steps_sampled"])
+    return [
+        f"Algorithm: {name} on {env}",
+        f"  environments  {config.num_envs_per_worker} {where}",
+        f"  trained       {algorithm.iteration:,} iterations, {steps:,} environment steps",
+    ]
+
+
 def encode_settings(config: AlgorithmConfig) -> dict[str, Any]:
     """Returns all settings of a config as a JSON file would hold them; see `encode_value`."""
     settings: dict[str, Any] = json.loads(json.dumps(encode_config(config.to_dict())["settings"]))
