@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfpolicies.base.type_aliases import Json
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 _MAX_SETTING_LENGTH = 2000  # characters of a setting as JSON; longer ones are summarised
+_ALWAYS_COMPARED = ("lr", "gamma", "train_batch_size")
 _DESCRIBED_ELSEWHERE = ("env", "seed")
 
 
@@ -55,6 +56,35 @@ def describe_algorithm(algorithm: AlgorithmProtocol) -> list[str]:
         f"  environments  {config.num_envs_per_worker} {where}",
         f"  trained       {algorithm.iteration:,} iterations, {steps:,} environment steps",
     ]
+
+
+def get_compared_settings(algorithm: AlgorithmProtocol) -> dict[str, str | float | bool]:
+    """Returns the settings by which TensorBoard's table of runs compares them.
+
+    They are those of `describe_run`, and a few that are always there. Nested names are joined by a
+    dot.
+    """
+    description = describe_run(algorithm)
+    settings = encode_settings(algorithm.config)
+    always = {name: settings[name] for name in _ALWAYS_COMPARED}
+    facts = {name: description[name] for name in ("algorithm", "env", "seed")}
+    return {
+        name: value if isinstance(value, bool | int | float | str) else json.dumps(value)
+        for name, value in flatten_settings({**facts, **always, **description["config"]})
+    }
+
+
+def flatten_settings(settings: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Yields settings; those in a dict have its name in front, such as `model.fcnet_hiddens`.
+
+    >>> dict(flatten_settings({"lr": 0.1, "model": {"dim": 84}}))
+    {'lr': 0.1, 'model.dim': 84}
+    """
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from flatten_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def encode_settings(config: AlgorithmConfig) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from tfpolicies.algorithms.run_description import flatten_settings
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import MissingPackageError
 from tfpolicies.loggers.background_logger import BackgroundLogger, LoggedRow, RunFacts, Tracker
@@ -128,8 +129,8 @@ class _MLflowRun(Tracker):
         from mlflow.entities import Param, RunTag
 
         params = [
-            Param(_clean(key), value[:_MAX_PARAM_LENGTH])
-            for key, value in _flatten(self._settings)
+            Param(_clean(key), _to_text(value)[:_MAX_PARAM_LENGTH])
+            for key, value in flatten_settings(self._settings)
         ]
         for chunk in _split(params, _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=chunk)
@@ -185,15 +186,6 @@ def _make_tags(facts: RunFacts) -> dict[str, Any]:
     versions = {f"version.{name}": version for name, version in facts.versions.items()}
     machine = {f"machine.{name}": _to_text(value) for name, value in facts.machine.items()}
     return {**versions, **machine}
-
-
-def _flatten(settings: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields settings as text; those in a dict have its name in front: `model.fcnet_hiddens`."""
-    for name, value in settings.items():
-        if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _to_text(value)
 
 
 def _to_text(value: Json) -> str:
