@@ -71,9 +71,7 @@ def read_history(records):
     for record in records:
         if record.HasField("history"):
             items = record.history.item
-            rows.append(
-                {".".join(x.nested_key) or x.key: json.loads(x.value_json) for x in items}
-            )
+            rows.append({".".join(x.nested_key) or x.key: json.loads(x.value_json) for x in items})
     return rows
 
 
@@ -128,7 +126,7 @@ def test_a_missing_key_package_or_mode_is_said(monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("NETRC", "/nonexistent")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(UsageError, match="W&B has no API key. Run `wandb login`, set WANDB_API"):
+    with pytest.raises(UsageError, match=r"W&B has no API key. Run `wandb login`, set WANDB_API"):
         WandbLogger(mode="online")
     with pytest.raises(UsageError, match="mode must be None or one of online, offline, disabled"):
         WandbLogger(mode="on")

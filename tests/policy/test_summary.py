@@ -1,4 +1,4 @@
-"""`policy.summary()` and `algorithm.summary()`: what a policy consists of, as Keras shows models."""
+"""`policy.summary()` and `algorithm.summary()`: the parts of a policy, as Keras shows models."""
 
 import keras
 import pytest
@@ -78,7 +78,9 @@ def test_layers_of_a_model_of_the_user_are_shown_as_they_are_nested():
 
 def test_an_algorithm_describes_policies_with_the_same_networks_once():
     algorithm = two_policies.make_config().build()
-    spaces = [getattr(algorithm.get_policy("left"), f"{x}_space") for x in ("observation", "action")]
+    spaces = [
+        getattr(algorithm.get_policy("left"), f"{x}_space") for x in ("observation", "action")
+    ]
     algorithm.add_policy("zero", policy=ZeroPolicy(*spaces, {}), policies_to_train=["left"])
     algorithm.train()
     lines = summarize(algorithm)

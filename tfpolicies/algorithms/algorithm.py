@@ -52,9 +52,9 @@ from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
 from tfpolicies.models.work import limit_work
-from tfpolicies.policy.policy_summary import format_policies
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_checkpoints import get_path
+from tfpolicies.policy.policy_summary import format_policies
 from tfpolicies.rollout.curriculum import set_tasks
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker

@@ -1,4 +1,4 @@
-"""The `model` that Keras callbacks see: a policy with the interface of a Keras model in training."""
+"""The `model` that Keras callbacks see: a policy with the interface of a Keras model."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def _select_weights(model: keras.Model) -> list[np.ndarray]:
     return [np.asarray(weight) for weight in model.get_weights()]
 
 
-class LearningRate(np.ndarray):
+class AssignableRate(np.ndarray):
     """A learning rate, float32 `[]`, with the methods of a variable that Keras callbacks call."""
 
     _optimizer: CallbackOptimizer
 
     @classmethod
-    def of_optimizer(cls, value: float, optimizer: CallbackOptimizer) -> LearningRate:
+    def of_optimizer(cls, value: float, optimizer: CallbackOptimizer) -> AssignableRate:
         rate = np.asarray(value, np.float32).view(cls)
         rate._optimizer = optimizer
         return rate
@@ -137,7 +137,7 @@ class CallbackOptimizer:
         return int(self._policy.num_grad_updates)
 
     @property
-    def learning_rate(self) -> LearningRate:
+    def learning_rate(self) -> AssignableRate:
         """The learning rate.
 
         Setting it changes the policy from the next update on. If it stands for several
@@ -148,7 +148,7 @@ class CallbackOptimizer:
                 schedule sets it.
         """
         rate = self._policy.get_hyperparameter(self._get_names()[0])
-        return LearningRate.of_optimizer(rate, self)
+        return AssignableRate.of_optimizer(rate, self)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

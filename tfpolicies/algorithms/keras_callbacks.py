@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,9 @@ class KerasCallbacks(DefaultCallbacks):
         policy_id: str | None = None,
         learning_rate: str | Sequence[str] | None = None,
     ) -> None:
-        self._callbacks = [*callbacks] if isinstance(callbacks, list | tuple) else [callbacks]
+        self._callbacks: list[Any] = (
+            [*callbacks] if isinstance(callbacks, list | tuple) else [callbacks]
+        )
         for callback in self._callbacks:
             _require_supported(callback)
         self._policy_id = policy_id
@@ -178,7 +180,7 @@ def _is_keras_class(callback: object, names: Sequence[str]) -> bool:
 
 
 def _uses_monitor(callback: Any) -> bool:
-    """Returns whether the value of a metric decides what a callback does."""
+    """Returns whether a callback depends on the value of a metric."""
     has_monitor = isinstance(getattr(callback, "monitor", None), str)
     return has_monitor and getattr(callback, "save_best_only", True)
 

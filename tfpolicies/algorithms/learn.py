@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 from rich.console import Console
@@ -52,7 +52,7 @@ _GREEDY_NOTICE = "Evaluations are greedy, since evaluation_config does not set e
 _MAX_SETTINGS_SHOWN = 3  # different settings in a message
 _AUTO_SETTINGS = ("inference", "jit_compile")  # "auto" may resolve differently in another version
 
-Callback = DefaultCallbacks | keras.callbacks.Callback | Callable[..., object]
+Callback: TypeAlias = DefaultCallbacks | keras.callbacks.Callback | Callable[..., object]
 """A `DefaultCallbacks` or Keras callback, or a function `f(algorithm, result)`."""
 
 

@@ -1,4 +1,4 @@
-"""The metrics that Keras callbacks may monitor: their names, and in which direction they improve."""
+"""The metrics that Keras callbacks may monitor: their names, and the direction that is better."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def describe_run(algorithm: AlgorithmProtocol) -> dict[str, Any]:
 
 
 def describe_algorithm(algorithm: AlgorithmProtocol) -> list[str]:
-    """Returns the lines about an algorithm in its summary: what it trains on, and how far it is."""
+    """Returns the lines about an algorithm in its summary: environment, workers and progress."""
     config, name = algorithm.config, type(algorithm).__name__
     env = "no environment" if config.env is None else get_env_name(config.env)
     workers = config.num_rollout_workers

@@ -34,14 +34,14 @@ _MAX_ID_BYTES = 1 << 16  # bytes of a file with the id of a tracker's run
 
 
 class RunFacts(NamedTuple):
-    """What a tracker records about a run besides its rows."""
+    """The facts about a run that a tracker records besides its rows."""
 
     name: str  # of the run folder, or of algorithm and environment
     settings: dict[str, Json]  # all of them, with algorithm, env and seed
     versions: dict[str, str]  # of packages
     machine: dict[str, Any]
     run_dir: Path | None
-    stored: dict[str, str]  # what `Tracker.get_stored` returned in an earlier process
+    stored: dict[str, str]  # by `Tracker.get_stored` of an earlier process
 
 
 class LoggedRow(NamedTuple):
@@ -56,7 +56,7 @@ class Tracker(abc.ABC):
 
     @abc.abstractmethod
     def get_stored(self) -> dict[str, str]:
-        """Returns what identifies the run, so that a resumed run continues it."""
+        """Returns the ids of the run, so that a resumed run continues it."""
 
     @abc.abstractmethod
     def write(self, rows: Sequence[LoggedRow]) -> None:
@@ -169,7 +169,7 @@ class _Sender(threading.Thread):
             self._rows.append(LoggedRow(time.time(), dict(row)))
 
     def finish(self, ended_by: str, seconds: float) -> None:
-        """Sends the rest, at most for some seconds, and logs what could not be sent."""
+        """Sends the rest, at most for some seconds, and warns of rows that could not be sent."""
         self._ended_by = ended_by
         self._ended.set()
         self.join(seconds)
@@ -229,11 +229,11 @@ class _Sender(threading.Thread):
         if self._facts.run_dir is None or not self._files:
             return []
         run = RunFolder(self._facts.run_dir)
-        found = [("videos", path) for path in sorted(run.videos.glob("*.*"))]
+        files = [("videos", path) for path in sorted(run.videos.glob("*.*"))]
         if is_complete:
-            found += [("checkpoints", run.latest), ("checkpoints", run.best)]
-            found += [("learning_curve", run.learning_curve), ("export", run.export)]
-        names = [(kind, str(path.relative_to(run.path)), path) for kind, path in found]
+            files += [("checkpoints", run.latest), ("checkpoints", run.best)]
+            files += [("learning_curve", run.learning_curve), ("export", run.export)]
+        names = [(kind, str(path.relative_to(run.path)), path) for kind, path in files]
         return [
             (name, path)
             for kind, name, path in names
@@ -268,7 +268,7 @@ def _get_stored_path(run_dir: Path, key: str) -> Path:
 
 
 def _read_stored(run_dir: Path | None, key: str) -> dict[str, str]:
-    """Returns what an earlier process stored; {} if there is nothing that can be read."""
+    """Returns the ids that an earlier process stored; {} if there are none."""
     if run_dir is None:
         return {}
     path = _get_stored_path(run_dir, key)

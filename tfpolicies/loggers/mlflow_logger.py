@@ -66,7 +66,8 @@ class MLflowLogger(BackgroundLogger):
         super().__init__(files=files, close_seconds=close_seconds)
         if find_spec("mlflow") is None:
             raise MissingPackageError(
-                f"MLflowLogger needs the package mlflow. Install it: {get_install_command('mlflow')}"
+                "MLflowLogger needs the package mlflow. Install it: "
+                f"{get_install_command('mlflow')}"
             )
         self._experiment = experiment
         self._tracking_uri = tracking_uri

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfpolicies.models.spaces import describe_space
 from tfpolicies.program.policy_state import NetworkParts, Slot
-
-if TYPE_CHECKING:
-    from tfpolicies.policy.tf_policy import TFPolicy
 
 _RUNTIME_NAMES = {"onnx": "ONNX Runtime", "tf": "TensorFlow", None: "TensorFlow"}
 _UNITS = ("B", "KB", "MB", "GB")
@@ -20,11 +17,11 @@ _MAX_IDS_SHOWN = 8  # ids of policies with the same networks
 _INDENT = 2  # spaces for each level of nested layers
 
 
-def format_summary(policy: TFPolicy, name: str = "") -> list[str]:
+def format_summary(policy: Any, name: str = "") -> list[str]:
     """Returns the lines of a policy's summary.
 
     Args:
-        policy: the policy.
+        policy: a `TFPolicy`.
         name: the id of the policy, or several; "" if it has none.
     """
     title = f"{type(policy).__name__} {name}".rstrip()
@@ -72,7 +69,7 @@ _NETWORK_HEADER = ("Network", "Parameters", "Trainable", "Target copy", "Optimiz
 _LAYER_HEADER = ("Layer (type)", "Output shape", "Parameters")
 
 
-def _iterate_networks(policy: TFPolicy) -> Iterator[tuple[str, ...]]:
+def _iterate_networks(policy: Any) -> Iterator[tuple[str, ...]]:
     functions, layout = policy.program.functions, policy.program.layout
     optimizers = functions.optimizers.class_names
     unset = policy.program.spec.get_unset_rates(policy.config)
@@ -137,19 +134,20 @@ def _format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
     return [f"  {line}" for line in (lines[0], rule, *lines[1:])]
 
 
-def _describe_distribution(policy: TFPolicy) -> str:
-    classes = getattr(policy.dist_class, "leaf_classes", (policy.dist_class,))
+def _describe_distribution(policy: Any) -> str:
+    dist_class: Any = policy.dist_class
+    classes = getattr(dist_class, "leaf_classes", (dist_class,))
     return ", ".join(dict.fromkeys(leaf_class.__name__ for leaf_class in classes))
 
 
-def _describe_acting(policy: TFPolicy) -> str:
+def _describe_acting(policy: Any) -> str:
     inference = policy.driver.acting.inference
     runtime = _RUNTIME_NAMES.get(inference, inference)
     device = "/cpu:0" if inference == "onnx" else policy.program.functions.acting_device
     return f"through {runtime} on {device}"
 
 
-def _describe_learning(policy: TFPolicy) -> str:
+def _describe_learning(policy: Any) -> str:
     if policy.driver.is_frozen:
         return "not: the policy is frozen"
     learning = policy.driver.learning
@@ -160,7 +158,7 @@ def _describe_learning(policy: TFPolicy) -> str:
     return f"through {learning.compile_mode} on {', '.join(policy.devices)}; {count}"
 
 
-def _describe_memory(policy: TFPolicy) -> str:
+def _describe_memory(policy: Any) -> str:
     layout = policy.program.layout
     parts = {
         "weights": (*layout.networks, "filter"),
