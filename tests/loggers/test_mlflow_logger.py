@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,7 @@ pytestmark = [
 ]
 
 BATCH = 32  # steps of an iteration
+PAGE = Path(__file__).parents[2] / "docs" / "drafts" / "loggers.md"
 
 
 def find_free_port():
@@ -205,6 +208,18 @@ def test_the_command_logs_to_mlflow_and_resumes(server, client, tmp_path, monkey
     assert (run.info.run_name, run.info.status) == (folder.name, "FINISHED")
     history = client.get_metric_history(run.info.run_id, "iteration")
     assert [metric.value for metric in history] == [1, 2, 3]
+
+
+def test_the_python_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), names)
+    from mlflow import MlflowClient
+
+    (run,) = find_runs(MlflowClient("sqlite:///mlflow.db"), "cartpole")
+    assert run.data.metrics["env_steps"] >= 5_000
+    assert (tmp_path / "runs" / "wandb" / "trackers" / "wandb.json").exists()
 
 
 def test_a_missing_package_is_said_with_the_command_that_installs_it(monkeypatch):
