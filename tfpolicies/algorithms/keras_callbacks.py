@@ -73,7 +73,15 @@ class KerasCallbacks(DefaultCallbacks):
         self._model: CallbackModel | None = None
         self._has_ended = False
 
-    def on_run_start(self, *, algorithm: Any, run_dir: Path | None) -> None:
+    def check(self, algorithm: Any) -> CallbackModel:
+        """Checks that the callbacks have a meaning in a run, and resolves their `mode="auto"`.
+
+        Returns:
+            Their model.
+
+        Raises:
+            UsageError: if one of them has not.
+        """
         policy_id = self._find_policy_id(algorithm)
         policy = algorithm.get_policy(policy_id)
         if not hasattr(policy, "to_keras"):
@@ -81,8 +89,7 @@ class KerasCallbacks(DefaultCallbacks):
                 f"Keras callbacks need a policy with a Keras model, but {policy_id!r} is a "
                 f"{type(policy).__name__}. Use a function f(algorithm, result) or DefaultCallbacks."
             )
-        model = self._model = CallbackModel(policy, self._learning_rates)
-        self._policy_id = policy_id
+        model = CallbackModel(policy, self._learning_rates)
         policy_ids = [*algorithm.worker.policy_map]
         evaluates = algorithm.config.evaluation_interval is not None
         for callback in self._callbacks:
@@ -92,9 +99,14 @@ class KerasCallbacks(DefaultCallbacks):
             _resolve_mode(callback)
             if _is_keras_class(callback, _SETS_RATE):
                 model.optimizer.require_settable()
-            _warn_of_batch_methods(callback)
+        return model
+
+    def on_run_start(self, *, algorithm: Any, run_dir: Path | None) -> None:
+        model = self._model = self.check(algorithm)
+        self._policy_id = self._find_policy_id(algorithm)
         params = {"verbose": 0, "epochs": None, "steps": None}  # how many there will be is unknown
         for callback in self._callbacks:
+            _warn_of_batch_methods(callback)
             callback.set_params(params)
             callback.set_model(model)
         self._begin_training()

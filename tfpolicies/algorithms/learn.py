@@ -91,6 +91,9 @@ def learn(
     if options.record_every:
         require_renderable(PlaySetup(algorithm))
     callback_objects, functions = _split_callbacks(callbacks)
+    for callback in callback_objects:
+        if isinstance(callback, KerasCallbacks):
+            callback.check(algorithm)
     console = Console(quiet=not progress, force_terminal=None if progress else False)
     print_line = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     iteration = algorithm.iteration
