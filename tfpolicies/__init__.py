@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.ddpg import *
     from tfpolicies.algorithms.dqn import *
     from tfpolicies.algorithms.episode_playback import record_video as record_video
+    from tfpolicies.algorithms.keras_callbacks import KerasCallbacks as KerasCallbacks
     from tfpolicies.algorithms.marwil import *
     from tfpolicies.algorithms.pg import *
     from tfpolicies.algorithms.ppo import *
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from tfpolicies.distributed.worker_set import WorkerSet as WorkerSet
     from tfpolicies.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from tfpolicies.importers.import_policy import import_policy as import_policy
+    from tfpolicies.loggers.mlflow_logger import MLflowLogger as MLflowLogger
+    from tfpolicies.loggers.wandb_logger import WandbLogger as WandbLogger
     from tfpolicies.policy.policy import Policy as Policy
     from tfpolicies.policy.tf_policy import TFPolicy as TFPolicy
     from tfpolicies.policy_map.policy_map import PolicyMap as PolicyMap
@@ -47,6 +50,8 @@ _MODULES = {
     "AlgorithmConfig": "tfpolicies.config.algorithm_config",
     "DEFAULT_POLICY_ID": "tfpolicies.config.policy_spec",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
+    "KerasCallbacks": "tfpolicies.algorithms.keras_callbacks",
+    "MLflowLogger": "tfpolicies.loggers.mlflow_logger",
     "MultiAgentBatch": "tfpolicies.batch.sample_batch",
     "MultiAgentEnv": "tfpolicies.envs.multi_agent_env",
     "Policy": "tfpolicies.policy.policy",
@@ -56,6 +61,7 @@ _MODULES = {
     "SampleBatch": "tfpolicies.batch.sample_batch",
     "TFPolicy": "tfpolicies.policy.tf_policy",
     "ViewRequirement": "tfpolicies.batch.view_requirement",
+    "WandbLogger": "tfpolicies.loggers.wandb_logger",
     "WorkerSet": "tfpolicies.distributed.worker_set",
     "compare_runs": "tfpolicies.analysis.comparison",
     "compute_advantages": "tfpolicies.batch.postprocessing",

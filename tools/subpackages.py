@@ -30,6 +30,7 @@ LAYERS = {
         "distributed",
         "algorithms",
         "analysis",
+        "loggers",
         "testing",
         "serving",
     ),

@@ -28,6 +28,7 @@ from tfpolicies.algorithms.config_completion import (
 from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.algorithms.health_checks import HealthChecks, PolicyStats, RunStats
 from tfpolicies.algorithms.learn import Callback, LearnResult, learn
+from tfpolicies.algorithms.run_description import describe_algorithm
 from tfpolicies.algorithms.run_logger import TrainingOptions
 from tfpolicies.algorithms.train_batch_sampler import TrainBatchSampler
 from tfpolicies.algorithms.training_checks import LearnerResultCheck, TrainableCheck
@@ -55,6 +56,7 @@ from tfpolicies.export.model_card import export_facts
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_checkpoints import get_path
+from tfpolicies.policy.policy_summary import format_policies
 from tfpolicies.rollout.curriculum import set_tasks
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -556,6 +558,19 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
                 "get_policy(%r) returns None; there are policies %s.", policy_id, policy_ids
             )
         return policy
+
+    def summary(self, print_fn: Callable[[str], object] = print) -> None:
+        """Prints the environment, the workers and all policies; see `TFPolicy.summary`.
+
+        Policies with the same networks are described once, by the first of them.
+
+        Args:
+            print_fn: called with each line.
+        """
+        policy_map = self.worker.policy_map
+        policies = {pid: policy_map.get_handle(pid) for pid in sorted(policy_map)}
+        for line in [*describe_algorithm(self), *format_policies(policies)]:
+            print_fn(line)
 
     def add_policy(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tfpolicies.algorithms.training_loop import ENDED_BY_STEPS, ENDED_BY_TARGET
+from tfpolicies.algorithms.training_loop import ENDED_BY_CALLBACK, ENDED_BY_STEPS, ENDED_BY_TARGET
 from tfpolicies.cli.run_lookup import find_run
 from tfpolicies.cli.train_options import (
     IMPORT_OPTIONS,
@@ -56,7 +56,8 @@ def make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
     if "until" in arguments:
         arguments.setdefault("steps", _DEFAULT_STEPS_WITH_TARGET)
     arguments["from_file"] = from_file
-    return TrainSettings(**{**arguments, "set": tuple(arguments.get("set", ()))})
+    lists = {name: tuple(arguments.get(name, ())) for name in ("set", "logger")}
+    return TrainSettings(**{**arguments, **lists})
 
 
 def _read_config_file(path: str | None) -> dict[str, Any]:
@@ -123,7 +124,9 @@ def change_settings(
         UsageError: if an option cannot be changed, or an import must be named again.
     """
     import_texts = get_import_texts(settings)
-    if missing := [text for name, text in import_texts.items() if name not in arguments]:
+    missing = [text for name, text in import_texts.items() if name not in arguments]
+    missing += [] if "logger" in arguments else get_own_loggers(settings)
+    if missing:
         command = shlex.join(format_resume_command(folder, settings))
         raise UsageError(
             f"{shorten_path(folder)} uses {' and '.join(missing)}, but your code is only "
@@ -153,6 +156,11 @@ def get_import_texts(settings: TrainSettings) -> dict[str, str]:
     is_import = isinstance(check_environment_name(settings.env), UnresolvedObject)
     env = settings.env if is_import else None
     return {name: text for name, text in {"env": env, **imports}.items() if text is not None}
+
+
+def get_own_loggers(settings: TrainSettings) -> list[str]:
+    """Returns the loggers that are the user's code."""
+    return [name for name in settings.logger if ":" in name]
 
 
 def require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
@@ -185,7 +193,11 @@ def make_run_json(settings: TrainSettings, finished: str | None = None) -> dict[
     return {"train": settings.as_json(), "finished": finished}
 
 
-_REASONS = {ENDED_BY_TARGET: "the target was reached", ENDED_BY_STEPS: "all steps were used"}
+_REASONS = {
+    ENDED_BY_TARGET: "the target was reached",
+    ENDED_BY_STEPS: "all steps were used",
+    ENDED_BY_CALLBACK: "a callback ended it",
+}
 
 
 def describe_reason(settings: TrainSettings, reason: str) -> str:
@@ -206,6 +218,8 @@ def format_resume_command(folder: Path, settings: TrainSettings) -> list[str]:
     import_texts = get_import_texts(settings)
     env = [import_texts.pop("env")] if "env" in import_texts else []
     options = [word for name, text in import_texts.items() for word in (get_flag(name), text)]
+    if get_own_loggers(settings):
+        options += [word for name in settings.logger for word in ("--logger", name)]
     return [*_get_program(), "train", *env, "--resume", shorten_path(folder), *options]
 
 

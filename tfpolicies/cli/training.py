@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from tfpolicies.algorithms.run_logger import RunLogger
-from tfpolicies.algorithms.training_loop import ENDED_BY_STEPS, ENDED_BY_TARGET, TrainingLoop
+from tfpolicies.algorithms.training_loop import (
+    ENDED_BY_CALLBACK,
+    ENDED_BY_STEPS,
+    ENDED_BY_TARGET,
+    TrainingLoop,
+    notify_callbacks,
+)
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.exit_codes import (
     DONE,
@@ -39,6 +45,7 @@ from tfpolicies.cli.run_settings import (
     describe_reason,
     find_run_to_resume,
     get_import_texts,
+    get_own_loggers,
     is_finished,
     make_new_settings,
     make_resume_command,
@@ -50,6 +57,7 @@ from tfpolicies.cli.run_settings import (
 from tfpolicies.cli.train_options import (
     TrainSettings,
     get_algorithm_class,
+    make_loggers,
     require_no_duplicate_settings,
 )
 from tfpolicies.cli.training_data import (
@@ -60,6 +68,7 @@ from tfpolicies.cli.training_data import (
     require_trust,
 )
 from tfpolicies.cli.training_seeds import train_seeds, trains_seeds
+from tfpolicies.config.callbacks import join_callbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.export.model_card import ReturnFigure, add_evaluation
@@ -118,6 +127,7 @@ def train(args: argparse.Namespace) -> int:
         else:
             settings = make_new_settings(arguments)
             console.print(settings.describe_tuned(), highlight=False, soft_wrap=True)
+        loggers = make_loggers(settings.logger)
         load_tensorflow_with_status(console)
         if run is not None:
             require_no_stored_imports(run, settings)
@@ -132,6 +142,7 @@ def train(args: argparse.Namespace) -> int:
             check_data(algorithm, settings, console)
             console.print(describe_plan(algorithm, settings), highlight=False, soft_wrap=True)
         algorithm.warns_about_unserializable = False
+        algorithm.callbacks = join_callbacks([algorithm.callbacks, *loggers])
         _require_single_policy(algorithm, settings)
         _require_rendering(algorithm, settings)
         if run is None:
@@ -147,12 +158,16 @@ def train(args: argparse.Namespace) -> int:
         exit_stack.callback(records.close)
         training = TrainingLoop(algorithm, settings.goals, records, console)
         job = TrainingJob(run, settings, training, console)
-        try:
-            folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
-            console.print(folder, highlight=False)
-            return _train_and_export(job)
-        except BaseException as error:
-            return _handle_early_end(job, error, debug=args.debug)
+        algorithm.run_dir = run.path
+        folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
+        console.print(folder, highlight=False)
+        with notify_callbacks(algorithm, run.path) as end:
+            try:
+                status, end.reason = _train_and_export(job)
+                return status
+            except BaseException as error:
+                end.set_error(error)
+                return _handle_early_end(job, error, debug=args.debug)
 
 
 def _stop(algorithm: Algorithm) -> None:
@@ -217,8 +232,12 @@ def _require_rendering(algorithm: Algorithm, settings: TrainSettings) -> None:
 # -- training and exporting -------------------------------------------------------------------
 
 
-def _train_and_export(job: TrainingJob) -> int:
-    """Trains until the exported policy also reaches the target, or the steps are used up."""
+def _train_and_export(job: TrainingJob) -> tuple[int, str]:
+    """Trains until the exported policy also reaches the target, or the steps are used up.
+
+    Returns:
+        The exit status, and the reason why training ended.
+    """
     settings, training, console, run = job.settings, job.training, job.console, job.run
     extra_steps = 0
     while True:
@@ -228,7 +247,7 @@ def _train_and_export(job: TrainingJob) -> int:
         exported = _export_and_play(job, reason)
         mean_return = exported.mean_return
         if (
-            reason == ENDED_BY_STEPS
+            reason in (ENDED_BY_STEPS, ENDED_BY_CALLBACK)
             or mean_return is None
             or settings.until is None
             or mean_return >= settings.until
@@ -244,11 +263,11 @@ def _train_and_export(job: TrainingJob) -> int:
     evaluation = _get_last_evaluation(job)
     _print_summary(job, reason, exported, evaluation)
     if settings.until is None:
-        return DONE
+        return DONE, reason
     reached = reason == ENDED_BY_TARGET if mean_return is None else mean_return >= settings.until
     if mean_return is None and evaluation is not None:
         reached |= evaluation["episode_reward_mean"] >= settings.until
-    return DONE if reached else TARGET_MISSED
+    return DONE if reached else TARGET_MISSED, reason
 
 
 def _get_last_evaluation(job: TrainingJob) -> Mapping[str, Any] | None:
@@ -355,7 +374,7 @@ def _print_summary(
     job.console.print(make_summary_table(title, {**figures, **exported.figures}))
     job.console.print()
     print_files(job.console, files)
-    if get_import_texts(settings):
+    if get_import_texts(settings) or get_own_loggers(settings):
         text = "To train longer, name your code again:"
         print_hint(job.console, text, [*make_resume_command(run), "--steps", "..."])
 

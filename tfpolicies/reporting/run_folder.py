@@ -48,6 +48,7 @@ class RunFolder:
             checkpoints/
             export/             the policy for serving
             videos/             recorded episodes, if any
+            trackers/           the ids of this run in MLflow and W&B, if it is logged there
 
     Any process may read a run. A writer must hold it: from `create` or `acquire` until `release`,
     or until the end of a `with` statement. Only one process can hold it; the lock of a killed
@@ -68,6 +69,7 @@ class RunFolder:
         best: the best checkpoint; older ones may be next to it, as `iteration-000020`.
         export: the folder of the exported policy.
         videos: the folder of videos.
+        trackers: the folder of the ids of this run in experiment trackers.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -81,6 +83,7 @@ class RunFolder:
         self.latest, self.best = self.checkpoints / "latest", self.checkpoints / "best"
         self.export = self.path / "export"
         self.videos = self.path / "videos"
+        self.trackers = self.path / "trackers"
         self._lock: FolderLock | None = None
 
     def __repr__(self) -> str:
