@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfpolicies.algorithms.run_description import describe_run
 from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
@@ -89,6 +88,8 @@ class RunLogger:
     def __init__(
         self, run: RunFolder, algorithm: AlgorithmProtocol, options: TrainingOptions
     ) -> None:
+        from tfpolicies.algorithms.run_description import describe_run  # imports Keras
+
         self.run = run
         run.describe(describe_run(algorithm), get_versions(), get_machine())
         run.clear_error()

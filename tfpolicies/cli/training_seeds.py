@@ -279,9 +279,7 @@ class SeedTraining:
         self.statuses[seed] = 128 - status if status < 0 else status
 
     def _get_total(self, seed: int) -> int | None:
-        """Returns the steps at which a seed ends; with recorded data, its run folder says it."""
-        if not self.settings.data:
-            return self.settings.steps
+        """Returns the steps at which a seed ends, as its run folder says once it is there."""
         try:
             return int(self.folder.get_run(seed).settings["train"]["steps"])
         except (TfPoliciesError, KeyError, TypeError, ValueError):
