@@ -43,6 +43,7 @@ class RunRecord:
         ended_by: "target" or "steps" if the run reached its goal, "callback" if one ended it, else
             None.
         error: the traceback of the last error that ended the training, or None.
+        commit: that was checked out in the folder where the run was started last, or None.
     """
 
     folder: RunFolder
@@ -56,6 +57,7 @@ class RunRecord:
     columns: Mapping[str, np.ndarray]
     ended_by: str | None
     error: str | None
+    commit: str | None = None
 
     def __repr__(self) -> str:
         return f"RunRecord({str(self.folder.path)!r}, {self.num_iterations} iterations)"
@@ -103,7 +105,7 @@ def read_run(path: str | PathLike[str]) -> RunRecord:
     seed = description.get("seed", command.get("seed"))
     places = description.get("places")
     places = places if isinstance(places, list) else []
-    ended_by = settings.get("finished")
+    ended_by, commit = settings.get("finished"), description.get("commit")
     return RunRecord(
         folder=folder,
         created=folder.creation_time,
@@ -116,6 +118,7 @@ def read_run(path: str | PathLike[str]) -> RunRecord:
         columns=read_progress_columns(folder.progress_csv),
         ended_by=ended_by if isinstance(ended_by, str) else None,
         error=_read_error(folder.error_txt),
+        commit=commit if isinstance(commit, str) else None,
     )
 
 

@@ -99,6 +99,7 @@ class _Command(NamedTuple):
     summary: str
     add_arguments: Callable[[_Parser], None]
     module: str  # of `cli/`, imported to run it unless the arguments set `run`: has its function
+    function: str = ""  # its name, if not that of the command
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -131,7 +132,8 @@ def _make_parsers(used_command: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     parser.add_argument("--debug", **_DEBUG_KWARGS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     parsers = {}
-    for name, (summary, add_arguments, module) in _get_commands(used_command).items():
+    for name, command in _get_commands(used_command).items():
+        summary, add_arguments, module, function = command
         parsers[name] = commands.add_parser(
             name,
             help=summary,
@@ -140,7 +142,7 @@ def _make_parsers(used_command: str = "") -> tuple[_Parser, dict[str, _Parser]]:
             allow_abbrev=False,
         )
         parsers[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG_KWARGS)
-        parsers[name].set_defaults(run=partial(_run_command, module))
+        parsers[name].set_defaults(run=partial(_run_command, module, function))
         add_arguments(parsers[name])
     return parser, parsers
 
@@ -173,8 +175,11 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
         "data": _Command(
             "show or record experience to learn from", _add_data_arguments, "data_commands"
         ),
-        "tuned": _Command(
-            "list tuned settings and their sources", _add_tuned_arguments, "commands"
+        "list": _Command(
+            "list algorithms, environments and tuned settings",
+            _add_list_arguments,
+            "listing",
+            "show_list",
         ),
     }
     if used_command in builtin_commands:
@@ -204,14 +209,14 @@ def _load_installed_command(entry_point: EntryPoint, used_command: str) -> _Comm
     return _Command(module.SUMMARY, add_arguments, "")
 
 
-def _run_command(module: str, args: argparse.Namespace) -> int:
+def _run_command(module: str, function: str, args: argparse.Namespace) -> int:
     """Runs a command of this package; returns its exit status.
 
     Raises:
         MissingPackageError: if it needs a package that is not installed.
     """
     command_module = import_or_explain(f"`tfpolicies {args.command}`", f"{__package__}.{module}")
-    return int(getattr(command_module, args.command.replace("-", "_"))(args))
+    return int(getattr(command_module, function or args.command.replace("-", "_"))(args))
 
 
 def _add_train_arguments(parser: _Parser) -> None:
@@ -434,10 +439,15 @@ _DATA_COMMANDS = {
 }
 
 
-def _add_tuned_arguments(parser: _Parser) -> None:
-    names, algo_help = get_algorithm_names(), "only of this algorithm"
+def _add_list_arguments(parser: _Parser) -> None:
+    subjects = ("algorithms", "environments", "tuned")
+    what = f"one of {', '.join(subjects)} (default: an overview)"
+    parser.add_value("subject", "WHAT", what, nargs="?", choices=subjects)
+    names, algo_help = get_algorithm_names(), "only this algorithm, or its tuned settings"
     parser.add_value("--algo", None, algo_help, type=parse_algorithm, choices=names)
-    parser.add_value("--env", "PART", "only environments whose name contains PART", default="")
+    part = "only names with PART in them; of tuned settings, those of environments"
+    parser.add_value("--filter", "PART", part, default="")
+    parser.add_switch("--json", "print JSON instead of tables")
 
 
 def _add_play_arguments(

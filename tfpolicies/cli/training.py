@@ -32,6 +32,7 @@ from tfpolicies.cli.run_lookup import (
     format_export_command,
     load_policy,
     load_tensorflow_with_status,
+    make_checkpoint_card,
     print_files,
 )
 from tfpolicies.cli.run_settings import (
@@ -61,6 +62,7 @@ from tfpolicies.cli.training_data import (
 from tfpolicies.cli.training_seeds import train_seeds, trains_seeds
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import CheckpointError, UsageError
+from tfpolicies.export.model_card import ReturnFigure, add_evaluation
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_row import RECENT_PREFIX, find_loss
@@ -273,10 +275,11 @@ def _export_and_play(job: TrainingJob, reason: str) -> ExportedPolicy:
     settings, run, algorithm = job.settings, job.run, job.training.algorithm
     if not (settings.export or settings.play):
         return ExportedPolicy({}, {})
-    policy = algorithm.get_policy()
+    policy, checkpoint = algorithm.get_policy(), run.latest
     if reason != ENDED_BY_TARGET and settings.keep_best and run.best.exists():
-        policy = load_policy(run.best, job.console, settings)
-    exported = export_policy(policy, run.export, job.console, {"onnx": True, "saved_model": True})
+        policy, checkpoint = load_policy(run.best, job.console, settings), run.best
+    card, formats = make_checkpoint_card(checkpoint), {"onnx": True, "saved_model": True}
+    exported = export_policy(policy, run.export, job.console, formats, card)
     if not settings.play or settings.env is None:
         return exported
     with job.console.status(
@@ -285,6 +288,9 @@ def _export_and_play(job: TrainingJob, reason: str) -> ExportedPolicy:
         config = algorithm.config.env_config
         report = play_in_subprocess(run.export, settings.env, settings.play, _PLAY_SEED, config)
     mean, std = float(report["mean_return"]), report["std_return"]
+    evaluation = ReturnFigure(mean_return=mean, episodes=settings.play, explores=False)
+    for path in exported.files.values():
+        add_evaluation(path.parent if path.is_file() else path, evaluation)
     episodes = format_count(settings.play, "greedy episode")
     figure = (
         f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over {episodes}, {describe_loaded_packages(report)}"
