@@ -13,7 +13,7 @@ from typing import Any
 from tfpolicies.analysis.run_record import RunRecord, read_run
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.run_folder import RunFolder, find_run_paths
+from tfpolicies.reporting.run_folder import SEED_PREFIX, RunFolder, find_run_paths
 from tfpolicies.system.paths import resolve_path, shorten_path
 
 DEFAULT = "default"
@@ -54,6 +54,12 @@ class RunGroup:
     def seeds(self) -> tuple[int | None, ...]:
         return tuple(run.seed for run in self.runs)
 
+    @property
+    def repeated_seeds(self) -> tuple[int, ...]:
+        """Seeds of more than one run."""
+        seeds = [seed for seed in self.seeds if seed is not None]
+        return tuple(sorted({seed for seed in seeds if seeds.count(seed) > 1}))
+
     def __repr__(self) -> str:
         return f"RunGroup({self.label!r} on {self.env!r}, {len(self.runs)} runs)"
 
@@ -88,10 +94,11 @@ def _find_folders(path: str | PathLike[str]) -> list[Path]:
     folder = resolve_path(path)
     if (folder / "run.json").exists():
         return [folder]
-    folders = find_run_paths(folder)
+    parents = [folder, *(path for path in sorted(folder.glob("*")) if path.is_dir())]
+    folders = {path: None for parent in parents for path in find_run_paths(parent)}
     if not folders:
-        RunFolder.open(folder)  # raises, and lists the runs in it
-    return folders
+        RunFolder.open(folder)  # raises, and says why it is none
+    return [*folders]
 
 
 def group_runs(records: Sequence[RunRecord]) -> dict[str, list[RunGroup]]:
@@ -201,6 +208,13 @@ def get_algorithm_text(algorithm: str) -> str:
     ('Best', 'unknown algorithm')
     """
     return show_text(algorithm.rpartition(":")[2], _MAX_TEXT) or "unknown algorithm"
+
+
+def get_run_text(record: RunRecord) -> str:
+    """Returns the name of a run for display; of one of several seeds, with that of their folder."""
+    path = record.folder.path
+    name = f"{path.parent.name}/{path.name}" if path.name.startswith(SEED_PREFIX) else path.name
+    return show_text(name, _MAX_TEXT + 20)
 
 
 def get_env_text(record: RunRecord) -> str:
