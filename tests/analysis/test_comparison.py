@@ -290,7 +290,7 @@ def test_several_runs_of_one_seed_are_not_taken_for_independent_ones(tmp_path):
         write_run(tmp_path / name, [1.0, 2.0], seed=4)
     write_run(tmp_path / "ppo-1" / "seed-5", [1.0], seed=5)
     comparison = compare_runs(tmp_path)
-    assert comparison.groups[0].group.repeated_seeds == (4,)
+    assert comparison.groups[0].group.duplicate_seeds == (4,)
     page, _ = read_page(comparison, tmp_path / "out")
     assert "several runs of a seed (4)" in " ".join(page.text)
     assert "ppo-1/seed-5" in page.text

@@ -261,7 +261,7 @@ def _note_seeds(section: EnvComparison) -> str:
             f"{count} runs tell little: they give only {samples} different bootstrap samples, so "
             "the interval is too narrow. Train at least 5 seeds."
         )
-    if repeated := sorted({seed for x in section.groups for seed in x.group.repeated_seeds}):
+    if repeated := sorted({seed for x in section.groups for seed in x.group.duplicate_seeds}):
         notes.append(
             f"Some groups have several runs of a seed ({', '.join(map(str, repeated))}). These are "
             "not independent, so the interval is too narrow: leave all but one out."

@@ -55,7 +55,7 @@ class RunGroup:
         return tuple(run.seed for run in self.runs)
 
     @property
-    def repeated_seeds(self) -> tuple[int, ...]:
+    def duplicate_seeds(self) -> tuple[int, ...]:
         """Seeds of more than one run."""
         seeds = [seed for seed in self.seeds if seed is not None]
         return tuple(sorted({seed for seed in seeds if seeds.count(seed) > 1}))
