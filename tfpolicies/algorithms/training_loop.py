@@ -24,18 +24,13 @@ from tfpolicies.reporting.progress_row import (
     find_loss,
     make_progress_row,
 )
+from tfpolicies.reporting.run_folder import ENDED_BY_CALLBACK, ENDED_BY_STEPS, ENDED_BY_TARGET
 from tfpolicies.system.signal_handling import get_interrupt_handler
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 
 logger = logging.getLogger("tfpolicies")
-
-ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = (
-    "target",
-    "steps",
-    "callback",
-)  # reasons why training ended
 
 _RECENT_MEAN = f"{RECENT_PREFIX}mean"  # callbacks may remove it from a row
 _MEAN_Q = "learner/default_policy/mean_q"
