@@ -216,6 +216,16 @@ def test_a_run_folder_of_a_stranger_cannot_inject_markup(tmp_path):
     assert "<script>alert(1)</script>" in "".join(page.text)
 
 
+def test_settings_that_are_nested_too_deeply_are_refused(runs):
+    deep = {}
+    for _ in range(200):
+        deep = {"a": [deep]}
+    write_run(runs / "deep", [1.0], config=deep)
+    [(path, reason)] = compare_runs(runs).damaged.items()
+    assert path.endswith("deep")
+    assert "nested more than 30 levels" in reason
+
+
 def test_the_page_shows_how_runs_ended_and_what_was_found(tmp_path):
     write_run(tmp_path / "a", [1.0, 2.0], seed=0, ended_by="target")
     error = "Traceback (most recent call last):\n  line 1\nValueError: boom\n"

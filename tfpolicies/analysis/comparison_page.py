@@ -278,7 +278,7 @@ def _has_shorter_runs(result: GroupResult) -> bool:
 def _explain_scores(section: EnvComparison) -> str:
     text = (
         f"The final return of a run is the mean of its {section.scored_by} returns over the last "
-        "tenth of its steps."
+        "tenth of its steps, also if it ended early."
     )
     evaluate = [x.label for x in section.groups if x.evaluation is not None]
     if section.scored_by == "training" and evaluate:

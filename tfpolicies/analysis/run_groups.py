@@ -22,8 +22,12 @@ DEFAULT = "default"
 NO_ENV = "recorded experience"
 """The text of the environment of runs without one."""
 
+UNKNOWN_ENV = "unknown environment"
+"""The text of the environment of runs of earlier versions, which do not record it."""
+
 _MAX_LABEL_SETTINGS = 3
 _MAX_TEXT = 60  # characters of a value
+_MAX_DEPTH = 30  # levels of settings and places
 _OPTIONS_WITH_SETTINGS = ("num_envs", "lr", "set", "from_file", "no_tuned", "model", "data")
 
 
@@ -34,7 +38,7 @@ class RunGroup:
     Attributes:
         label: the algorithm and the settings in which it differs from others on its environment.
         algorithm: as in `RunRecord`.
-        env: as in `RunRecord`, or "recorded experience".
+        env: as in `RunRecord`, or "recorded experience" or "unknown environment".
         settings: those that differ from the algorithm's defaults, as texts by dotted name.
         runs: by seed and time.
     """
@@ -83,11 +87,31 @@ def read_runs(
     records, damaged = [], {}
     for folder in folders:
         try:
-            records.append(read_run(folder))
+            records.append(_read_shallow_run(folder))
         except CheckpointError as error:
             damaged[show_text(shorten_path(folder), 300)] = show_text(str(error), 500)
     records.sort(key=lambda record: (record.created.replace(tzinfo=None), str(record.folder.path)))
     return records, damaged
+
+
+def _read_shallow_run(folder: Path) -> RunRecord:
+    """Reads a run; refuses settings that are nested so deeply that showing them would fail."""
+    record = read_run(folder)
+    level: list[Any] = [[record.config, record.command, record.places]]
+    for _ in range(_MAX_DEPTH):
+        level = [x for value in level for x in _get_children(value)]
+    if level:
+        raise CheckpointError(
+            f"{str(record.folder.run_json)!r} is nested more than {_MAX_DEPTH} levels deep, "
+            "which no training writes. Restore the file."
+        )
+    return record
+
+
+def _get_children(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _find_folders(path: str | PathLike[str]) -> list[Path]:
@@ -218,4 +242,7 @@ def get_run_text(record: RunRecord) -> str:
 
 
 def get_env_text(record: RunRecord) -> str:
-    return show_text(record.env, _MAX_TEXT) if record.env else NO_ENV
+    if record.env:
+        return show_text(record.env, _MAX_TEXT)
+    is_described = bool(record.places or record.command)
+    return NO_ENV if is_described else UNKNOWN_ENV
