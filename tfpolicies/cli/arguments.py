@@ -155,7 +155,9 @@ _PREDICT = "add an exported policy's actions to the rows of a Parquet file"
 def _get_commands(used_command: str) -> dict[str, _Command]:
     """Returns all commands; of other packages, only the requested one is imported."""
     builtin_commands = {
-        "train": _Command("train a policy on an environment", _add_train_arguments, "training"),
+        "train": _Command(
+            "train a policy on an environment", _add_train_arguments, "train_command"
+        ),
         "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
         "compare": _Command("compare runs side by side", _add_compare_arguments, "compare"),
         "record": _Command(

@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Console
 
-from tfpolicies.algorithms.training_loop import ENDED_BY_CALLBACK, ENDED_BY_STEPS, ENDED_BY_TARGET
 from tfpolicies.cli.run_lookup import find_run
 from tfpolicies.cli.train_options import (
     IMPORT_OPTIONS,
@@ -26,7 +25,13 @@ from tfpolicies.cli.training_data import check_data_options, check_resumed_optio
 from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, check_environment_name
 from tfpolicies.envs.env_factory import check_env_name
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.run_folder import RunFolder, find_runs
+from tfpolicies.reporting.run_folder import (
+    ENDED_BY_CALLBACK,
+    ENDED_BY_STEPS,
+    ENDED_BY_TARGET,
+    RunFolder,
+    find_runs,
+)
 from tfpolicies.storage.allowed_objects import resolve_allowed
 from tfpolicies.storage.json_values import UnresolvedObject, find_unresolved
 from tfpolicies.system.paths import resolve_path, shorten_path
