@@ -31,6 +31,7 @@ LAYERS = {
         "algorithms",
         "analysis",
         "testing",
+        "tuning",
         "serving",
     ),
     "Applications": ("compat", "extending", "cli", "__main__"),

@@ -30,7 +30,7 @@ def describe_run(algorithm: AlgorithmProtocol) -> dict[str, Any]:
     if algorithm_class.__module__.rpartition(".")[0] != __package__:
         name = f"{algorithm_class.__module__}:{name}"
     settings = encode_settings(config)
-    changed = _get_changed(settings, encode_settings(algorithm.get_default_config()))
+    changed = get_changed_settings(settings, encode_settings(algorithm.get_default_config()))
     return {
         "algorithm": name,
         "env": None if config.env is None else get_env_name(config.env),
@@ -49,14 +49,25 @@ def encode_settings(config: AlgorithmConfig) -> dict[str, Any]:
     return settings
 
 
-def _get_changed(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def get_changed_settings(
+    settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the settings that differ from defaults; of nested settings, the keys that differ.
+
+    A dict with another `type` than the default's is returned whole.
+
+    >>> get_changed_settings({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 0}, "d": 3})
+    {'a': {'c': 2}}
+    """
     changed = {}
     for name, value in settings.items():
         default = defaults.get(name)
         if value == default and name in defaults:
             continue
         are_dicts = isinstance(value, dict) and isinstance(default, dict)
-        changed[name] = _get_changed(value, default) if are_dicts and default else value
+        if are_dicts and default and value.get("type") == default.get("type"):
+            value = get_changed_settings(value, default)
+        changed[name] = value
     return changed
 
 

@@ -135,7 +135,7 @@ def _make_parsers(used_command: str = "") -> tuple[_Parser, dict[str, _Parser]]:
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
-            argument_default=argparse.SUPPRESS if name == "train" else None,
+            argument_default=argparse.SUPPRESS if name in ("train", "tune") else None,
             allow_abbrev=False,
         )
         parsers[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG_KWARGS)
@@ -153,6 +153,9 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
     """Returns all commands; of other packages, only the requested one is imported."""
     builtin_commands = {
         "train": _Command("train a policy on an environment", _add_train_arguments, "training"),
+        "tune": _Command(
+            "search settings with which an algorithm learns well", _add_tune_arguments, "tuning"
+        ),
         "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
         "record": _Command(
             "make a video of a trained policy", _add_record_arguments, "show_policy"
@@ -233,13 +236,60 @@ def _add_train_arguments(parser: _Parser) -> None:
 
 
 _CONFIG_HELP = (
-    'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}; --set and the '
-    "options above override it"
+    'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}, or a YAML file '
+    "of RL Baselines3 Zoo for the algorithm; --set and the options above override it"
 )
 _RESUME_HELP = (
     "resume a run, or the newest one of a folder of runs (default: that of --run-dir); stopping "
     "criteria may be changed"
 )
+
+
+def _add_tune_arguments(parser: _Parser) -> None:
+    parser.epilog = _TUNE_EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("env", nargs="?", metavar="ENV", help="registered name, or module:Class")
+    search = parser.add_argument_group("search")
+    for name, metavar, help in _TUNE_NUMBERS:
+        search.add_argument(f"--{name}", type=positive_int, metavar=metavar, help=help)
+    search.add_argument("--until", type=float, metavar="RETURN", help=_TUNE_UNTIL_HELP)
+    search.add_argument("--space", metavar="FILE", help=_SPACE_HELP)
+    show_space = "print the algorithm's search space as JSON for --space, and exit"
+    search.add_argument("--show-space", action="store_true", help=show_space)
+    to = f"folder of the search (default: a new one in {RUNS})"
+    search.add_argument("--to", metavar="FOLDER", help=to)
+    resume = f"resume a search (default: the newest one in {RUNS})"
+    search.add_argument("--resume", nargs="?", metavar="FOLDER", help=resume)
+    runs = parser.add_argument_group("settings of all trials")
+    for name in TUNE_OPTIONS:
+        option = OPTIONS[name]
+        runs.add_argument(get_flag(name), help=option.help, **option.make_argparse_kwargs())
+    runs.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
+
+
+TUNE_OPTIONS = (
+    *("algo", "seed", "num_envs", "lr", "set", "no_tuned", "eval_episodes", "data", "columns"),
+    *("trusted_data", "callbacks", "model", "policy_mapping"),
+)
+"""Options of `train` that `tune` has as well."""
+
+_TUNE_NUMBERS = (
+    ("trials", "N", "settings to try, with the ones to start with (default 30)"),
+    ("seeds", "N", "runs of each trial, whose mean return counts (default 1)"),
+    ("steps", "N", "environment steps of each run (default 100,000), or rows of --data"),
+    ("jobs", "N", "trials that train at the same time, each in its process (default 1)"),
+)
+_TUNE_UNTIL_HELP = "stop when the mean return of a trial reaches this"
+_SPACE_HELP = (
+    'a JSON file of ranges, such as {"lr": {"log_uniform": [1e-5, 1e-2]}, "model.fcnet_hiddens": '
+    '{"choice": [[64, 64], [256, 256]]}}; also uniform, int_uniform and share_of_steps; plain '
+    "values are constants (default: the space of the algorithm, without settings that you give)"
+)
+_TUNE_EPILOG = """\
+A trial is pruned if its greedy episodes are worse than the median of earlier trials at the same
+time. best.json in the folder of the search has the best settings: tfpolicies train ENV --config
+best.json. Needs Optuna: pip install 'tfpolicies[tune]'.
+"""
 
 
 def _add_record_arguments(parser: _Parser) -> None:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import logging
 import math
-import secrets
 import shlex
-import shutil
 import statistics
-import sys
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
@@ -41,18 +36,22 @@ from tfpolicies.cli.run_lookup import (
     load_tensorflow_with_status,
     print_files,
 )
+from tfpolicies.cli.run_settings import (
+    get_import_texts,
+    get_program,
+    make_new_settings,
+    require_no_stored_imports,
+)
 from tfpolicies.cli.train_options import (
     IMPORT_OPTIONS,
     OPTIONS,
     TrainSettings,
     get_algorithm_class,
     get_flag,
-    is_custom_algorithm,
     require_no_duplicate_settings,
 )
 from tfpolicies.cli.training_data import (
     check_data,
-    check_data_options,
     check_resumed_options,
     complete_data_settings,
     describe_plan,
@@ -60,18 +59,13 @@ from tfpolicies.cli.training_data import (
     require_trust,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, check_environment_name
-from tfpolicies.envs.env_factory import check_env_name
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_row import RECENT_PREFIX, find_loss
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
-from tfpolicies.storage.allowed_objects import resolve_allowed
-from tfpolicies.storage.json_values import UnresolvedObject, find_unresolved
 from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.paths import resolve_path, shorten_path
-from tfpolicies.system.regular_files import read_regular
 from tfpolicies.system.signal_handling import SignalInterrupt, get_active_handler, print_to_stderr
 
 if TYPE_CHECKING:
@@ -79,11 +73,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfpolicies")
 
-_DEFAULT_STEPS_WITH_TARGET = 1_000_000
 _EXTRA_BATCHES = 10  # further train batches if the exported policy missed the target
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-_MAX_CONFIG_BYTES = 1 << 20  # bytes of a file of settings
 _NON_SETTING_ARGUMENTS = ("command", "debug", "run")
 
 
@@ -117,11 +109,11 @@ def train(args: argparse.Namespace) -> int:
             if not arguments and _is_finished(run, console):
                 return DONE
         else:
-            settings = _make_new_settings(arguments)
+            settings = make_new_settings(arguments)
             console.print(settings.describe_tuned(), highlight=False, soft_wrap=True)
         load_tensorflow_with_status(console)
         if run is not None:
-            _require_no_stored_imports(run, settings)
+            require_no_stored_imports(run.run_json, settings)
             if settings.data:
                 require_data(settings, shlex.join(_make_resume_command(run)))
         if settings.data:
@@ -160,48 +152,7 @@ def _stop(algorithm: Algorithm) -> None:
         logger.warning("The environments could not be closed: %r", error)
 
 
-# -- settings ---------------------------------------------------------------------------------
-
-
-def _make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
-    from_file = _read_config_file(arguments.pop("config", None))
-    for name in {"env", "seed"} & from_file.keys():  # the command line overrides these as well
-        arguments.setdefault(name, from_file.pop(name))
-    if "env" not in arguments and "data" not in arguments:
-        raise UsageError(
-            "train takes an environment, or recorded experience: `tfpolicies train CartPole-v1`, "
-            "`tfpolicies train --data logs.parquet`."
-        )
-    if "env" in arguments:
-        check_env_name(arguments["env"])
-    check_data_options(arguments)
-    arguments.pop("run_dir", None)
-    arguments.setdefault("seed", secrets.randbelow(10_000))
-    if "until" in arguments:
-        arguments.setdefault("steps", _DEFAULT_STEPS_WITH_TARGET)
-    arguments["from_file"] = from_file
-    return TrainSettings(**{**arguments, "set": tuple(arguments.get("set", ()))})
-
-
-def _read_config_file(path: str | None) -> dict[str, Any]:
-    """Returns the settings in a JSON file; none without a file."""
-    if path is None:
-        return {}
-    try:
-        settings = json.loads(read_regular(resolve_path(path), _MAX_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"--config: {path!r} cannot be read as JSON: {error}.") from error
-    if not isinstance(settings, dict):
-        raise UsageError(
-            f'--config: {path!r} must hold an object of settings, such as {{"lr": 0.001}}, got '
-            f"{settings!r:.60}."
-        )
-    if not isinstance(settings.get("env", ""), str):
-        raise UsageError(
-            f'--config: {path!r}: env must be the name of an environment, such as "CartPole-v1", '
-            f"got {settings['env']!r:.60}."
-        )
-    return settings
+# -- algorithm --------------------------------------------------------------------------------
 
 
 def restore_or_build(
@@ -277,7 +228,7 @@ def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSe
             f"algorithm.learn(..., run_dir={str(run.path)!r})."
         )
     settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
-    import_texts = _get_import_texts(settings)
+    import_texts = get_import_texts(settings)
     if missing := [text for name, text in import_texts.items() if name not in arguments]:
         raise UsageError(
             f"{shorten_path(run.path)} uses {' and '.join(missing)}, but your code is only "
@@ -298,29 +249,6 @@ def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSe
     if settings.data:
         check_resumed_options(settings, arguments)
     return dataclasses.replace(settings, **arguments)
-
-
-def _get_import_texts(settings: TrainSettings) -> dict[str, str]:
-    """Returns the imports that the user must name again on resuming, by setting."""
-    imports = {name: getattr(settings, name) for name in IMPORT_OPTIONS}
-    imports["algo"] = settings.algo if is_custom_algorithm(settings.algo) else None
-    is_import = isinstance(check_environment_name(settings.env), UnresolvedObject)
-    env = settings.env if is_import else None
-    return {name: text for name, text in {"env": env, **imports}.items() if text is not None}
-
-
-def _require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
-    """Refuses settings in run.json that would import something that the user did not name again."""
-    allowed = {} if settings.env is None else {settings.env: settings.env}
-    missing = find_unresolved(
-        resolve_allowed(settings.make_config().to_dict(), ALGORITHM_SETTINGS, objects=allowed)
-    )
-    if missing:
-        names = ", ".join(missing_object.name for missing_object in missing.values())
-        raise UsageError(
-            f"{shorten_path(run.run_json)} sets {names}, but your code is only imported if you "
-            "name it. Start a new run with the same settings, or write a script."
-        )
 
 
 def _is_finished(run: RunFolder, console: Console) -> bool:
@@ -351,23 +279,10 @@ def _describe_end(settings: TrainSettings, reason: str) -> str:
 def _make_resume_command(run: RunFolder) -> list[str]:
     """Returns the command that resumes a run; it repeats the imports that a file may not name."""
     train_settings = run.settings.get("train", {})
-    import_texts = _get_import_texts(TrainSettings.from_json(train_settings, str(run.run_json)))
+    import_texts = get_import_texts(TrainSettings.from_json(train_settings, str(run.run_json)))
     env = [import_texts.pop("env")] if "env" in import_texts else []
     options = [word for name, text in import_texts.items() for word in (get_flag(name), text)]
-    return [*_get_program(), "train", *env, "--resume", shorten_path(run.path), *options]
-
-
-def _get_program() -> list[str]:
-    """Returns how this program was called, as it can be typed again."""
-    name = Path(sys.argv[0])
-    if name.name == "__main__.py":
-        return [_shorten_program(sys.executable), "-m", "tfpolicies"]
-    return [_shorten_program(sys.argv[0])] if name.name == "tfpolicies" else ["tfpolicies"]
-
-
-def _shorten_program(program: str) -> str:
-    name = Path(program).name
-    return name if shutil.which(name) == program else shorten_path(Path(program))
+    return [*get_program(), "train", *env, "--resume", shorten_path(run.path), *options]
 
 
 # -- training and exporting -------------------------------------------------------------------
@@ -507,7 +422,7 @@ def _print_summary(
     job.console.print(make_summary_table(title, {**figures, **exported.figures}))
     job.console.print()
     print_files(job.console, files)
-    if _get_import_texts(settings):
+    if get_import_texts(settings):
         text = "To train longer, name your code again:"
         _print_hint(job.console, text, [*_make_resume_command(run), "--steps", "..."])
 

@@ -109,7 +109,7 @@ class RunFolder:
             OSError: if the folder cannot be created.
         """
         text = _encode_run_json(settings or {}, now := now or datetime.now())
-        stem = f"{_to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
+        stem = f"{to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
         folder = resolve_path(parent)
         folder.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
@@ -352,10 +352,10 @@ def _describe_not_a_run(path: Path) -> str:
     return f"{str(path)!r} is not a run folder: {reason}. {hint}"
 
 
-def _to_file_name(name: str) -> str:
+def to_file_name(name: str) -> str:
     """Converts `name` to a valid path component.
 
-    >>> _to_file_name("ppo-ALE/Pong-v5")
+    >>> to_file_name("ppo-ALE/Pong-v5")
     'ppo-ALE-Pong-v5'
     """
     clean = re.sub(r"[^\w.-]+", "-", name).strip("-.")
