@@ -23,8 +23,8 @@ class TuneResult(NamedTuple):
 
     Attributes:
         best_return: mean return of the best trial, over its seeds.
-        best_settings: the changes of the best trial, as `config.update_from_dict` takes it; empty if
-            no trial was better than the settings that the search began with.
+        best_settings: the changes of the best trial, as `config.update_from_dict` takes them; empty
+            if no trial was better than the settings that the search began with.
         trials: all finished trials, in the order of their numbers.
         importances: share of each searched setting in the differences between returns, highest
             first; empty with fewer than 8 complete trials.

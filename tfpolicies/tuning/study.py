@@ -1,8 +1,8 @@
 """The trials of a search in Optuna's journal: sampled, reported, pruned and read back.
 
 The sampler is Optuna's multivariate TPE, whose random numbers depend only on the seed and the
-number of the trial, so that a resumed study samples what an uninterrupted one would. The pruner is
-the median rule: the best evaluation so far of a trial's first seed must be at least the median of
+number of the trial, so that a resumed study samples the same trials as an uninterrupted one. The
+pruner is the median rule: the best evaluation so far of a trial's first seed must be at least the median of
 the earlier trials' evaluations at the same time.
 """
 
@@ -133,7 +133,7 @@ class Study:
         return len(self._study.get_trials(deepcopy=False))
 
     def get_unfinished(self) -> list[int]:
-        """Returns the numbers of the trials that began and have no result, as after a process was killed."""
+        """Returns the numbers of trials without a result, as after a process was killed."""
         running = self._optuna.trial.TrialState.RUNNING
         return [x.number for x in self._study.get_trials(deepcopy=False, states=(running,))]
 
