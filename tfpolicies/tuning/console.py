@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.reporting.progress_display import format_count
 from tfpolicies.system.paths import shorten_path
 from tfpolicies.tuning.ranges import make_label
 from tfpolicies.tuning.search import TuneOptions
 from tfpolicies.tuning.search_folder import SearchFolder
 from tfpolicies.tuning.search_results import TuneResult, find_best
-from tfpolicies.tuning.search_space import UPDATES_PER_STEP, SearchSpace, shorten_name
+from tfpolicies.tuning.search_space import UPDATES_PER_STEP, SearchSpace, shorten_name, split_names
 from tfpolicies.tuning.study import COMPLETE, FAILED, PRUNED, TrialRow
 
 _NUM_BEST = 4  # trials in the table of results
@@ -83,13 +85,19 @@ class SearchConsole:
             self._print(f"           {row.error}")
         self._update_status()
 
-    def print_result(self, result: TuneResult, space: SearchSpace) -> None:
-        """Prints the best trials, the most important settings, and the files."""
+    def print_result(self, result: TuneResult, space: SearchSpace, config: AlgorithmConfig) -> None:
+        """Prints the best trials, the most important settings, and the files.
+
+        Args:
+            result: of the search.
+            space: the ranges.
+            config: the settings of trial 0.
+        """
         rows = result.trials
         states = [row.state for row in rows]
         pruned, failed = states.count(PRUNED), states.count(FAILED)
         self._print("")
-        self._console.print(_make_best_table(rows, space))
+        self._console.print(_make_best_table(rows, space, config))
         if result.importances:
             self._print("")
             names = list(result.importances.items())[:_NUM_IMPORTANT]
@@ -138,24 +146,40 @@ def _format_result(row: TrialRow) -> str:
     return f"{mean:,.5g} {_PLUS_MINUS} {math.sqrt(variance):,.3g}"
 
 
-def _make_best_table(rows: Sequence[TrialRow], space: SearchSpace) -> Table:
-    """Returns a table with a column for each of the best trials, and one for trial 0."""
+def _make_best_table(
+    rows: Sequence[TrialRow], space: SearchSpace, config: AlgorithmConfig
+) -> Table:
+    """Returns a table with a column for each of the best trials, and for trial 0."""
     complete = [row for row in rows if row.mean_return is not None]
-    best = sorted(complete, key=lambda row: (-(row.mean_return or 0.0), row.number))[:_NUM_BEST]
+    ranked = sorted(complete, key=lambda row: (-(row.mean_return or 0.0), row.number))
+    best = ranked[:_NUM_BEST] + [row for row in ranked[_NUM_BEST:] if row.number == 0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("best trials", style="dim", no_wrap=True)
     for row in best:
-        table.add_column(str(row.number), justify="right")
+        start = " (yours)" if row.number == 0 else ""
+        table.add_column(f"{row.number}{start}", justify="right")
     table.add_row("mean return", *(_format_result(row) for row in best))
     for name in space.ranges:
-        keys = (name, "training_intensity") if name == UPDATES_PER_STEP else (name,)
-        cells = [
-            next((_format(row.settings[key]) for key in keys if key in row.settings), "")
-            for row in best
-        ]
-        table.add_row(shorten_name(name), *cells)
+        table.add_row(
+            shorten_name(name), *(_format(_get_setting(row, name, config)) for row in best)
+        )
     return table
 
 
-def _format(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else make_label(value)  # type: ignore[arg-type]
+def _get_setting(row: TrialRow, name: str, config: AlgorithmConfig) -> Any:
+    """Returns the value of a range's name in a trial, or else in the config."""
+    if name == UPDATES_PER_STEP:
+        intensity = row.settings.get("training_intensity", config.get("training_intensity"))
+        size = row.settings.get("train_batch_size", config.get("train_batch_size"))
+        return None if intensity is None else intensity / size
+    if name in row.settings:
+        return row.settings[name]
+    head, _, key = split_names(name)[0].partition(".")
+    value = config.get(head)
+    return value.get(key) if key and isinstance(value, Mapping) else value
+
+
+def _format(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.4g}" if isinstance(value, float) else make_label(value)

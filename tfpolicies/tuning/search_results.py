@@ -27,7 +27,7 @@ class TuneResult(NamedTuple):
             if no trial was better than the settings that the search began with.
         trials: all finished trials, in the order of their numbers.
         importances: share of each searched setting in the differences between returns, highest
-            first; empty with fewer than 8 complete trials.
+            first; empty with fewer than 8 trials.
         folder: of the search, absolute, with the folder `trials` of the runs.
         best_json: all settings of the best trial that differ from defaults, for `tfpolicies train
             --config`.

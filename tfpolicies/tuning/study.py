@@ -2,8 +2,8 @@
 
 The sampler is Optuna's multivariate TPE, whose random numbers depend only on the seed and the
 number of the trial, so that a resumed study samples the same trials as an uninterrupted one. The
-pruner is the median rule: the best evaluation so far of a trial's first seed must be at least the median of
-the earlier trials' evaluations at the same time.
+pruner is the median rule: the best evaluation so far of a trial's first seed must be at least the
+median of the earlier trials' evaluations at the same time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MIN_TRIALS_FOR_PRUNING = 5
 
 _WARMUP_SHARE = 1 / 3  # of the evaluations of a trial, in which it is not pruned
 _NAME = "tfpolicies"  # of the study in the journal
-_MIN_TRIALS_FOR_IMPORTANCE = 8  # complete ones
+_MIN_TRIALS_FOR_IMPORTANCE = 8
+_BETTER_SHARE = 1 / 3  # of the trials, which PED-ANOVA compares with all
 _MAX_JOURNAL_BYTES = 1 << 28
 
 
@@ -110,7 +111,7 @@ class Study:
         _remove_incomplete_line(journal)
         pruner = optuna.pruners.MedianPruner(
             n_startup_trials=MIN_TRIALS_FOR_PRUNING,
-            n_warmup_steps=math.floor(num_evaluations * _WARMUP_SHARE),
+            n_warmup_steps=1 + math.floor(num_evaluations * _WARMUP_SHARE),
         )
         try:
             backend = optuna.storages.journal.JournalFileBackend(str(journal), _NoLock())
@@ -121,7 +122,7 @@ class Study:
                 pruner=pruner,
                 load_if_exists=True,
             )
-        except (ValueError, KeyError, AssertionError) as error:
+        except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise CheckpointError(
                 f"The journal {str(journal)!r} is damaged: {error}. Start a new search."
             ) from error
@@ -208,17 +209,25 @@ class Study:
         """Returns the share of each range in the differences between returns, highest first.
 
         They are those of PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255), which compares the
-        better half of the complete trials with all of them; empty with fewer than 8 of these.
+        better third of the trials with all of them. A pruned trial counts with its last evaluation,
+        and a failed one does not. Empty with fewer than 8 trials.
         """
-        states = (self._optuna.trial.TrialState.COMPLETE,)
-        trials = self._study.get_trials(deepcopy=False, states=states)
-        values = [x.value for x in trials if math.isfinite(x.value)]
-        if len(values) < _MIN_TRIALS_FOR_IMPORTANCE or min(values) == max(values):
+        optuna = self._optuna
+        results = [(x, _get_last_return(x)) for x in self._study.get_trials(deepcopy=False)]
+        values = {value for _, value in results if value is not None}
+        trials = [
+            optuna.trial.create_trial(params=x.params, distributions=x.distributions, value=value)
+            for x, value in results
+            if value is not None and x.params
+        ]
+        if len(trials) < _MIN_TRIALS_FOR_IMPORTANCE or len(values) < 2:
             return {}
-        evaluator = self._optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
+        study = optuna.create_study(direction="maximize")
+        study.add_trials(trials)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BETTER_SHARE)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # rare values make a share uncertain
-            shares = self._optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
         return {name: float(share) for name, share in shares.items()}
 
     def _read(self, number: int) -> Any:
@@ -242,6 +251,15 @@ class Study:
                 value = setting_range.values[setting_range.labels.index(value)]
             values[name] = value
         return values
+
+
+def _get_last_return(trial: Any) -> float | None:
+    """Returns the result of a sampled trial, or the last evaluation of a pruned one."""
+    if not trial.state.is_finished():
+        return None
+    values = trial.intermediate_values
+    value = trial.values[0] if trial.values else values[max(values)] if values else math.nan
+    return float(value) if math.isfinite(value) else None
 
 
 def _make_distribution(distributions: Any, setting_range: Range) -> Any:

@@ -153,17 +153,23 @@ def run_search(plan: SearchPlan, folder: SearchFolder, console: Console) -> Tune
     import_optuna()
     options = _check_options(plan.options)
     config = _prepare_config(plan.config, options)
+    if plan.space is not None:
+        plan.space.check(config)
     pickled = _pickle(config)
     is_new_folder = not folder.path.exists()
     with ExitStack() as stack:
         stack.enter_context(folder.acquire())
+        space = _resume_space(plan, config, folder) if folder.is_search else None
         setup = ProcessSetup(pickled, pack_registries(), folder.log, options.jobs)
         try:
             with console.status("building"):
                 process = TrialProcess(setup)
                 stack.callback(process.close)
                 has_box_actions = process.receive_check()
-            space = _describe(plan, config, folder, has_box_actions)
+            if space is None:
+                space = _make_space(plan, config, has_box_actions=has_box_actions)
+                space.check(config)
+                folder.write(_describe(plan, config, space))
         except BaseException:
             if is_new_folder and not folder.is_search:
                 shutil.rmtree(folder.path, ignore_errors=True)
@@ -171,10 +177,13 @@ def run_search(plan: SearchPlan, folder: SearchFolder, console: Console) -> Tune
         search_console = SearchConsole(console, options)
         search = Search(folder, config, space, options, setup, process, search_console)
         search_console.print_start(folder, space, len(search.rows))
-        with search_console:
-            search.run()
+        try:
+            with search_console:
+                search.run()
+        finally:
+            _write_best(plan, config, folder, search)
         result = _write_results(plan, config, folder, search)
-        search_console.print_result(result, space)
+        search_console.print_result(result, space, config)
         return result
 
 
@@ -222,16 +231,11 @@ def _pickle(config: AlgorithmConfig) -> bytes:
 
 
 def _describe(
-    plan: SearchPlan, config: AlgorithmConfig, folder: SearchFolder, has_box_actions: bool
-) -> SearchSpace:
-    """Writes `tune.json` of a new search, or checks that of a resumed one; returns the space."""
-    space = plan.space
-    if space is None and not folder.is_search:
-        space = get_search_space(config)
-        space = add_free_log_std(space, config) if has_box_actions else space
-        space = space.without(plan.preset_names) if plan.preset_names else space
+    plan: SearchPlan, config: AlgorithmConfig, space: SearchSpace | None
+) -> dict[str, Any]:
+    """Returns the content of `tune.json`."""
     algorithm, env = _get_names(config)
-    content: dict[str, Any] = {
+    return {
         "created": datetime.now().isoformat(timespec="seconds"),
         "algorithm": algorithm,
         "env": env,
@@ -240,16 +244,30 @@ def _describe(
         "config": json.loads(json.dumps(encode_settings(config))),
         "command": None if plan.command is None else dict(plan.command),
     }
-    if folder.is_search:
-        stored = folder.read()
-        content |= {"created": stored["created"]}
-        if space is None:
-            content["space"] = stored["space"]
-        _require_same_search(content, stored, folder)
-        space = SearchSpace.from_json(content["space"])
-    space.check(config)  # type: ignore[union-attr]
+
+
+def _resume_space(plan: SearchPlan, config: AlgorithmConfig, folder: SearchFolder) -> SearchSpace:
+    """Returns the space of a search that is resumed, and updates its `tune.json`.
+
+    Raises:
+        UsageError: if it is another search.
+    """
+    stored = folder.read()
+    content = _describe(plan, config, plan.space) | {"created": stored["created"]}
+    if plan.space is None:
+        content["space"] = stored["space"]
+    _require_same_search(content, stored, folder)
     folder.write(content)
-    return space  # type: ignore[return-value]
+    return SearchSpace.from_json(content["space"])
+
+
+def _make_space(plan: SearchPlan, config: AlgorithmConfig, *, has_box_actions: bool) -> SearchSpace:
+    """Returns the space of a new search: that of the plan, or of the algorithm."""
+    if plan.space is not None:
+        return plan.space
+    space = get_search_space(config)
+    space = add_free_log_std(space, config) if has_box_actions else space
+    return space.without(plan.preset_names) if plan.preset_names else space
 
 
 def _require_same_search(
@@ -274,6 +292,16 @@ def _require_same_search(
         )
 
 
+def _write_best(
+    plan: SearchPlan, config: AlgorithmConfig, folder: SearchFolder, search: Search
+) -> None:
+    """Writes `best.json`, unless no trial is complete."""
+    best = find_best(search.rows)
+    if best is not None:
+        content = make_best_json(config, best, [type(config)(), *plan.bases])
+        write_atomically(folder.best_json, content)
+
+
 def _write_results(
     plan: SearchPlan, config: AlgorithmConfig, folder: SearchFolder, search: Search
 ) -> TuneResult:
@@ -285,9 +313,6 @@ def _write_results(
             f"{shorten_path(folder.log)} the tracebacks."
         )
     importances = search.study.compute_importances()
-    default = type(config)()
-    best_json = make_best_json(config, best, [default, *plan.bases])
-    write_atomically(folder.best_json, best_json)
     title = " on ".join(_get_names(config))
     draw_search(rows, importances, folder.picture, title=title, target=plan.options.until)
     return TuneResult(
