@@ -187,7 +187,8 @@ class _Conversion:
             number = None
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ConfigError(f"{name} must be a number, got {show_value(value)}.")
-        return int(number) if isinstance(number, float) and _is_count(name) else number
+        is_whole = isinstance(number, float) and number.is_integer()
+        return int(number) if is_whole and _is_count(name) else number
 
     def _take_int(self, name: str, default: int) -> int:
         number = self._take_number(name, default)

@@ -32,10 +32,12 @@ class SearchConsole:
     Args:
         console: where to print.
         options: of the search.
+        unit: of the steps of a run.
     """
 
-    def __init__(self, console: Console, options: TuneOptions) -> None:
+    def __init__(self, console: Console, options: TuneOptions, unit: str = "step") -> None:
         self._console = console
+        self._unit = unit
         self._options = options
         self._running: dict[int, str] = {}
         self._status: Status | None = None
@@ -59,7 +61,7 @@ class SearchConsole:
         width = max(len(shorten_name(name)) for name in space.ranges)
         for name, text in space.describe().items():
             self._print(f"  {shorten_name(name):{width}}  {text}")
-        runs = f"{options.trials} trials of {format_count(options.steps, 'step')}"
+        runs = f"{options.trials} trials of {format_count(options.steps, self._unit)}"
         seeds = "" if options.seeds == 1 else f", {options.seeds} seeds each"
         jobs = "" if options.jobs == 1 else f", {options.jobs} at a time"
         finished = f"; {num_finished} are finished" if num_finished else ""

@@ -18,6 +18,7 @@ from rich.console import Console
 from tfpolicies.algorithms.run_description import encode_settings
 from tfpolicies.base.validators import POSITIVE_INT, is_finite, is_int_at_least
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.distributed.registry_sync import pack_registries
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import ConfigError, UnpicklableError, UsageError, show_value
@@ -69,7 +70,7 @@ def tune(
 
     Args:
         config: of the algorithm, with its environment; it is not changed.
-        space: what is searched: `{"lr": log_uniform(1e-5, 1e-2), "model.fcnet_hiddens":
+        space: the searched settings: `{"lr": log_uniform(1e-5, 1e-2), "model.fcnet_hiddens":
             choice([[64, 64], [256, 256]])}`, with the ranges of `tfpolicies.tuning`. Plain values
             are constants of all trials but trial 0. None: the space of the algorithm, which
             `tfpolicies tune --show-space` prints.
@@ -174,7 +175,8 @@ def run_search(plan: SearchPlan, folder: SearchFolder, console: Console) -> Tune
             if is_new_folder and not folder.is_search:
                 shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        search_console = SearchConsole(console, options)
+        unit = "step" if needs_environment(config.input_) else "row"
+        search_console = SearchConsole(console, options, unit)
         search = Search(folder, config, space, options, setup, process, search_console)
         search_console.print_start(folder, space, len(search.rows))
         try:
