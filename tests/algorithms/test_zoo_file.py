@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_used_is_an_error(write, content, message):
 def test_merged_mappings_cannot_grow_without_limit(write):
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 60)]
-    with pytest.raises(ConfigError, match="more than 10,000 keys|n_timesteps"):
+    with pytest.raises(ConfigError, match=r"more than 10,000 keys|n_timesteps"):
         read_zoo_file(write("\n".join(lines)), "PPO", "a59")
     keys = "".join(f"  x{i}: 1\n" for i in range(10_001))
     with pytest.raises(ConfigError, match="more than 10,000 keys"):

@@ -135,11 +135,13 @@ def test_runs_that_fail_count_as_the_worst_and_two_jobs_share_the_trials(tmp_pat
         assert (row.repairs != ()) == any("becomes 16" in text for text in row.repairs)
 
 
+@pytest.mark.soak
 def test_a_search_ends_at_its_target(tmp_path):
     result = tune(paying_config(), REWARDS, until=1.0, folder=tmp_path / "short", **QUICK)
     assert [row.number for row in result.trials] == [0]
 
 
+@pytest.mark.soak
 def test_a_search_in_which_all_trials_fail_ends_early(tmp_path):
     config = paying_config(env_config={"fails": True}, disable_env_checking=True)
     with pytest.raises(
