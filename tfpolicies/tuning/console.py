@@ -156,10 +156,10 @@ def _make_best_table(
     ranked = sorted(complete, key=lambda row: (-(row.mean_return or 0.0), row.number))
     best = ranked[:_NUM_BEST] + [row for row in ranked[_NUM_BEST:] if row.number == 0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("best trials", style="dim", no_wrap=True)
+    table.add_column("best trials", style="dim", overflow="fold")
     for row in best:
         start = " (yours)" if row.number == 0 else ""
-        table.add_column(f"{row.number}{start}", justify="right")
+        table.add_column(f"{row.number}{start}", justify="right", no_wrap=True)
     table.add_row("mean return", *(_format_result(row) for row in best))
     for name in space.ranges:
         table.add_row(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 _BLUE, _ORANGE, _GREEN, _RED = "#1c6dd0", "#e8710a", "#1e8e3e", "#c5221f"
 _INK, _GRAY, _GRID, _PALE = "#202124", "#5f6368", "#e8eaed", "#9aa0a6"
-_MAX_BARS = 12
+_MIN_BARS, _MAX_BARS = 6, 12
 
 
 def draw_search(
@@ -43,16 +42,20 @@ def draw_search(
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layout = ConstrainedLayoutEngine(rect=(0.02, 0.01, 0.96, 0.9), wspace=0.06)
+    layout = ConstrainedLayoutEngine(rect=(0.02, 0.01, 0.96, 0.85), wspace=0.1)
     figure = Figure(figsize=(12, 5.5), dpi=150, facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
-    ratios = {"width_ratios": [1.35, 1]} if importances else {}
+    ratios = {"width_ratios": [1.5, 1]} if importances else {}
     axes = figure.subplots(1, 2 if importances else 1, squeeze=False, gridspec_kw=ratios)[0]
     _draw_history(axes[0], rows, target)
+    handles, labels = axes[0].get_legend_handles_labels()
     if importances:
         _draw_importances(axes[1], importances)
     style: dict[str, Any] = {"size": 16, "weight": "bold", "color": _INK, "va": "center"}
     figure.text(0.03, 0.955, f"Tuning of {title}", parse_math=False, **style)
+    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (0.022, 0.89), "ncols": 6}
+    look: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "labelcolor": _GRAY, "borderpad": 0}
+    figure.legend(handles, labels, **place, **look)
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
     write_atomically(path, png.getvalue())
@@ -87,26 +90,23 @@ def _draw_history(axes: Axes, rows: Sequence[TrialRow], target: float | None) ->
         if places:
             y = [low - margin] * len(places)
             axes.plot(places, y, "x", color=color, markersize=6, label=state, clip_on=False)
+    axes.set_xlim(-0.5, last + 0.5)
     axes.set_ylim(low - 1.6 * margin, high + margin)
     axes.set_xlabel("trial", color=_GRAY, size=11, labelpad=8)
     axes.set_ylabel("mean return of greedy episodes", color=_GRAY, size=11, labelpad=8)
-    legend: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": _GRAY}
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6, **legend)
 
 
 def _draw_importances(axes: Axes, importances: Mapping[str, float]) -> None:
+    """Draws a bar for each setting, under its name."""
     shares = dict(list(importances.items())[:_MAX_BARS])
-    names = [shorten_name(name) for name in shares]
-    axes.barh(names, list(shares.values()), color=_BLUE, height=0.62)
-    axes.invert_yaxis()
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="y", colors=_INK, labelsize=10, length=0)
-    axes.set_xticks([])
+    axes.barh(range(len(shares)), list(shares.values()), color=_BLUE, height=0.36)
+    axes.set_ylim(max(len(shares), _MIN_BARS) - 0.5, -1.0)
     axes.set_xlim(0, 1.15 * max(shares.values(), default=1.0) or 1.0)
-    for place, share in enumerate(shares.values()):
-        text = f" {share:.0%}" if math.isfinite(share) else ""
-        axes.text(share, place, text, va="center", color=_GRAY, size=10)
+    axes.set_axis_off()
+    name_style: dict[str, Any] = {"va": "bottom", "color": _INK, "size": 9.5, "parse_math": False}
+    for place, (name, share) in enumerate(shares.items()):
+        axes.text(0, place - 0.24, shorten_name(name), **name_style)
+        axes.text(share, place, f" {share:.0%}", va="center", color=_GRAY, size=9.5)
     title: dict[str, Any] = {"loc": "left", "color": _GRAY, "size": 11}
     axes.set_title("importance of settings (PED-ANOVA)", **title)
 
