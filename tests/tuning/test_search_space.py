@@ -134,6 +134,14 @@ def test_settings_that_were_not_sampled_stay():
     assert complete_settings(config, {"lr": 1e-3}, steps=5000) == ({"lr": 1e-3}, [])
 
 
+def test_a_schedule_keeps_its_shape():
+    config = PPOConfig().training(lr=1e-3, lr_schedule=[[0, 1e-3], [500, 5e-4], [1000, 0.0]])
+    settings, notes = complete_settings(config, {"lr": 2e-3}, steps=5000)
+    assert settings == {"lr": 2e-3, "lr_schedule": [[0, 2e-3], [500, 1e-3], [1000, 0.0]]}
+    assert notes == []
+    assert complete_settings(config, {"gamma": 0.9}, steps=5000)[0] == {"gamma": 0.9}
+
+
 def test_updates_per_step_depend_on_the_batch():
     sampled = {"updates_per_step": 0.25, "train_batch_size": 64}
     settings, _ = complete_settings(DQNConfig(), sampled, steps=5000)

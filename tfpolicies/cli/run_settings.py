@@ -38,8 +38,7 @@ def make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
         EnvError: for an unknown environment.
     """
     path = arguments.pop("config", None)
-    is_zoo_file = path is not None and Path(path).suffix in _YAML_SUFFIXES
-    from_file = _read_zoo_file(path, arguments) if is_zoo_file else _read_config_file(path)
+    from_file = _read_zoo_file(path, arguments) if is_zoo_file(path) else _read_config_file(path)
     for name in {"env", "seed"} & from_file.keys():  # the command line overrides these as well
         arguments.setdefault(name, from_file.pop(name))
     if "env" not in arguments and "data" not in arguments:
@@ -56,6 +55,11 @@ def make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
         arguments.setdefault("steps", _DEFAULT_STEPS_WITH_TARGET)
     arguments["from_file"] = from_file
     return TrainSettings(**{**arguments, "set": tuple(arguments.get("set", ()))})
+
+
+def is_zoo_file(path: str | None) -> bool:
+    """Whether `--config` names a file of RL Baselines3 Zoo, by its suffix."""
+    return path is not None and Path(path).suffix in _YAML_SUFFIXES
 
 
 def _read_config_file(path: str | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tfpolicies.cli.run_lookup import load_tensorflow_with_status
 from tfpolicies.cli.run_settings import (
     get_import_texts,
     get_program,
+    is_zoo_file,
     make_new_settings,
     require_no_stored_imports,
 )
@@ -43,7 +44,7 @@ from tfpolicies.tuning.study import import_optuna
 from tfpolicies.tuning.tuner import SearchPlan, run_search
 
 _OPTIONS = ("trials", "seeds", "steps", "jobs", "until", "eval_episodes")
-_MAY_CHANGE = ("trials", "jobs", "until", "debug")
+_MAY_CHANGE = ("trials", "jobs", "until")
 _MAX_SPACE_BYTES = 1 << 20
 
 
@@ -75,7 +76,7 @@ def tune(args: argparse.Namespace) -> int:
         config=settings.make_config(),
         space=space,
         options=options,
-        preset_names=_get_preset_names(settings),
+        preset_names=_get_preset_names(settings, arguments.get("config")),
         bases=[_make_train_config(settings)],
         command=settings.as_json(),
     )
@@ -193,14 +194,18 @@ def _read_space(path: str) -> SearchSpace:
     return SearchSpace.from_mapping(content)
 
 
-def _get_preset_names(settings: TrainSettings) -> list[str]:
-    """Returns the settings that the user gave, also `"model.fcnet_hiddens"`."""
+def _get_preset_names(settings: TrainSettings, config_path: str | None) -> list[str]:
+    """Returns the settings that are not searched, also `"model.fcnet_hiddens"`: the user's.
+
+    A file of RL Baselines3 Zoo has all settings, so its values are those of trial 0 only.
+    """
     names = [text.partition("=")[0].strip() for text in settings.set]
     if settings.lr is not None:
         names.append("lr")
     if settings.num_envs is not None:
         names.append("num_envs_per_worker")
-    for name, value in settings.from_file.items():
+    from_file = {} if is_zoo_file(config_path) else settings.from_file
+    for name, value in from_file.items():
         names += [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
     return names
 

@@ -13,6 +13,7 @@ _START_SETTINGS = (
     "num_steps_sampled_before_learning_starts",
     "exploration_config.random_timesteps",
 )
+_WITH_SCHEDULES = ("lr", "entropy_coeff")
 _CAPACITY = "replay_buffer_config.capacity"
 
 _Change = Callable[[str, str, int, str], None]
@@ -27,6 +28,8 @@ def complete_settings(
     * Learning starts, and random acting ends, within the first tenth of the steps.
     * A replay buffer holds a train batch or more.
     * `updates_per_step` becomes `training_intensity`.
+    * A schedule of a sampled setting, such as `lr_schedule`, keeps its shape and gets its value as
+      the highest one.
 
     Settings that were not sampled are never changed.
 
@@ -58,8 +61,21 @@ def complete_settings(
     _repair_batches(get, change, steps)
     _repair_replay(get, change, steps)
     result = expand_updates_per_step(result, get("train_batch_size"))
+    result |= _scale_schedules(config, result)
     config.copy(copy_frozen=False).update_from_dict(nest(result))
     return result, notes
+
+
+def _scale_schedules(config: AlgorithmConfig, settings: Mapping[str, Any]) -> Settings:
+    """Returns the config's schedules of sampled settings, which would override these, scaled."""
+    result: Settings = {}
+    for name in _WITH_SCHEDULES:
+        schedule = config.get(f"{name}_schedule")
+        if name in settings and schedule and f"{name}_schedule" not in settings:
+            highest = max(value for _, value in schedule)
+            factor = settings[name] / highest if highest else 0.0
+            result[f"{name}_schedule"] = [[step, value * factor] for step, value in schedule]
+    return result
 
 
 def _repair_batches(get: Callable[[str], Any], change: _Change, steps: int) -> None:

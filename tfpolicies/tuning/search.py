@@ -127,7 +127,9 @@ class Search:
     @property
     def has_reached_target(self) -> bool:
         best, until = find_best(self.rows), self._options.until
-        return None not in (best, until) and best.mean_return >= until  # type: ignore[union-attr, operator]
+        if best is None or best.mean_return is None or until is None:
+            return False
+        return best.mean_return >= until
 
     def run(self) -> None:
         """Trains until all trials are finished or one has reached the target.
