@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes import is_running, start_program, wait_until
+from helpers.processes import is_running, run_python, start_program, wait_until
 from tfpolicies.cli import main
 from tfpolicies.tuning.search_folder import SearchFolder
 
@@ -64,6 +64,15 @@ def paying(here):
 def test_wrong_words_are_refused_before_anything_is_made(here, refuse, words, message):
     assert message in refuse(words)
     assert list(here.iterdir()) == []
+
+
+def test_wrong_words_are_refused_without_tensorflow():
+    code = (
+        "import sys; from tfpolicies.cli import main; main(['tune']); "
+        "main(['tune', 'CartPole-v1', '--space', 'missing.json']); "
+        "print('tensorflow' in sys.modules)"
+    )
+    assert run_python(code).stdout.endswith("False\n")
 
 
 def test_without_optuna_the_command_says_how_to_install_it(refuse, monkeypatch):

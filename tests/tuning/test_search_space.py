@@ -140,6 +140,9 @@ def test_a_schedule_keeps_its_shape():
     assert settings == {"lr": 2e-3, "lr_schedule": [[0, 2e-3], [500, 1e-3], [1000, 0.0]]}
     assert notes == []
     assert complete_settings(config, {"gamma": 0.9}, steps=5000)[0] == {"gamma": 0.9}
+    falling = PPOConfig().training(entropy_coeff=0.1, entropy_coeff_schedule=1000)  # to 0 there
+    settings, _ = complete_settings(falling, {"entropy_coeff": 0.01}, steps=5000)
+    assert settings == {"entropy_coeff": 0.01}
 
 
 def test_updates_per_step_depend_on_the_batch():

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfpolicies.base.type_aliases import Json
-from tfpolicies.config.config_serialization import encode_config
 from tfpolicies.envs.env_registry import get_env_name
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ def describe_run(algorithm: AlgorithmProtocol) -> dict[str, Any]:
 
 def encode_settings(config: AlgorithmConfig) -> dict[str, Any]:
     """Returns all settings of a config as a JSON file would hold them; see `encode_value`."""
+    from tfpolicies.config.config_serialization import encode_config  # imports Keras
+
     settings: dict[str, Any] = json.loads(json.dumps(encode_config(config.to_dict())["settings"]))
     return settings
 

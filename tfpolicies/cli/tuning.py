@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -29,19 +29,20 @@ from tfpolicies.cli.train_options import (
     require_no_duplicate_settings,
 )
 from tfpolicies.cli.training_data import complete_data_settings, require_trust
-from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.progress_display import CommandConsole
 from tfpolicies.system.paths import resolve_path, shorten_path
 from tfpolicies.system.regular_files import read_regular
 from tfpolicies.system.signal_handling import SignalInterrupt, get_active_handler, print_to_stderr
-from tfpolicies.tuning.search import TuneOptions
+from tfpolicies.tuning.options import TuneOptions
 from tfpolicies.tuning.search_folder import SearchFolder, find_newest_search, make_search_name
-from tfpolicies.tuning.search_results import TuneResult
 from tfpolicies.tuning.search_space import SearchSpace
 from tfpolicies.tuning.shipped_spaces import get_search_space
 from tfpolicies.tuning.study import import_optuna
-from tfpolicies.tuning.tuner import SearchPlan, run_search
+
+if TYPE_CHECKING:
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
+    from tfpolicies.tuning.search_results import TuneResult
 
 _OPTIONS = ("trials", "seeds", "steps", "jobs", "until", "eval_episodes")
 _MAY_CHANGE = ("trials", "jobs", "until")
@@ -65,13 +66,15 @@ def tune(args: argparse.Namespace) -> int:
     else:
         folder, settings, options = _make_search(arguments)
         console.print(settings.describe_tuned(), highlight=False, soft_wrap=True)
+    space = None if "space" not in arguments else _read_space(arguments["space"])
     load_tensorflow_with_status(console)
+    from tfpolicies.tuning.tuner import SearchPlan, run_search
+
     if folder.is_search:
         require_no_stored_imports(folder.tune_json, settings)
     if settings.data:
         settings = complete_data_settings(settings, arguments, console, is_new=not folder.is_search)
         options = dataclasses.replace(options, steps=settings.steps)
-    space = None if "space" not in arguments else _read_space(arguments["space"])
     plan = SearchPlan(
         config=settings.make_config(),
         space=space,

@@ -14,8 +14,8 @@ from rich.text import Text
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.reporting.progress_display import format_count
 from tfpolicies.system.paths import shorten_path
+from tfpolicies.tuning.options import TuneOptions
 from tfpolicies.tuning.ranges import make_label
-from tfpolicies.tuning.search import TuneOptions
 from tfpolicies.tuning.search_folder import SearchFolder
 from tfpolicies.tuning.search_results import TuneResult, find_best
 from tfpolicies.tuning.search_space import UPDATES_PER_STEP, SearchSpace, shorten_name, split_names

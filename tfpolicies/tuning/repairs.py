@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.tuning.search_space import Settings, expand_updates_per_step, nest, split_names
+
+if TYPE_CHECKING:
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 _MAX_START_SHARE = 0.1  # of the steps of a trial, before learning starts
 _START_SETTINGS = (
@@ -71,7 +73,8 @@ def _scale_schedules(config: AlgorithmConfig, settings: Mapping[str, Any]) -> Se
     result: Settings = {}
     for name in _WITH_SCHEDULES:
         schedule = config.get(f"{name}_schedule")
-        if name in settings and schedule and f"{name}_schedule" not in settings:
+        is_table = isinstance(schedule, list | tuple) and f"{name}_schedule" not in settings
+        if name in settings and is_table:
             highest = max(value for _, value in schedule)
             factor = settings[name] / highest if highest else 0.0
             result[f"{name}_schedule"] = [[step, value * factor] for step, value in schedule]

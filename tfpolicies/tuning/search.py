@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
+from tfpolicies.tuning.options import TuneOptions
 from tfpolicies.tuning.repairs import complete_settings
 from tfpolicies.tuning.search_folder import SearchFolder
 from tfpolicies.tuning.search_results import find_best
@@ -25,31 +26,6 @@ from tfpolicies.tuning.trial_program import EvaluationMessage, RunRequest
 _RUNS_PER_PROCESS = 25  # then a new one starts: compiled code of dropped networks stays in memory
 _MAX_FAILURES = 5  # trials that fail before one succeeds
 _POLL_SECONDS = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """The options of a search.
-
-    Attributes:
-        trials: how many there are, with trial 0.
-        seeds: runs of each trial.
-        steps: environment steps of each run.
-        seed: of the sampler and of each trial's first run; the others have the next numbers.
-        jobs: processes that train at the same time.
-        until: mean return at which the search ends; None: none.
-        eval_episodes: greedy episodes of each evaluation.
-        num_evaluations: of each run, evenly spread; the last one is the result of the run.
-    """
-
-    trials: int = 30
-    seeds: int = 1
-    steps: int = 100_000
-    seed: int = 0
-    jobs: int = 1
-    until: float | None = None
-    eval_episodes: int = 10
-    num_evaluations: int = 10
 
 
 class Observer(Protocol):

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfpolicies.base.type_aliases import Json
-from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.rllib_settings import ALIASES
 from tfpolicies.errors import ConfigError, TfPoliciesError, UnknownSettingError, show_value
 from tfpolicies.storage.json_values import decode_value, encode_value, find_unresolved
 from tfpolicies.tuning.ranges import Choice, Range, parse_range
+
+if TYPE_CHECKING:
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 UPDATES_PER_STEP = "updates_per_step"
 """A name in spaces: gradient updates per environment step of algorithms with replay.

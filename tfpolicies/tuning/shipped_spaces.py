@@ -9,10 +9,9 @@ Zoo's ranges assume: they replace settings that still have RLlib's defaults, suc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfpolicies.algorithms.tuned_hyperparameters_table import SB3_DEFAULTS
-from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
 from tfpolicies.tuning.ranges import (
     Range,
@@ -22,6 +21,9 @@ from tfpolicies.tuning.ranges import (
     uniform,
 )
 from tfpolicies.tuning.search_space import SearchSpace, Settings, split_names
+
+if TYPE_CHECKING:
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 _ZOO = "RL Baselines3 Zoo 2.9.0a2, rl_zoo3/hyperparams_opt.py"
 _OURS = "tfpolicies: no sampling ranges are published"

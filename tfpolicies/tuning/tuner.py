@@ -25,8 +25,9 @@ from tfpolicies.errors import ConfigError, UnpicklableError, UsageError, show_va
 from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.paths import shorten_path
 from tfpolicies.tuning.console import SearchConsole
+from tfpolicies.tuning.options import TuneOptions
 from tfpolicies.tuning.picture import draw_search
-from tfpolicies.tuning.search import Search, TuneOptions
+from tfpolicies.tuning.search import Search
 from tfpolicies.tuning.search_folder import SearchFolder, make_search_name
 from tfpolicies.tuning.search_results import TuneResult, find_best, make_best_json
 from tfpolicies.tuning.search_space import SearchSpace, nest
