@@ -31,11 +31,13 @@ from tfpolicies.cli.arg_types import (
     non_negative_int,
     onnx_opset,
     parse_columns,
+    parse_seeds,
     port_number,
     positive_float,
     positive_int,
 )
 from tfpolicies.cli.train_options import MODEL_GROUP, OPTIONS, RUN_GROUP, get_flag, parse_algorithm
+from tfpolicies.cli.tune_arguments import add_tune_arguments
 from tfpolicies.errors import ConfigError, UsageError, suggest_similar_names
 from tfpolicies.system.installed_distributions import import_or_explain
 
@@ -98,6 +100,7 @@ class _Command(NamedTuple):
     summary: str
     add_arguments: Callable[[_Parser], None]
     module: str  # of `cli/`, imported to run it unless the arguments set `run`: has its function
+    function: str = ""  # its name, if not that of the command
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -130,7 +133,8 @@ def _make_parsers(used_command: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     parser.add_argument("--debug", **_DEBUG_KWARGS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     parsers = {}
-    for name, (summary, add_arguments, module) in _get_commands(used_command).items():
+    for name, command in _get_commands(used_command).items():
+        summary, add_arguments, module, function = command
         parsers[name] = commands.add_parser(
             name,
             help=summary,
@@ -139,7 +143,7 @@ def _make_parsers(used_command: str = "") -> tuple[_Parser, dict[str, _Parser]]:
             allow_abbrev=False,
         )
         parsers[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG_KWARGS)
-        parsers[name].set_defaults(run=partial(_run_command, module))
+        parsers[name].set_defaults(run=partial(_run_command, module, function))
         add_arguments(parsers[name])
     return parser, parsers
 
@@ -157,6 +161,7 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
             "search settings with which an algorithm learns well", _add_tune_arguments, "tuning"
         ),
         "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
+        "compare": _Command("compare runs side by side", _add_compare_arguments, "compare"),
         "record": _Command(
             "make a video of a trained policy", _add_record_arguments, "show_policy"
         ),
@@ -174,8 +179,11 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
         "data": _Command(
             "show or record experience to learn from", _add_data_arguments, "data_commands"
         ),
-        "tuned": _Command(
-            "list tuned settings and their sources", _add_tuned_arguments, "commands"
+        "list": _Command(
+            "list algorithms, environments and tuned settings",
+            _add_list_arguments,
+            "listing",
+            "show_list",
         ),
     }
     if used_command in builtin_commands:
@@ -205,14 +213,14 @@ def _load_installed_command(entry_point: EntryPoint, used_command: str) -> _Comm
     return _Command(module.SUMMARY, add_arguments, "")
 
 
-def _run_command(module: str, args: argparse.Namespace) -> int:
+def _run_command(module: str, function: str, args: argparse.Namespace) -> int:
     """Runs a command of this package; returns its exit status.
 
     Raises:
         MissingPackageError: if it needs a package that is not installed.
     """
     command_module = import_or_explain(f"`tfpolicies {args.command}`", f"{__package__}.{module}")
-    return int(getattr(command_module, args.command.replace("-", "_"))(args))
+    return int(getattr(command_module, function or args.command.replace("-", "_"))(args))
 
 
 def _add_train_arguments(parser: _Parser) -> None:
@@ -226,6 +234,13 @@ def _add_train_arguments(parser: _Parser) -> None:
     groups[MODEL_GROUP].add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     run_dir_help = f"folder of all runs (default {RUNS})"
     groups[RUN_GROUP].add_argument("--run-dir", metavar="DIR", help=run_dir_help)
+    groups[MODEL_GROUP].add_argument(
+        "--seeds", type=parse_seeds, metavar="N_OR_LIST", help=_SEEDS_HELP
+    )
+    groups[MODEL_GROUP].add_argument(
+        "--parallel", type=positive_int, metavar="N", help=_PARALLEL_HELP
+    )
+    parser.add_argument("--run-folder", help=argparse.SUPPRESS)  # of one of several seeds
     groups[RUN_GROUP].add_argument("--resume", nargs="?", metavar="RUN", help=_RESUME_HELP)
     limit_help = (
         "with --resume: factor on the computation limit of a stored Keras model (default 1)"
@@ -239,6 +254,11 @@ _CONFIG_HELP = (
     'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}, or a YAML file '
     "of RL Baselines3 Zoo for the algorithm; --set and the options above override it"
 )
+_SEEDS_HELP = (
+    "train several seeds side by side, in one folder, and compare them: a number of seeds from 0, "
+    "or a list such as 3,7,11. Options such as --until and --export apply to each seed"
+)
+_PARALLEL_HELP = "with --seeds: how many train at once (default: as many as cores are free)"
 _RESUME_HELP = (
     "resume a run, or the newest one of a folder of runs (default: that of --run-dir); stopping "
     "criteria may be changed"
@@ -246,50 +266,18 @@ _RESUME_HELP = (
 
 
 def _add_tune_arguments(parser: _Parser) -> None:
-    parser.epilog = _TUNE_EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("env", nargs="?", metavar="ENV", help="registered name, or module:Class")
-    search = parser.add_argument_group("search")
-    for name, metavar, help in _TUNE_NUMBERS:
-        search.add_argument(f"--{name}", type=positive_int, metavar=metavar, help=help)
-    search.add_argument("--until", type=float, metavar="RETURN", help=_TUNE_UNTIL_HELP)
-    search.add_argument("--space", metavar="FILE", help=_SPACE_HELP)
-    show_space = "print the algorithm's search space as JSON for --space, and exit"
-    search.add_argument("--show-space", action="store_true", help=show_space)
-    to = f"folder of the search (default: a new one in {RUNS})"
-    search.add_argument("--to", metavar="FOLDER", help=to)
-    resume = f"resume a search (default: the newest one in {RUNS})"
-    search.add_argument("--resume", nargs="?", metavar="FOLDER", help=resume)
-    runs = parser.add_argument_group("settings of all trials")
-    for name in TUNE_OPTIONS:
-        option = OPTIONS[name]
-        runs.add_argument(get_flag(name), help=option.help, **option.make_argparse_kwargs())
-    runs.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
+    add_tune_arguments(parser, config_help=_CONFIG_HELP, runs=RUNS)
 
 
-TUNE_OPTIONS = (
-    *("algo", "seed", "num_envs", "lr", "set", "no_tuned", "eval_episodes", "data", "columns"),
-    *("trusted_data", "callbacks", "model", "policy_mapping"),
-)
-"""Options of `train` that `tune` has as well."""
-
-_TUNE_NUMBERS = (
-    ("trials", "N", "settings to try, with the ones to start with (default 30)"),
-    ("seeds", "N", "runs of each trial, whose mean return counts (default 1)"),
-    ("steps", "N", "environment steps of each run (default 100,000), or rows of --data"),
-    ("jobs", "N", "trials that train at the same time, each in its process (default 1)"),
-)
-_TUNE_UNTIL_HELP = "stop when the mean return of a trial reaches this"
-_SPACE_HELP = (
-    'a JSON file of ranges, such as {"lr": {"log_uniform": [1e-5, 1e-2]}, "model.fcnet_hiddens": '
-    '{"choice": [[64, 64], [256, 256]]}}; also uniform, int_uniform and share_of_steps; plain '
-    "values are constants (default: the space of the algorithm, without settings that you give)"
-)
-_TUNE_EPILOG = """\
-A trial is pruned if its greedy episodes are worse than the median of earlier trials at the same
-time. best.json in the folder of the search has the best settings: tfpolicies train ENV --config
-best.json. Needs Optuna: pip install 'tfpolicies[tune]'.
-"""
+def _add_compare_arguments(parser: _Parser) -> None:
+    runs = "run folders, or folders of runs; of one run it is a report"
+    parser.add_value("runs", "RUNS", runs, nargs="+")
+    to = "folder to write the page and the pictures into (default: comparison)"
+    parser.add_value("--to", "DIR", to, default="comparison")
+    by = "x axis: environment steps, or seconds of training (default steps)"
+    parser.add_value("--by", None, by, choices=("steps", "time"), default="steps")
+    estimate = "estimate over seeds; iqm: interquartile mean (default iqm)"
+    parser.add_value("--estimate", None, estimate, choices=("iqm", "median", "mean"), default="iqm")
 
 
 def _add_record_arguments(parser: _Parser) -> None:
@@ -459,10 +447,15 @@ _DATA_COMMANDS = {
 }
 
 
-def _add_tuned_arguments(parser: _Parser) -> None:
-    names, algo_help = get_algorithm_names(), "only of this algorithm"
+def _add_list_arguments(parser: _Parser) -> None:
+    subjects = ("algorithms", "environments", "tuned")
+    what = f"one of {', '.join(subjects)} (default: an overview)"
+    parser.add_value("subject", "WHAT", what, nargs="?", choices=subjects)
+    names, algo_help = get_algorithm_names(), "only this algorithm, or its tuned settings"
     parser.add_value("--algo", None, algo_help, type=parse_algorithm, choices=names)
-    parser.add_value("--env", "PART", "only environments whose name contains PART", default="")
+    part = "only names with PART in them; of tuned settings, those of environments"
+    parser.add_value("--filter", "PART", part, default="")
+    parser.add_switch("--json", "print JSON instead of tables")
 
 
 def _add_play_arguments(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from tfpolicies.cli.arguments import RUNS, TUNE_OPTIONS
+from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.exit_codes import DONE, TARGET_MISSED, describe_error, get_exit_status
 from tfpolicies.cli.run_lookup import load_tensorflow_with_status
 from tfpolicies.cli.run_settings import (
@@ -29,6 +29,7 @@ from tfpolicies.cli.train_options import (
     require_no_duplicate_settings,
 )
 from tfpolicies.cli.training_data import complete_data_settings, require_trust
+from tfpolicies.cli.tune_arguments import TUNE_OPTIONS
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.progress_display import CommandConsole
 from tfpolicies.system.paths import resolve_path, shorten_path

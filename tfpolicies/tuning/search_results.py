@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfpolicies.algorithms.run_description import encode_settings, get_changed_settings
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.description import encode_settings, find_changes
 from tfpolicies.storage.import_paths import UnresolvedObject
 from tfpolicies.storage.json_values import decode_value
 from tfpolicies.tuning.search_space import nest
@@ -71,10 +71,10 @@ def make_best_json(
         bases: configs of the same algorithm.
     """
     config = config.copy(copy_frozen=False).update_from_dict(nest(row.settings))
-    settings = encode_settings(config)
+    settings = encode_settings(config.to_dict())
     changed: dict[str, Any] = {}
     for base in bases:
-        _merge(changed, get_changed_settings(settings, encode_settings(base)))
+        _merge(changed, find_changes(settings, encode_settings(base.to_dict())))
     changed = {name: x for name, x in changed.items() if name not in _OF_THE_SEARCH}
     if changed.get("evaluation_config") == _GREEDY:
         del changed["evaluation_config"]  # the command's own

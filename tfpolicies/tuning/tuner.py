@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,9 +14,9 @@ from typing import Any, NamedTuple
 import cloudpickle
 from rich.console import Console
 
-from tfpolicies.algorithms.run_description import encode_settings
 from tfpolicies.base.validators import POSITIVE_INT, is_finite, is_int_at_least
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.description import encode_settings
 from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.distributed.registry_sync import pack_registries
 from tfpolicies.envs.env_registry import get_env_name
@@ -244,7 +243,7 @@ def _describe(
         "env": env,
         "options": dataclasses.asdict(plan.options),
         "space": None if space is None else space.to_json(),
-        "config": json.loads(json.dumps(encode_settings(config))),
+        "config": encode_settings(config.to_dict()),
         "command": None if plan.command is None else dict(plan.command),
     }
 
