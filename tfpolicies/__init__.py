@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tfpolicies.policy.tf_policy import TFPolicy as TFPolicy
     from tfpolicies.policy_map.policy_map import PolicyMap as PolicyMap
     from tfpolicies.rollout.rollout_worker import RolloutWorker as RolloutWorker
+    from tfpolicies.tuning.tuner import tune as tune
 
 _MODULES = {
     **get_exported_names(),
@@ -68,6 +69,7 @@ _MODULES = {
     "concat_samples": "tfpolicies.batch.sample_batch",
     "import_policy": "tfpolicies.importers.import_policy",
     "record_video": "tfpolicies.algorithms.episode_playback",
+    "tune": "tfpolicies.tuning.tuner",
 }
 
 __all__ = [*_MODULES, "__version__"]

@@ -121,7 +121,7 @@ def train(arguments: dict[str, Any], *, debug: bool) -> int:
         loggers = make_loggers(settings.logger)
         load_tensorflow_with_status(console)
         if run is not None:
-            require_no_stored_imports(run, settings)
+            require_no_stored_imports(run.run_json, settings)
             if settings.data:
                 require_data(settings, shlex.join(make_resume_command(run)))
         if settings.data:
