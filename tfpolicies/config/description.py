@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.base.type_aliases import Json
-from tfpolicies.config.config_serialization import encode_config
 
 _ALGORITHMS = "tfpolicies.algorithms."
 _MAX_SETTING_LENGTH = 2000  # characters of a setting as JSON; longer ones are summarised
@@ -15,6 +14,8 @@ _MAX_SETTING_LENGTH = 2000  # characters of a setting as JSON; longer ones are s
 
 def encode_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a flat config as a JSON file would hold them; see `encode_value`."""
+    from tfpolicies.config.config_serialization import encode_config  # imports Keras
+
     settings: dict[str, Any] = json.loads(json.dumps(encode_config(config)["settings"]))
     return settings
 
