@@ -12,18 +12,20 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.models.spaces import action_leaves, choices_per_cell, is_float_box
 from tfpolicies.rollout.episode import RolloutMetrics
+
+if TYPE_CHECKING:
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 logger = logging.getLogger("tfpolicies")
 
