@@ -22,7 +22,7 @@ from tfpolicies.reporting.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
-GUIDE = Path(__file__).parents[2] / "docs" / "data.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "tutorials" / "data.md"
 QUICK = ["--set", "jit_compile=False", "--set", "inference=tf", "--seed", "7"]
 SMALL = ["--set", "train_batch_size=64", "--set", "model.fcnet_hiddens=[8]"]
 

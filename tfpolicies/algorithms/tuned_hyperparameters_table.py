@@ -1,7 +1,7 @@
 """Table of settings that learn, by algorithm and environment; `tuned.py` gives access to it.
 
 Each entry names its source, the environment steps and mean return of the source, and the deviations
-from it. `docs/tuned.md` shows all of them.
+from it. `docs/tables/tuned.md` shows all of them.
 
 RL Baselines3 Zoo means release 2.9.0a2: `hyperparams/<algorithm>.yml` for the settings and
 `benchmark.md` for the returns. Settings that are not in an entry of the Zoo have
