@@ -178,7 +178,7 @@ def make_words(arguments: Mapping[str, Any]) -> list[str]:
         flag = get_flag(name)
         if value is True:
             words.append(flag)
-        elif name == "set":
+        elif name in ("set", "logger"):
             words += [word for text in value for word in (flag, text)]
         elif isinstance(value, list | tuple):
             words += [flag, *map(str, value)]
