@@ -36,7 +36,7 @@ def test_a_run_of_a_script_is_described_by_the_settings_that_differ(tmp_path):
     np.testing.assert_array_equal(record.get_returns(), record.columns["recent_returns/mean"])
     assert np.isnan(record.get_evaluation_returns()).all()
     assert np.isnan(record.get_column("missing")).all()
-    assert (record.ended_by, record.error) == (None, None)
+    assert (record.ended_by, record.error) == ("steps", None)
     [place] = record.places
     assert place["versions"] == get_versions()
     assert place["machine"]["cores"] == get_machine()["cores"]

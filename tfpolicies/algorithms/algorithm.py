@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.algorithms import algorithm_checkpoints
+from tfpolicies.algorithms.algorithm_card import make_algorithm_card
 from tfpolicies.algorithms.algorithm_checkpoints import SaveResult, StoredAlgorithm, save
 from tfpolicies.algorithms.algorithm_evaluation import AlgorithmEvaluation
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
@@ -50,6 +51,7 @@ from tfpolicies.distributed.tune import make_default_config, make_resource_reque
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
+from tfpolicies.export.model_card import export_facts
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_checkpoints import get_path
@@ -795,7 +797,9 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
             UnknownPolicyError: if the id is unknown.
             ExportError: if the policy cannot be exported; the folder is unchanged then.
         """
-        return self.policies.get(policy_id).export_model(export_dir, onnx, **format_options)
+        policy = self.policies.get(policy_id)
+        with export_facts(make_algorithm_card(self, policy_id)):
+            return policy.export_model(export_dir, onnx, **format_options)
 
     def export_policy_checkpoint(
         self, export_dir: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID

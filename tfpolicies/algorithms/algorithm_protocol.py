@@ -32,6 +32,7 @@ class AlgorithmProtocol(Protocol):
     warns_about_unserializable: bool
     _evaluator: Evaluator
     _last_finite_checkpoint: str | None
+    _last_result: dict[str, Any]
     _metrics: TrainingMetrics
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import html
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,6 @@ from rich.console import Console
 
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.algorithms.episode_playback import PlaySetup, require_renderable
-from tfpolicies.algorithms.run_description import encode_settings
 from tfpolicies.algorithms.run_logger import NullRunLogger, RunLogger, TrainingOptions
 from tfpolicies.algorithms.training_loop import TrainingLoop
 from tfpolicies.algorithms.training_state import get_progress
@@ -27,10 +27,12 @@ from tfpolicies.config.callbacks import (
     overrides,
     warn_of_unknown_methods,
 )
+from tfpolicies.config.description import encode_settings
 from tfpolicies.config.migration_hints import suggest_callback
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
 from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
+from tfpolicies.reporting.notebook import make_media_html
 from tfpolicies.reporting.progress_row import to_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.rollout.experience_output import set_log_dir
@@ -71,6 +73,14 @@ class LearnResult(NamedTuple):
         if self.run_dir is not None:
             parts.append(f"run_dir={str(self.run_dir)!r}")
         return f"LearnResult({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """Shows the learning curve in a notebook, if the run has one."""
+        summary = f"<p>{html.escape(repr(self))}</p>"
+        curve = None if self.run_dir is None else RunFolder(self.run_dir).learning_curve
+        if curve is None or not curve.exists():
+            return summary
+        return summary + make_media_html([curve], "Learning curve")
 
 
 def learn(
@@ -120,13 +130,18 @@ def learn(
                 loop.env_steps,
                 options.steps,
             )
+        if run is not None and "finished" in run.settings:
+            run.write_settings({"learn": type(algorithm).__name__})  # it continues
         try:
             reason = loop.train(lambda what: run_logger.emergency_save())
-        except NonFiniteError:  # the newest checkpoint is better than the current state
+        except BaseException as error:
+            if run is not None and isinstance(error, Exception):
+                run.write_error(error)
+            if not isinstance(error, NonFiniteError):  # then the newest checkpoint is better
+                _emergency_save(run_logger, run)
             raise
-        except BaseException:
-            _emergency_save(run_logger, run)
-            raise
+        if run is not None:
+            run.write_settings({"learn": type(algorithm).__name__, "finished": reason})
     return LearnResult(loop.result, reason, None if run is None else run.path)
 
 
@@ -214,12 +229,12 @@ def _require_same_settings(
 
     Settings that the run lacks, from an earlier version, count as defaults, also within dicts.
     """
-    defaults = encode_settings(algorithm.get_default_config())
+    defaults = encode_settings(algorithm.get_default_config().to_dict())
     settings = {**defaults, **migrate_settings(manifest["config"]["settings"])}
     stored_settings = {"the class": manifest["algorithm_class"], **settings}
     settings_now = {
         "the class": encode_value(type(algorithm)),
-        **encode_settings(algorithm.config),
+        **encode_settings(algorithm.config.to_dict()),
     }
     different_names = sorted(
         name
@@ -257,7 +272,7 @@ def _normalize_stored_setting(
     """Returns a stored setting as configs normalise it now, for example an absolute folder."""
     with contextlib.suppress(ConfigError):
         config = algorithm.get_default_config().update_from_dict({name: stored_settings[name]})
-        return encode_settings(config)[name]
+        return encode_settings(config.to_dict())[name]
     return stored_settings.get(name)
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfpolicies.base.type_aliases import Json
-from tfpolicies.config.config_serialization import encode_config
+from tfpolicies.config.description import get_algorithm_name, get_changed_settings
 from tfpolicies.envs.env_registry import get_env_name
+from tfpolicies.system.git_commit import find_commit
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
-    from tfpolicies.config.algorithm_config import AlgorithmConfig
 
-_MAX_SETTING_LENGTH = 2000  # characters of a setting as JSON; longer ones are summarised
 _DESCRIBED_ELSEWHERE = ("env", "seed")
 
 
@@ -22,46 +18,16 @@ def describe_run(algorithm: AlgorithmProtocol) -> dict[str, Any]:
     """Returns the facts that `RunFolder.describe` records, as JSON values.
 
     They are `algorithm`, a name such as `"PPO"` or `"module:Class"`; `env`, the name of the
-    environment or None; `seed`; and `config`, the settings that differ from the algorithm's
-    defaults. In nested settings, only the keys that differ are there.
+    environment or None; `seed`; `config`, the settings that differ from the algorithm's defaults
+    (in nested settings, only the keys that differ); and `commit`, that of the repository of the
+    current folder, or None.
     """
-    config, algorithm_class = algorithm.config, type(algorithm)
-    name = algorithm_class.__qualname__
-    if algorithm_class.__module__.rpartition(".")[0] != __package__:
-        name = f"{algorithm_class.__module__}:{name}"
-    settings = encode_settings(config)
-    changed = _get_changed(settings, encode_settings(algorithm.get_default_config()))
+    config = algorithm.config
+    changed = get_changed_settings(config.to_dict(), algorithm.get_default_config().to_dict())
     return {
-        "algorithm": name,
+        "algorithm": get_algorithm_name(type(algorithm)),
         "env": None if config.env is None else get_env_name(config.env),
         "seed": config.seed,
-        "config": {
-            name: _shorten(value)
-            for name, value in changed.items()
-            if name not in _DESCRIBED_ELSEWHERE
-        },
+        "config": {name: x for name, x in changed.items() if name not in _DESCRIBED_ELSEWHERE},
+        "commit": find_commit("."),
     }
-
-
-def encode_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns all settings of a config as a JSON file would hold them; see `encode_value`."""
-    settings: dict[str, Any] = json.loads(json.dumps(encode_config(config.to_dict())["settings"]))
-    return settings
-
-
-def _get_changed(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    changed = {}
-    for name, value in settings.items():
-        default = defaults.get(name)
-        if value == default and name in defaults:
-            continue
-        are_dicts = isinstance(value, dict) and isinstance(default, dict)
-        changed[name] = _get_changed(value, default) if are_dicts and default else value
-    return changed
-
-
-def _shorten(value: Json) -> Json:
-    text = json.dumps(value)
-    return (
-        value if len(text) <= _MAX_SETTING_LENGTH else f"{text[:100]}... ({len(text):,} characters)"
-    )

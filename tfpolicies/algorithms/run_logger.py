@@ -91,6 +91,7 @@ class RunLogger:
     ) -> None:
         self.run = run
         run.describe(describe_run(algorithm), get_versions(), get_machine())
+        run.clear_error()
         self._algorithm = algorithm
         self._options = options
         config = algorithm.config

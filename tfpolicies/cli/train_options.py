@@ -214,7 +214,7 @@ class TrainSettings:
     no_tuned: bool = _option(
         MODEL_GROUP,
         "start with the algorithm's defaults (RLlib's), not with settings tuned for ENV "
-        "(tfpolicies tuned)",
+        "(tfpolicies list tuned)",
         False,
     )
     data: tuple[str, ...] = _resumable_option(

@@ -524,7 +524,7 @@ class AlgorithmConfig(BaseConfig):
     def from_tuned(cls, env: str) -> AlgorithmConfig:
         """Returns a config with settings that are known to learn well in an environment.
 
-        `tfpolicies tuned` lists them with their sources; see also `docs/tables/tuned.md`.
+        `tfpolicies list tuned` lists them with their sources; see also `docs/tables/tuned.md`.
 
         Args:
             env: the environment's registered name; the config's `env` is set to it.

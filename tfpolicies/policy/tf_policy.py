@@ -49,6 +49,7 @@ from tfpolicies.policy.hooks import TFPolicyHooks
 from tfpolicies.policy.input_reader import StateCountError
 from tfpolicies.policy.learning import PolicyLearner
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy.policy_card import make_policy_card
 from tfpolicies.policy.policy_checkpoints import reduce_policy
 from tfpolicies.policy.policy_config import AUTO_SETTINGS, complete_config, derive_seed
 from tfpolicies.policy.state_dict import PolicyStateDict, match_arrays
@@ -699,7 +700,8 @@ class TFPolicy(TFPolicyHooks):
         """Writes the whole policy, preprocessing and mapping of actions included, for serving.
 
         The export is run and compared with the policy before this returns. Connectors are left out;
-        a log line says so.
+        a log line says so. `MODEL_CARD.md`, next to `policy_spec.json`, says what is known of the
+        policy: more if an algorithm or the command `export` writes it.
 
         Args:
             export_dir: the folder; created if missing. A SavedModel is written to the next numbered
@@ -737,6 +739,7 @@ class TFPolicy(TFPolicyHooks):
             observations=observations,
             web=web,
             ort_web=ort_web,
+            card=make_policy_card(self),
         )
 
     def import_model_from_h5(

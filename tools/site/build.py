@@ -19,11 +19,14 @@ from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+from tools.site.algorithms_page import make_algorithms_page
 from tools.site.api_pages import make_api_pages
 from tools.site.code_blocks import DOCS, ROOT, is_published
 from tools.site.command_line_page import make_command_line_page
 from tools.site.drawings import make_drawings
 from tools.site.errors_page import make_errors_page
+from tools.site.file_formats_page import make_file_formats_page
+from tools.site.metrics_page import make_metrics_page
 from tools.site.settings_page import make_settings_page
 
 CONFIG = ROOT / "mkdocs.yml"
@@ -34,6 +37,7 @@ PROJECT_PAGES = {  # files outside `docs` that are pages of the site
     "ARCHITECTURE.md": "project/architecture.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
     "benchmarks/README.md": "tables/speed.md",
     "examples/README.md": "examples/index.md",
 }
@@ -55,13 +59,17 @@ REDIRECTS = {  # former pages
 GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (
     make_api_pages,
     make_settings_page,
+    make_metrics_page,
     make_command_line_page,
     make_errors_page,
+    make_file_formats_page,
+    make_algorithms_page,
     make_drawings,
 )
 """Functions that return the text of generated files by their path in the site's source."""
 
 _LINK = re.compile(r"(!?\[[^\]\n]*\]\()([^)\s]+)(\))|^( *\[[^\]]+\]: )(\S+)(.*)")
+_WORKER_SHIM = "https://unpkg.com/iframe-worker/shim"  # in pages that Zensical makes
 _FENCE = re.compile(r"^ *```")
 
 
@@ -157,6 +165,11 @@ def build() -> None:
     result = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     if result.returncode:
         raise SiteError("Zensical reported faults.")
+    for page in SITE.rglob("*.html"):
+        home = posixpath.relpath(".", page.relative_to(SITE).parent.as_posix())
+        html = page.read_text(encoding="utf-8")
+        html = html.replace(_WORKER_SHIM, f"{home}/assets/file-worker.js")
+        page.write_text(html, encoding="utf-8")
     for old, new in REDIRECTS.items():
         if not (SITE / new).exists():
             raise SiteError(f"{old} leads to {new}, which does not exist.")

@@ -78,7 +78,8 @@ class Drawing:
         """Returns the drawing as an element of a page."""
         title = html.escape(self.title)
         parts = [
-            f'<svg class="tfp-drawing" role="img" aria-labelledby="{name}-title" '
+            '<div class="tfp-drawing" tabindex="0" role="region" aria-label="Drawing">'
+            f'<svg role="img" aria-labelledby="{name}-title" '
             f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
             f'height="{self.height}" xmlns="http://www.w3.org/2000/svg">',
             f'<title id="{name}-title">{title}</title>',
@@ -87,7 +88,7 @@ class Drawing:
             '<path d="M0,0 L8,4 L0,8 z" fill="currentColor"/></marker></defs>',
             *(self._draw_box(box) for box in self.boxes.values()),
             *(self._draw_arrow(arrow, name) for arrow in self.arrows),
-            "</svg>",
+            "</svg></div>",
         ]
         return "".join(parts) + "\n"
 
@@ -182,7 +183,12 @@ DRAWINGS = {
                 270,
                 62,
                 180,
-                ("states in memory", "at most the capacity,", "of the policies that", "were used last"),
+                (
+                    "states in memory",
+                    "at most the capacity,",
+                    "of the policies that",
+                    "were used last",
+                ),
             ),
             "learner": Box(530, 10, 160, ("learner", "variables of the", "Program")),
             "stash": Box(530, 130, 160, ("stash", "files that processes", "share")),

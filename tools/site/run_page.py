@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -17,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tools.site.code_blocks import DOCS, ROOT, CodeBlock, get_pages, read_code_blocks
 
@@ -30,6 +31,7 @@ _SERVERS = {  # commands that do not end, and the port at which they listen
     r"tensorboard\b": 6006,
 }
 _START_SECONDS = 90.0
+_FREE_SECONDS = 600.0  # until another program frees a port
 
 
 def run_page(page: Path, folder: Path, *, quick: bool) -> None:
@@ -47,7 +49,8 @@ def run_page(page: Path, folder: Path, *, quick: bool) -> None:
         Exception: any error of a block.
         subprocess.CalledProcessError: if a command fails.
     """
-    names: dict[str, Any] = {"__name__": "__main__"}
+    sys.modules["__main__"] = script = types.ModuleType("__main__")  # classes refer to it by name
+    names = vars(script)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     with contextlib.ExitStack() as stack:
@@ -93,6 +96,17 @@ def _run_commands(commands: str) -> None:
 
 @contextlib.contextmanager
 def _run_server(command: str, port: int) -> Iterator[None]:
+    with open(Path(tempfile.gettempdir()) / f"tfpolicies-page-{port}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # pages that run at the same time take turns
+        deadline = time.monotonic() + _FREE_SECONDS
+        while _accepts_connections(port):  # of another program
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Another program listens at port {port}: end it.")
+            time.sleep(1.0)
+        yield from _run_until_closed(command, port)
+
+
+def _run_until_closed(command: str, port: int) -> Iterator[None]:
     process = subprocess.Popen(["bash", "-c", f"exec {command.partition('  #')[0]}"])
     try:
         deadline = time.monotonic() + _START_SECONDS

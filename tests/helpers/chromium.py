@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+DRIVER = Path(__file__).parents[1] / "browser" / "drive.mjs"
 
 
 class Chromium:
@@ -25,7 +25,7 @@ class Chromium:
 
     def __init__(self, tools: Path) -> None:
         self._process = subprocess.Popen(
-            ["node", str(HERE / "drive.mjs")],
+            ["node", str(DRIVER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -24,7 +24,8 @@ let complaints = [];
 async function answered(route, elsewhere) {
   const url = route.request().url();
   const known = Object.keys(elsewhere).find((start) => url.startsWith(start));
-  if (new URL(url).hostname === "127.0.0.1" || url.startsWith("blob:")) return route.continue();
+  const isLocal = new URL(url).hostname === "127.0.0.1" || /^(blob|file|data):/.test(url);
+  if (isLocal) return route.continue();
   if (!known) {
     complaints.push(`blocked: ${url}`);
     return route.abort();

@@ -2,7 +2,7 @@
 # Makes sure that Chromium, Node and the npm packages of the browser tests are there; does nothing if
 # they are.
 #
-#     tests/export/browser/prepare.sh FOLDER     # the packages go into FOLDER/node_modules
+#     tests/browser/prepare.sh FOLDER     # the packages go into FOLDER/node_modules
 set -eu
 folder=$1
 
@@ -25,7 +25,7 @@ installed chromium chromium fonts-dejavu-core
 installed node nodejs
 installed npm npm # which some packages of nodejs bring along
 
-for package in onnxruntime-web@1.30.0 playwright-core@1.65.1; do
+for package in onnxruntime-web@1.30.0 playwright-core@1.65.1 axe-core@4.14.1; do
     name=${package%@*}
     there=$folder/node_modules/$name/package.json
     if ! grep -q "\"version\": \"${package##*@}\"" "$there" 2>/dev/null; then
