@@ -95,6 +95,19 @@ def test_commands_of_pages_have_the_options_that_they_use():
         assert used - known == set(), page
 
 
+def test_a_block_is_saved_in_a_file_that_later_blocks_import(tmp_path):
+    page = ROOT / "build" / "tests" / "saved.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(
+        "<!-- file: cart.py -->\n<!-- quick: 400 -> 4 -->\n```python\nwheels = 400\n```\n"
+        "```python\nfrom cart import wheels\nassert wheels == 4\n```\n"
+        '```sh\npython -c "import cart; assert cart.wheels == 4"\n```\n'
+    )
+    result = run_in_process(page, tmp_path, quick=True)
+    assert result.returncode == 0, result.stdout
+    assert {path.name for path in tmp_path.iterdir()} >= {"cart.py"}
+
+
 def test_a_page_runs_in_order_with_servers_in_the_background(tmp_path):
     page = ROOT / "build" / "tests" / "page.md"
     page.parent.mkdir(parents=True, exist_ok=True)
