@@ -18,7 +18,7 @@ from typing import Any
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
 from tfpolicies.system.atomic import remove_leftovers, write_atomically
-from tfpolicies.system.folder_lock import FolderLock
+from tfpolicies.system.folder_lock import FolderLock, is_locked
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
 
@@ -244,6 +244,11 @@ class RunFolder:
     def has_checkpoint(self) -> bool:
         """Whether the newest checkpoint is complete: its manifest is written last."""
         return any(self.latest.glob("*.json"))
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a process writes to the run now."""
+        return is_locked(self.path)
 
     @property
     def settings(self) -> dict[str, Any]:

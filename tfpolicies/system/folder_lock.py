@@ -110,6 +110,26 @@ def _open_lock(path: Path) -> BinaryIO:
         raise
 
 
+def is_locked(folder: Path) -> bool:
+    """Returns whether a `FolderLock` has a folder; changes nothing.
+
+    False as well if that cannot be found out, as on a file system without locks.
+    """
+    try:
+        descriptor = os.open(folder / _LOCK_FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def make_locked_folder(make: Callable[[], Path]) -> tuple[Path, FolderLock]:
     """Makes a new folder and locks it.
 

@@ -1,0 +1,502 @@
+"""Finds why a run does not learn: `diagnose`, and the command `tfpolicies doctor`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.algorithms.health_checks import is_ready
+from tfpolicies.algorithms.health_rules import RULES, Finding, Rule
+from tfpolicies.analysis import course_rules, task_rules, update_rules
+from tfpolicies.analysis.history_rule import HistoryRule, get_end, mean
+from tfpolicies.analysis.run_history import RunHistory
+from tfpolicies.analysis.run_record import RunRecord, read_run
+from tfpolicies.base.type_aliases import Json
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+
+_MAX_ROWS = 200  # iterations, evenly spread, to which the rules of iterations are applied
+_MIN_SHARE = 0.5  # share of the iterations in which a rule applies before it is a cause
+_NAMES = ("epsilon", "lr", "tau", "lambda", "beta", "gamma", "explore")  # of settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a run does not learn.
+
+    Attributes:
+        name: names the cause for programs, such as `"short_horizon"`.
+        title: names it in a few words.
+        policy_id: of the policy that it concerns; "" for the whole run.
+        evidence: what is wrong, with the figures that show it.
+        advice: what to change.
+        figures: the figures by column of `progress.csv`, or by name.
+        settings: the settings that change it, with their current values.
+    """
+
+    name: str
+    title: str
+    policy_id: str
+    evidence: str
+    advice: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What `diagnose` found.
+
+    Attributes:
+        run: the name of the run folder.
+        causes: the likeliest first; empty if nothing was found.
+        figures: what was looked at: numbers and texts by name.
+        is_training: whether a process still trains the run.
+    """
+
+    run: str
+    causes: tuple[Cause, ...]
+    figures: Mapping[str, float | str]
+    is_training: bool = False
+
+    def __str__(self) -> str:
+        lines = [f"{self.run}: {self.summary}"]
+        for i, cause in enumerate(self.causes, 1):
+            lines += [f"{i}. {describe_cause(cause)}", f"   {cause.evidence}", f"   {cause.advice}"]
+        return "\n".join(lines)
+
+    @property
+    def summary(self) -> str:
+        """The result in one sentence."""
+        if not self.causes:
+            return "Nothing was found that keeps this run from learning."
+        count = len(self.causes)
+        return "1 cause was found." if count == 1 else f"{count} causes, the likeliest first."
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the diagnosis as JSON values; numbers that JSON lacks become texts."""
+        content = {
+            "run": self.run,
+            "is_training": self.is_training,
+            "causes": [vars(cause) for cause in self.causes],
+            "figures": dict(self.figures),
+        }
+        encoded: dict[str, Json] = json.loads(json.dumps(_to_json_value(content), allow_nan=False))
+        return encoded
+
+
+def describe_cause(cause: Cause) -> str:
+    """Returns the title of a cause, with the policy that it concerns."""
+    return f"{cause.title} (policy {cause.policy_id!r})" if cause.policy_id else cause.title
+
+
+def diagnose(run: str | PathLike[str] | RunRecord) -> Diagnosis:
+    """Finds why a run does not learn, in its settings and the columns of its `progress.csv`.
+
+    It applies the rules of the warnings in training to all iterations, and further ones to the
+    course of the run: see the page about runs that do not learn. Symptoms that a cause explains
+    are left out. A run that learns has no causes.
+
+    Args:
+        run: a run folder, of a script or of `tfpolicies train`, also one that is training or was
+            killed; or a run that was read already.
+
+    Raises:
+        CheckpointError: if it is not a run folder, or its files are damaged.
+    """
+    record = run if isinstance(run, RunRecord) else read_run(run)
+    is_training = record.folder.is_in_use
+    if not record.num_iterations:
+        causes = [*_find_why_empty(record, is_training=is_training)]
+        return Diagnosis(
+            run=record.name,
+            causes=tuple(causes),
+            figures={"iterations": 0},
+            is_training=is_training,
+        )
+    history = RunHistory(record)
+    return Diagnosis(
+        run=record.name,
+        causes=tuple(_find_causes(history)),
+        figures=_get_figures(history),
+        is_training=is_training,
+    )
+
+
+def _find_why_empty(record: RunRecord, *, is_training: bool) -> Iterator[Cause]:
+    if is_training:
+        return
+    last_line = (record.error or "").strip().rpartition("\n")[2].strip()
+    yield Cause(
+        name="no_iteration",
+        title="The run ended before its first iteration",
+        policy_id="",
+        evidence=f"It ended with an error: {last_line[:300]}"
+        if last_line
+        else "It was ended from outside: there is no progress.csv with an iteration.",
+        advice="error.txt in the run folder has the traceback."
+        if last_line
+        else "Start it again; an iteration may take long: see the time limits of your machine.",
+    )
+
+
+# -- ranking --------------------------------------------------------------------------------------
+
+_HISTORY_RULES: Mapping[str, HistoryRule] = {
+    rule.name: rule
+    for rule in (
+        HistoryRule(
+            name="error",
+            title="An error ended the training",
+            find=course_rules.find_error,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="no_checkpoint",
+            title="The run was killed before its first checkpoint",
+            find=course_rules.find_no_checkpoint,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="no_learning_yet",
+            title="Learning never started",
+            find=course_rules.find_no_learning_yet,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="untrained_policy",
+            title="A policy is not trained",
+            find=task_rules.find_untrained_policies,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="exploration",
+            title="Exploration does not fit the run",
+            find=task_rules.find_exploration,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="evaluation_gap",
+            title="Evaluations are far below training",
+            find=course_rules.find_evaluation_gap,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="clipped_rewards",
+            title="Clipping makes all rewards equal",
+            find=task_rules.find_clipped_rewards,
+        ),
+        HistoryRule(
+            name="unscaled_actions",
+            title="Actions are not scaled to their bounds",
+            find=task_rules.find_unscaled_actions,
+        ),
+        HistoryRule(
+            name="unpredictable_actions",
+            title="The data do not say why their actions were taken",
+            find=task_rules.find_unpredictable_actions,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="updates_per_step",
+            title="The number of updates does not fit the sampled steps",
+            find=update_rules.find_updates_per_step,
+        ),
+        HistoryRule(
+            name="target_network",
+            title="The target network does not fit the run",
+            find=update_rules.find_target_network,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="unusual_setting",
+            title="A setting is far from usual",
+            find=update_rules.find_unusual,
+        ),
+        HistoryRule(
+            name="ended_schedule",
+            title="The learning rate fell to 0 too early",
+            find=update_rules.find_ended_schedule,
+        ),
+        HistoryRule(
+            name="high_temperature",
+            title="Entropy is worth more than the rewards",
+            find=task_rules.find_high_temperature,
+        ),
+        HistoryRule(
+            name="shared_layers",
+            title="The loss of values dominates shared layers",
+            find=update_rules.find_shared_layers,
+        ),
+        HistoryRule(
+            name="few_iterations",
+            title="Too few iterations",
+            find=course_rules.find_few_iterations,
+        ),
+        HistoryRule(
+            name="late_learning",
+            title="Learning started late",
+            find=course_rules.find_late_learning,
+        ),
+        HistoryRule(
+            name="kl",
+            title="The size of updates does not fit",
+            find=update_rules.find_kl,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="unequal_progress",
+            title="One policy does not learn",
+            find=task_rules.find_unequal_progress,
+            is_symptom=True,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="non_finite",
+            title="The loss is not finite",
+            find=course_rules.find_non_finite,
+            is_symptom=True,
+            needs_stuck=False,
+        ),
+        HistoryRule(
+            name="falling_loss",
+            title="Imitation has not ended",
+            find=task_rules.find_falling_loss,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="poor_data",
+            title="The data do not cover what the policy meets",
+            find=task_rules.find_poor_data,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="rare_rewards",
+            title="Rewards are rare",
+            find=task_rules.find_rare_rewards,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="short_run",
+            title="The run is short",
+            find=course_rules.find_short_run,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="untrained_values",
+            title="The value function learned nothing",
+            find=update_rules.find_untrained_values,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="random_policy",
+            title="The policy is still random",
+            find=update_rules.find_random_policy,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="forgetting",
+            title="The run forgets",
+            find=course_rules.find_forgetting,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="differences_from_tuned",
+            title="Settings differ from tuned ones",
+            find=course_rules.find_differences_from_tuned,
+            is_symptom=True,
+        ),
+        HistoryRule(
+            name="no_progress",
+            title="The returns do not grow",
+            find=course_rules.find_no_progress,
+            is_symptom=True,
+        ),
+    )
+}
+
+_RANKING = (
+    "error",
+    "no_learning_yet",
+    "no_training",
+    "untrained_policy",
+    "endless_episodes",
+    "evaluation_gap",
+    "exploration",
+    "clipped_rewards",
+    "equal_returns",
+    "equal_policy_returns",
+    "equal_observations",
+    "unpredictable_actions",
+    "unscaled_actions",
+    "updates_per_step",
+    "few_updates",
+    "large_observations",
+    "short_horizon",
+    "entropy_bonus",
+    "target_network",
+    "unusual_setting",
+    "ended_schedule",
+    "high_temperature",
+    "shared_layers",
+    "few_iterations",
+    "late_learning",
+    "small_steps",
+    "large_steps",
+    "exploding_values",
+    "large_rewards",
+    "no_advantages",
+    "clipped_value_errors",
+    "kl",
+    "non_finite",
+    "no_checkpoint",
+    "unequal_progress",
+    "falling_loss",
+    "poor_data",
+    "rare_rewards",
+    "short_run",
+    "forgetting",
+    "low_entropy",
+    "untrained_values",
+    "random_policy",
+    "differences_from_tuned",
+    "no_progress",
+)
+"""All rules: the likeliest cause first, and symptoms after what may explain them."""
+
+
+def _find_causes(history: RunHistory) -> Iterator[Cause]:
+    """Yields causes by rank; a symptom only if no cause of its policy or the run was found."""
+    explained: set[str] = set()
+    shows_causes = history.is_stuck() or history.has_forgotten()
+    for name in _RANKING:
+        if name in RULES:
+            rule: Rule | HistoryRule = RULES[name]
+            findings = _apply_to_iterations(history, RULES[name], shows_all=shows_causes)
+        else:
+            rule = _HISTORY_RULES[name]
+            is_asked = shows_causes or not _HISTORY_RULES[name].needs_stuck
+            findings = [*_HISTORY_RULES[name].find(history)] if is_asked else []
+        for finding, policy_id in findings:
+            is_explained = (
+                bool(explained) if not policy_id else not explained.isdisjoint({"", policy_id})
+            )
+            if rule.is_symptom and is_explained:
+                continue
+            yield Cause(
+                name=name,
+                title=rule.title,
+                policy_id="" if policy_id == DEFAULT_POLICY_ID else policy_id,
+                evidence=_start_sentence(finding.evidence),
+                advice=finding.advice,
+                figures=finding.figures,
+                settings=finding.settings,
+            )
+        explained |= {policy_id for _, policy_id in findings}
+
+
+def _start_sentence(text: str) -> str:
+    """Returns a sentence with a capital letter, unless it begins with the name of a setting.
+
+    >>> _start_sentence("the entropy is 0."), _start_sentence("gamma=0.5 is small.")
+    ('The entropy is 0.', 'gamma=0.5 is small.')
+    """
+    word = text.partition(" ")[0]
+    is_name = "=" in word or "_" in word or word in _NAMES
+    return text if is_name else text[:1].upper() + text[1:]
+
+
+def _apply_to_iterations(
+    history: RunHistory, rule: Rule, *, shows_all: bool
+) -> Sequence[tuple[Finding, str]]:
+    """Applies a rule to the iterations of a run; returns what was found in most of them.
+
+    These are most of all iterations, of the first quarter or of the last half: an early fault may
+    be hidden by its results.
+    """
+    if history.has_reached_goal() or not (shows_all or rule.is_setup_check):
+        return []
+    count = history.record.num_iterations
+    rows = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).astype(int))
+    if not (rule.is_setup_check or is_ready(history.get_run_stats(int(rows[-1])))):
+        return []
+    found: list[tuple[Finding, str]] = []
+    for policy_id in ("",) if rule.is_of_run else history.policy_ids:
+        findings: list[Finding | None] = []
+        for row in rows:
+            run = history.get_run_stats(int(row))
+            subject = run if rule.is_of_run else history.get_policy_stats(int(row), policy_id, run)
+            findings.append(rule.find(subject))
+        applying = [finding for finding in findings if finding is not None and finding.evidence]
+        applies = np.array([finding in applying for finding in findings])
+        parts = applies, applies[: max(1, len(rows) // 4)], applies[len(rows) // 2 :]
+        needed = min(rule.num_iterations, len(rows))
+        if len(applying) >= needed and max(part.mean() for part in parts) > _MIN_SHARE:
+            found.append((applying[-1], policy_id))
+    return found
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def _get_figures(history: RunHistory) -> dict[str, float | str]:
+    """Returns the figures that the rules looked at, without those that the run lacks."""
+    record, score = history.record, history.score
+    figures: dict[str, float | str] = {
+        "algorithm": record.algorithm,
+        "environment": record.env or "",
+        "iterations": record.num_iterations,
+        "steps": history.last_step,
+        "episodes": int(np.nan_to_num(record.get_column("episodes")[-1])),
+        "first return": history.first_returns.mean,
+        "best return": score.best,
+        "last return": score.last,
+        "last evaluation": history.evaluation.last,
+        "return that counts as learned": history.goal,
+        "episode length": float(record.get_column("episode_len_mean")[-1]),
+    }
+    for policy_id in history.policy_ids:
+        prefix = f"{policy_id}: " if len(history.policy_ids) > 1 else ""
+        for name, columns in _POLICY_FIGURES.items():
+            values = history.get_column(policy_id, *columns)
+            figures[f"{prefix}{name}"] = mean(get_end(values))
+    return {
+        name: value
+        for name, value in figures.items()
+        if value != "" and not (isinstance(value, float) and math.isnan(value))
+    }
+
+
+_POLICY_FIGURES = {
+    "learning rate": ("cur_lr", "cur_actor_lr"),
+    "KL divergence": ("kl",),
+    "entropy": ("entropy", "policy_entropy"),
+    "share of the largest entropy": ("entropy_share",),
+    "explained variance of values": ("vf_explained_var",),
+    "share of clipped value errors": ("vf_clipped",),
+    "loss of the policy": ("policy_loss", "actor_loss"),
+    "loss of values": ("vf_loss", "critic_loss"),
+    "mean value": ("mean_q",),
+    "temperature": ("alpha_value",),
+    "size of observations": ("obs_magnitude",),
+    "largest reward": ("reward_magnitude",),
+    "updates": ("updates",),
+}
+
+
+def _to_json_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _to_json_value(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json_value(x) for x in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    is_plain = value is None or isinstance(value, str | bool | int)
+    if is_plain or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
