@@ -307,9 +307,7 @@ def test_a_policy_of_several_with_the_same_return_from_the_start_is_named(
 def test_each_fault_is_logged_for_one_policy_only(caplog):
     observer, config = HealthChecks(), PPOConfig()
     run_stats = RunStats.from_result(RESULT, config, EPISODES, 1, FIRST)
-    policies = [
-        make_policy_stats(name, CLIPPED, config, TWO, RESULT, run_stats) for name in "abc"
-    ]
+    policies = [make_policy_stats(name, CLIPPED, config, TWO, RESULT, run_stats) for name in "abc"]
     for _ in range(5):
         observer.check(run_stats, policies)
     assert len(caplog.records) == 1

@@ -52,10 +52,12 @@ class Finding:
         advice: sentences that say what to change.
         figures: the figures, by column or statistic.
         settings: the settings that change it, with their current values.
+        title: names the cause more exactly than its rule, in a few words; "" if not.
     """
 
     evidence: str
     advice: str
+    title: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,12 +106,12 @@ def _find_no_training(run: RunStats) -> Finding | None:
         advice="Check policies_to_train, and the policies that policy_mapping_fn returns for "
         "agents.",
         figures={"steps_sampled": run.steps_sampled},
-        settings={"policies_to_train": run.settings.get("policies_to_train")},
+        settings={"policies_to_train": run.settings.get("policies_to_train", None)},
     )
 
 
 def _find_endless_episodes(run: RunStats) -> Finding | None:
-    if run.episodes_total or not needs_environment(run.settings.get("input_")):
+    if run.episodes_total or not needs_environment(run.settings.get("input_", None)):
         return None
     steps = run.env_steps // max(1, run.num_envs)
     if steps < MAX_STEPS_WITHOUT_END:
@@ -140,7 +142,7 @@ def _find_equal_returns(run: RunStats) -> Finding | None:
 def _find_few_updates(run: RunStats) -> Finding | None:
     settings, batch_size = run.settings, run.get_number("train_batch_size")
     updates = run.steps_trained / batch_size
-    reads_data = not needs_environment(settings.get("input_"))
+    reads_data = not needs_environment(settings.get("input_", None))
     if settings.get("training_intensity", 0) is not None or not updates > 0 or reads_data:
         return None
     steps = run.steps_sampled / updates
@@ -276,7 +278,7 @@ def _find_large_steps(policy: PolicyStats) -> Finding | None:
         )
     if not (kl > _MAX_KL_FACTOR * target and policy.get_stat("cur_kl_coeff") > 0):
         return None
-    rate, num_sgd_iter = policy.get_stat("cur_lr"), policy.settings.get("num_sgd_iter")
+    rate, num_sgd_iter = policy.get_stat("cur_lr"), policy.settings.get("num_sgd_iter", None)
     return Finding(
         evidence=f"an iteration changes the policy by a KL divergence of {kl:.2g}, far over "
         f"kl_target={target:g}.",
@@ -322,7 +324,7 @@ def _find_large_rewards(policy: PolicyStats) -> Finding | None:
             mean_td_error=policy.get_stat("mean_td_error"),
             reward_magnitude=reward,
         ),
-        settings={"clip_rewards": policy.settings.get("clip_rewards")},
+        settings={"clip_rewards": policy.settings.get("clip_rewards", None)},
     )
 
 
@@ -342,7 +344,7 @@ def _find_no_advantages(policy: PolicyStats) -> Finding | None:
         "difference between actions, and nothing is trained.",
         advice="Check the rewards of the environment, and clip_rewards.",
         figures={"policy_loss": 0.0},
-        settings={"clip_rewards": policy.settings.get("clip_rewards")},
+        settings={"clip_rewards": policy.settings.get("clip_rewards", None)},
     )
 
 

@@ -30,13 +30,15 @@ _IMPROVEMENT_STDS = 1.0  # standard deviations of the first returns that count a
 class Settings(Protocol):
     """A config, or a dict of settings."""
 
-    def get(self, name: str, default: Any = None, /) -> Any: ...
+    def get(self, name: str, default: Any, /) -> Any: ...
 
 
 class ActingPolicy(Protocol):
     """The attributes of a policy that are facts about it."""
 
-    config: Mapping[str, Any]
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
     action_space: gym.Space[Any]
 
 
@@ -113,11 +115,11 @@ class RunStats:
             num_envs: of all workers.
             first_returns: of the first episodes; None if a checkpoint did not have them.
         """
-        unit = settings.get("count_steps_by")
+        unit = settings.get("count_steps_by", None)
         lengths = result.get("hist_stats", {}).get("episode_lengths", ())
         return cls(
             settings=settings,
-            env_name=get_env_name(settings.get("env")),
+            env_name=get_env_name(settings.get("env", None)),
             num_envs=num_envs,
             env_steps=result["num_env_steps_sampled"],
             steps_sampled=result[f"num_{unit}_sampled_this_iter"],
@@ -139,7 +141,7 @@ class RunStats:
 
     def get_number(self, name: str) -> float:
         """Returns a numeric setting; NaN if there is none."""
-        return to_float(self.settings.get(name))
+        return to_float(self.settings.get(name, None))
 
 
 def _find_equal_return(episodes: Sequence[RolloutMetrics]) -> float:
@@ -219,7 +221,7 @@ class PolicyStats:
 
     def get_number(self, name: str) -> float:
         """Returns a numeric setting; NaN if there is none."""
-        return to_float(self.settings.get(name))
+        return to_float(self.settings.get(name, None))
 
     def get_learning_rates(self) -> dict[str, float]:
         """Returns the current learning rates by the name of their setting."""

@@ -11,12 +11,12 @@ from tfpolicies.algorithms.health_checks import describe_too_short
 from tfpolicies.algorithms.health_rules import LEARNING_START, Finding
 from tfpolicies.algorithms.health_stats import to_float
 from tfpolicies.algorithms.tuned_hyperparameters import find_tuned
-from tfpolicies.analysis.history_rule import Located, has_learned
+from tfpolicies.analysis.history_rule import HistoryRule, Located, has_learned
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_differences
 
 _MAX_START_SHARE = 0.5  # share of a run that may pass before learning starts
-_MIN_TUNED_SHARE = 0.1  # share of the steps of tuned settings below which a run has just begun
+_MIN_TUNED_SHARE = 0.2  # share of the steps of tuned settings below which a run has just begun
 _MIN_ITERATIONS = 10  # iterations of an on-policy algorithm, each of which changes little
 _MAX_GAP_SHARE = 0.5  # of the improvement, by which evaluations may differ from training
 
@@ -241,3 +241,72 @@ def find_forgetting(history: RunHistory) -> Iterator[Located]:
             settings={"lr": history.settings.get("lr")},
         )
     )
+
+
+RULES = (
+    HistoryRule(
+        name="error",
+        title="An error ended the training",
+        find=find_error,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="no_checkpoint",
+        title="The run was killed before its first checkpoint",
+        find=find_no_checkpoint,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="no_learning_yet",
+        title="Learning never started",
+        find=find_no_learning_yet,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="evaluation_gap",
+        title="Evaluations are far below training",
+        find=find_evaluation_gap,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="few_iterations",
+        title="Too few iterations",
+        find=find_few_iterations,
+    ),
+    HistoryRule(
+        name="late_learning",
+        title="Learning started late",
+        find=find_late_learning,
+    ),
+    HistoryRule(
+        name="non_finite",
+        title="The loss is not finite",
+        find=find_non_finite,
+        is_symptom=True,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="short_run",
+        title="The run is short",
+        find=find_short_run,
+        is_symptom=True,
+    ),
+    HistoryRule(
+        name="forgetting",
+        title="The run forgets",
+        find=find_forgetting,
+        is_symptom=True,
+    ),
+    HistoryRule(
+        name="differences_from_tuned",
+        title="Settings differ from tuned ones",
+        find=find_differences_from_tuned,
+        is_symptom=True,
+    ),
+    HistoryRule(
+        name="no_progress",
+        title="The returns do not grow",
+        find=find_no_progress,
+        is_symptom=True,
+    ),
+)

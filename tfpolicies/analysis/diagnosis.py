@@ -148,176 +148,7 @@ def _find_why_empty(record: RunRecord, *, is_training: bool) -> Iterator[Cause]:
 # -- ranking --------------------------------------------------------------------------------------
 
 _HISTORY_RULES: Mapping[str, HistoryRule] = {
-    rule.name: rule
-    for rule in (
-        HistoryRule(
-            name="error",
-            title="An error ended the training",
-            find=course_rules.find_error,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="no_checkpoint",
-            title="The run was killed before its first checkpoint",
-            find=course_rules.find_no_checkpoint,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="no_learning_yet",
-            title="Learning never started",
-            find=course_rules.find_no_learning_yet,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="untrained_policy",
-            title="A policy is not trained",
-            find=task_rules.find_untrained_policies,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="exploration",
-            title="Exploration does not fit the run",
-            find=task_rules.find_exploration,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="evaluation_gap",
-            title="Evaluations are far below training",
-            find=course_rules.find_evaluation_gap,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="clipped_rewards",
-            title="Clipping makes all rewards equal",
-            find=task_rules.find_clipped_rewards,
-        ),
-        HistoryRule(
-            name="unscaled_actions",
-            title="Actions are not scaled to their bounds",
-            find=task_rules.find_unscaled_actions,
-        ),
-        HistoryRule(
-            name="unpredictable_actions",
-            title="The data do not say why their actions were taken",
-            find=task_rules.find_unpredictable_actions,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="updates_per_step",
-            title="The number of updates does not fit the sampled steps",
-            find=update_rules.find_updates_per_step,
-        ),
-        HistoryRule(
-            name="target_network",
-            title="The target network does not fit the run",
-            find=update_rules.find_target_network,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="unusual_setting",
-            title="A setting is far from usual",
-            find=update_rules.find_unusual,
-        ),
-        HistoryRule(
-            name="ended_schedule",
-            title="The learning rate fell to 0 too early",
-            find=update_rules.find_ended_schedule,
-        ),
-        HistoryRule(
-            name="high_temperature",
-            title="Entropy is worth more than the rewards",
-            find=task_rules.find_high_temperature,
-        ),
-        HistoryRule(
-            name="shared_layers",
-            title="The loss of values dominates shared layers",
-            find=update_rules.find_shared_layers,
-        ),
-        HistoryRule(
-            name="few_iterations",
-            title="Too few iterations",
-            find=course_rules.find_few_iterations,
-        ),
-        HistoryRule(
-            name="late_learning",
-            title="Learning started late",
-            find=course_rules.find_late_learning,
-        ),
-        HistoryRule(
-            name="kl",
-            title="The size of updates does not fit",
-            find=update_rules.find_kl,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="unequal_progress",
-            title="One policy does not learn",
-            find=task_rules.find_unequal_progress,
-            is_symptom=True,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="non_finite",
-            title="The loss is not finite",
-            find=course_rules.find_non_finite,
-            is_symptom=True,
-            needs_stuck=False,
-        ),
-        HistoryRule(
-            name="falling_loss",
-            title="Imitation has not ended",
-            find=task_rules.find_falling_loss,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="poor_data",
-            title="The data do not cover what the policy meets",
-            find=task_rules.find_poor_data,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="rare_rewards",
-            title="Rewards are rare",
-            find=task_rules.find_rare_rewards,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="short_run",
-            title="The run is short",
-            find=course_rules.find_short_run,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="untrained_values",
-            title="The value function learned nothing",
-            find=update_rules.find_untrained_values,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="random_policy",
-            title="The policy is still random",
-            find=update_rules.find_random_policy,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="forgetting",
-            title="The run forgets",
-            find=course_rules.find_forgetting,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="differences_from_tuned",
-            title="Settings differ from tuned ones",
-            find=course_rules.find_differences_from_tuned,
-            is_symptom=True,
-        ),
-        HistoryRule(
-            name="no_progress",
-            title="The returns do not grow",
-            find=course_rules.find_no_progress,
-            is_symptom=True,
-        ),
-    )
+    rule.name: rule for rule in (*course_rules.RULES, *task_rules.RULES, *update_rules.RULES)
 }
 
 _RANKING = (
@@ -340,6 +171,8 @@ _RANKING = (
     "short_horizon",
     "entropy_bonus",
     "target_network",
+    "value_range",
+    "unusual_choice",
     "unusual_setting",
     "ended_schedule",
     "high_temperature",
@@ -373,6 +206,7 @@ _RANKING = (
 def _find_causes(history: RunHistory) -> Iterator[Cause]:
     """Yields causes by rank; a symptom only if no cause of its policy or the run was found."""
     explained: set[str] = set()
+    named_settings: set[str] = set()
     shows_causes = history.is_stuck() or history.has_forgotten()
     for name in _RANKING:
         if name in RULES:
@@ -388,9 +222,12 @@ def _find_causes(history: RunHistory) -> Iterator[Cause]:
             )
             if rule.is_symptom and is_explained:
                 continue
+            if name == "unusual_setting" and named_settings.issuperset(finding.settings):
+                continue
+            named_settings.update(finding.settings)
             yield Cause(
                 name=name,
-                title=rule.title,
+                title=finding.title or rule.title,
                 policy_id="" if policy_id == DEFAULT_POLICY_ID else policy_id,
                 evidence=_start_sentence(finding.evidence),
                 advice=finding.advice,

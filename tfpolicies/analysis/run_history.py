@@ -147,10 +147,10 @@ class RunHistory:
         until, env = to_float(self.record.command.get("until")), self.record.env or ""
         if not math.isnan(until) or self.record.config.get("env_config"):
             return until
-        tuned = find_tuned(self.record.algorithm, env)
-        spec = gym.registry.get(env)
-        goals = (tuned and tuned.threshold, spec and spec.reward_threshold)
-        return next((float(goal) for goal in goals if goal is not None), math.nan)
+        tuned, spec = find_tuned(self.record.algorithm, env), gym.registry.get(env)
+        thresholds = [tuned.threshold] if tuned is not None else []
+        thresholds += [spec.reward_threshold] if spec is not None else []
+        return next((float(goal) for goal in thresholds if goal is not None), math.nan)
 
     # -- how far it has learned ---------------------------------------------------------------
 

@@ -10,7 +10,14 @@ import numpy as np
 
 from tfpolicies.algorithms.health_rules import LEARNING_START, Finding
 from tfpolicies.algorithms.health_stats import NORMAL_ENTROPY, to_float
-from tfpolicies.analysis.history_rule import MIN_ROWS, Located, get_end, has_learned, mean
+from tfpolicies.analysis.history_rule import (
+    MIN_ROWS,
+    HistoryRule,
+    Located,
+    get_end,
+    has_learned,
+    mean,
+)
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.exploration.schedules import piecewise_linear
 from tfpolicies.models.spaces import action_leaves, is_float_box
@@ -93,6 +100,7 @@ def find_exploration(history: RunHistory) -> Iterator[Located]:
     if settings.get("explore") is False:
         yield Located(
             Finding(
+                title="Training does not explore",
                 evidence="explore=False: training acts greedily, so it never tries other actions.",
                 advice="Set exploration(explore=True); evaluation_config={'explore': False} acts "
                 "greedily in evaluations only.",
@@ -107,6 +115,7 @@ def find_exploration(history: RunHistory) -> Iterator[Located]:
     if random_steps > _MAX_START_SHARE * history.last_step and history.is_stuck():
         yield Located(
             Finding(
+                title="Actions are random for too long",
                 evidence=f"Actions are random in the first {random_steps:,.0f} of "
                 f"{history.last_step:,} steps (random_timesteps).",
                 advice="Lower exploration_config's random_timesteps, or train for more steps.",
@@ -149,6 +158,7 @@ def _find_epsilon(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Lo
     if get_epsilon(0) <= _MIN_EXPLORATION and history.is_flat():
         yield Located(
             Finding(
+                title="Exploration never began",
                 evidence=f"epsilon is {get_epsilon(0):g} from the first step on, so there is no "
                 "exploration: the run keeps to the first rewards that it finds.",
                 advice="Start with exploration_config={'initial_epsilon': 1.0}, and let it fall "
@@ -160,6 +170,7 @@ def _find_epsilon(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Lo
     elif get_epsilon(start) <= _MIN_EXPLORATION and history.is_stuck():
         yield Located(
             Finding(
+                title="Exploration ended too early",
                 evidence=f"epsilon is {get_epsilon(start):g} already after {start:,} of "
                 f"{history.last_step:,} steps, so exploration ended before learning had begun.",
                 advice="Raise exploration_config's epsilon_timesteps to a tenth of the steps or "
@@ -172,6 +183,7 @@ def _find_epsilon(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Lo
         epsilon = get_epsilon(history.last_step)
         yield Located(
             Finding(
+                title="Exploration has not ended",
                 evidence=f"epsilon is still {epsilon:.2g} after {history.last_step:,} steps: "
                 f"{epsilon:.0%} of the actions are random, and so are most returns.",
                 advice="Lower exploration_config's epsilon_timesteps or final_epsilon, or train "
@@ -387,3 +399,65 @@ def find_poor_data(history: RunHistory) -> Iterator[Located]:
             figures={"evaluation/episode_reward_mean": history.evaluation.last},
         )
     )
+
+
+RULES = (
+    HistoryRule(
+        name="untrained_policy",
+        title="A policy is not trained",
+        find=find_untrained_policies,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="exploration",
+        title="Exploration does not fit the run",
+        find=find_exploration,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="clipped_rewards",
+        title="Clipping makes all rewards equal",
+        find=find_clipped_rewards,
+    ),
+    HistoryRule(
+        name="unscaled_actions",
+        title="Actions are not scaled to their bounds",
+        find=find_unscaled_actions,
+    ),
+    HistoryRule(
+        name="unpredictable_actions",
+        title="The data do not say why their actions were taken",
+        find=find_unpredictable_actions,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="high_temperature",
+        title="Entropy is worth more than the rewards",
+        find=find_high_temperature,
+    ),
+    HistoryRule(
+        name="unequal_progress",
+        title="One policy does not learn",
+        find=find_unequal_progress,
+        is_symptom=True,
+        needs_stuck=False,
+    ),
+    HistoryRule(
+        name="falling_loss",
+        title="Imitation has not ended",
+        find=find_falling_loss,
+        is_symptom=True,
+    ),
+    HistoryRule(
+        name="poor_data",
+        title="The data do not cover what the policy meets",
+        find=find_poor_data,
+        is_symptom=True,
+    ),
+    HistoryRule(
+        name="rare_rewards",
+        title="Rewards are rare",
+        find=find_rare_rewards,
+        is_symptom=True,
+    ),
+)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from tfpolicies.algorithms.health_rules import LEARNING_START, Finding
 from tfpolicies.algorithms.health_stats import to_float
-from tfpolicies.analysis.history_rule import MIN_ROWS, Located, get_end, mean, median
+from tfpolicies.analysis.history_rule import MIN_ROWS, HistoryRule, Located, get_end, mean, median
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_unusual_settings
 
 _MIN_TARGET_UPDATES = 10  # updates of a target network: values spread by one step with each
 _MAX_UPDATES_PER_STEP = 20  # with replay (D'Oro et al. 2023 need resets beyond)
 _MAX_SHARE_AT_END = 0.01  # of the highest learning rate, below which nothing is learned any more
+_MIN_LOG_STD, _MAX_LOG_STD = -4.0, 1.0  # of first actions
 _MAX_KL = 0.2  # median KL divergence of an iteration; clipping keeps it below 0.05
 _MIN_KL = 1e-5  # the same: the policy is practically unchanged
 _MIN_EXPLAINED_VARIANCE = 0.1
@@ -88,19 +90,25 @@ def find_updates_per_step(history: RunHistory) -> Iterator[Located]:
         for name in ("training_intensity", "train_batch_size", "rollout_fragment_length")
     }
     if ratio > _MAX_UPDATES_PER_STEP:
+        title = "Too many updates for the sampled steps"
         evidence = (
             f"There are {ratio:.0f} updates per sampled step, so values are fitted to the first "
             "rows in the buffer."
         )
         advice = "Lower training_intensity; train_batch_size means one update per step."
     elif steps_per_update >= 8:
+        title = "Too few updates for the sampled steps"
         batch_size = to_float(history.settings.get("train_batch_size"))
-        evidence = f"There is one update per {steps_per_update:.0f} sampled steps."
+        evidence = (
+            f"There is one update per {steps_per_update:.0f} sampled steps, "
+            f"{history.last_step * ratio:,.0f} in the whole run."
+        )
         advice = f"For one update per step set training_intensity={batch_size:.0f}."
     else:
         return
     yield Located(
         Finding(
+            title=title,
             evidence=evidence,
             advice=advice,
             figures={"updates_per_step": ratio},
@@ -142,23 +150,86 @@ def find_unusual(history: RunHistory) -> Iterator[Located]:
         }
         for unusual in find_unusual_settings(algorithm, changes):
             yield Located(unusual.finding, policy_id)
-    optimizer = history.settings.get("optimizer")
-    if isinstance(optimizer, Mapping) and str(optimizer.get("type", "")).lower() == "sgd":
-        yield Located(
-            Finding(
-                evidence="The optimizer is SGD, whose steps are as small as the gradients.",
-                advice="Use Adam: training(optimizer={'type': 'adam'}).",
-                settings={"optimizer": dict(optimizer)},
-            )
+
+
+def find_unusual_choices(history: RunHistory) -> Iterator[Located]:
+    """Finds choices with which algorithms are not known to learn."""
+    for name, value, evidence, advice in _get_unusual_choices(history):
+        yield Located(Finding(evidence=evidence, advice=advice, settings={name: value}))
+
+
+def _get_unusual_choices(history: RunHistory) -> Iterator[tuple[str, Any, str, str]]:
+    """Yields setting, value, evidence and advice."""
+    optimizer, model = (_get_mapping(history.settings, name) for name in ("optimizer", "model"))
+    kind, exploration = optimizer.get("type"), _get_mapping(history.settings, "exploration_config")
+    if str(kind).lower() == "sgd":
+        yield (
+            "optimizer.type",
+            kind,
+            "The optimizer is SGD, whose steps are as small as the gradients.",
+            "Use Adam: training(optimizer={'type': 'adam'}).",
         )
     if history.settings.get("use_critic") is False:
-        yield Located(
-            Finding(
-                evidence="use_critic=False: advantages are whole returns, which are noisy.",
-                advice="Set use_critic=True.",
-                settings={"use_critic": False},
-            )
+        yield (
+            "use_critic",
+            False,
+            "use_critic=False: advantages are whole returns, which are noisy.",
+            "Set use_critic=True.",
         )
+    if exploration.get("type") == "Random":
+        yield (
+            "exploration_config.type",
+            "Random",
+            "The exploration is Random: all actions of training are random, so returns stay those "
+            "of chance.",
+            "Remove exploration_config, so that the algorithm explores in its own way.",
+        )
+    activation = model.get("fcnet_activation")
+    if activation in ("linear", None) and "fcnet_activation" in model:
+        yield (
+            "model.fcnet_activation",
+            activation,
+            "The layers have no activation function, so the network is linear, whatever its size.",
+            "Set model={'fcnet_activation': 'tanh'} or 'relu'.",
+        )
+    log_std = to_float(model.get("log_std_init"))
+    if model.get("free_log_std") and not _MIN_LOG_STD <= log_std <= _MAX_LOG_STD:
+        yield (
+            "model.log_std_init",
+            log_std,
+            f"log_std_init={log_std:g}: the first actions have a standard deviation of "
+            f"{math.exp(log_std):.2g}, in units in which the bounds are near 1.",
+            "Set model={'log_std_init': 0.0}; -2 to 0 is usual.",
+        )
+
+
+def _get_mapping(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = settings.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def find_value_range(history: RunHistory) -> Iterator[Located]:
+    """Finds a distribution of values (Bellemare et al. 2017) that does not reach the returns."""
+    settings = history.settings
+    if not to_float(settings.get("num_atoms")) > 1:
+        return
+    low, high = (to_float(settings.get(name)) for name in ("v_min", "v_max"))
+    for policy_id in history.policy_ids:
+        largest = mean(get_end(history.get_column(policy_id, "max_q")))
+        smallest = mean(get_end(history.get_column(policy_id, "min_q")))
+        margin = 0.02 * (high - low)
+        if largest > high - margin or smallest < low + margin:
+            yield Located(
+                Finding(
+                    evidence=f"Values go from {smallest:.4g} to {largest:.4g}, and the "
+                    f"distribution of values only from v_min={low:g} to v_max={high:g}, so it "
+                    "cannot tell better actions from good ones.",
+                    advice="Set v_min and v_max to the smallest and largest discounted return.",
+                    figures={"min_q": smallest, "max_q": largest},
+                    settings={"v_min": low, "v_max": high},
+                ),
+                policy_id,
+            )
 
 
 def find_shared_layers(history: RunHistory) -> Iterator[Located]:
@@ -194,6 +265,7 @@ def find_kl(history: RunHistory) -> Iterator[Located]:
         names = ", ".join(f"{name} (now {value})" for name, value in current.items())
         first = kl[: max(1, len(kl) // 4)]
         if len(kl) and max(median(kl), median(first)) > _MAX_KL:
+            title = "Updates change the policy too much"
             kl_text = f"{max(median(kl), median(first)):.2g}"
             evidence = (
                 f"Each iteration changes the policy by a KL divergence of about {kl_text}; 0.01 is "
@@ -201,6 +273,7 @@ def find_kl(history: RunHistory) -> Iterator[Located]:
             )
             advice = f"Lower {names}."
         elif len(kl) >= MIN_ROWS and abs(median(kl)) < _MIN_KL:
+            title = "Updates hardly change the policy"
             evidence = (
                 f"Each iteration changes the policy by a KL divergence of about {median(kl):.2g}; "
                 "0.01 is usual. The policy practically stays the same."
@@ -209,7 +282,13 @@ def find_kl(history: RunHistory) -> Iterator[Located]:
         else:
             continue
         yield Located(
-            Finding(evidence=evidence, advice=advice, figures={"kl": median(kl)}, settings=current),
+            Finding(
+                title=title,
+                evidence=evidence,
+                advice=advice,
+                figures={"kl": median(kl)},
+                settings=current,
+            ),
             policy_id,
         )
 
@@ -254,3 +333,61 @@ def find_random_policy(history: RunHistory) -> Iterator[Located]:
                 ),
                 policy_id,
             )
+
+
+RULES = (
+    HistoryRule(
+        name="updates_per_step",
+        title="The number of updates does not fit the sampled steps",
+        find=find_updates_per_step,
+    ),
+    HistoryRule(
+        name="target_network",
+        title="The target network does not fit the run",
+        find=find_target_network,
+        is_symptom=True,
+    ),
+    HistoryRule(
+        name="unusual_setting",
+        title="A setting is far from usual",
+        find=find_unusual,
+    ),
+    HistoryRule(
+        name="unusual_choice",
+        title="A setting is not one of those that are known to learn",
+        find=find_unusual_choices,
+    ),
+    HistoryRule(
+        name="value_range",
+        title="Values do not fit between v_min and v_max",
+        find=find_value_range,
+    ),
+    HistoryRule(
+        name="ended_schedule",
+        title="The learning rate fell to 0 too early",
+        find=find_ended_schedule,
+    ),
+    HistoryRule(
+        name="shared_layers",
+        title="The loss of values dominates shared layers",
+        find=find_shared_layers,
+    ),
+    HistoryRule(
+        name="kl",
+        title="The size of updates does not fit",
+        find=find_kl,
+        is_symptom=True,
+    ),
+    HistoryRule(
+        name="untrained_values",
+        title="The value function learned nothing",
+        find=find_untrained_values,
+        is_symptom=True,
+    ),
+    HistoryRule(
+        name="random_policy",
+        title="The policy is still random",
+        find=find_random_policy,
+        is_symptom=True,
+    ),
+)

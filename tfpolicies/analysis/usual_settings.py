@@ -62,6 +62,8 @@ _EFFECTS: Mapping[str, _Effect] = {
     "beta": _Effect("", "so a few rows with large advantages have all the weight"),
     "model.fcnet_hiddens": _Effect("so the network cannot represent much", "so it trains slowly"),
     "adam_epsilon": _Effect("", "so gradients are divided by it and updates are tiny"),
+    "target_noise": _Effect("", "so target values are those of other actions"),
+    "policy_delay": _Effect("", "so the policy is hardly updated"),
     "initial_alpha": _Effect("", "so the policy is trained to act at random"),
 }
 
@@ -86,12 +88,27 @@ _KNOWN: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 3.0),
     "model.fcnet_hiddens": (32, 1024),
     "adam_epsilon": (0.0, 1e-3),
+    "target_noise": (0.05, 0.5),  # Fujimoto et al. 2018
+    "policy_delay": (1, 4),
     "initial_alpha": (0.0, 1.0),
 }
 """Ranges that hold for all algorithms; those of tuned settings widen them."""
 
 _UNBOUNDED = ("train_batch_size", "training_intensity")  # ranges of tuned settings only
 _WITHOUT_LIMIT = ("sgd_minibatch_size", 0)  # all rows, for BC and MARWIL
+
+
+class _Range(NamedTuple):
+    """The usual range of a setting, and a typical value if there are tuned ones."""
+
+    low: float
+    high: float
+    typical: float | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"at least {self.low:g}" if math.isinf(self.high) else f"{self.low:g} to {self.high:g}"
+        )
 
 
 class UnusualSetting(NamedTuple):
@@ -123,12 +140,12 @@ def find_unusual_settings(algorithm: str, settings: Mapping[str, Any]) -> list[U
     found = []
     for name in (*_KNOWN, *_UNBOUNDED):
         value = values.get(name, math.nan)
-        bounds = _get_range(name, tuned)
-        if bounds is None or not math.isfinite(value) or (name, value) == _WITHOUT_LIMIT:
+        usual = _get_range(name, tuned)
+        if usual is None or not math.isfinite(value) or (name, value) == _WITHOUT_LIMIT:
             continue
-        factor = _get_factor(name, value, *bounds)
+        factor = _get_factor(name, value, usual)
         if factor >= _MAX_FACTOR:
-            found.append(UnusualSetting(name, factor, _describe(name, value, *bounds)))
+            found.append(UnusualSetting(name, factor, _describe(name, value, usual)))
     return sorted(found, key=lambda unusual: -unusual.factor)
 
 
@@ -142,9 +159,12 @@ def find_differences(
         for name, tuned in _flatten(tuned_settings)
         if name in values and not math.isclose(values[name], tuned, rel_tol=0.01)
     }
-    return dict(
-        sorted(differences.items(), key=lambda item: -_get_factor(item[0], *item[1], item[1][1]))
-    )
+
+    def get_factor(name: str) -> float:
+        value, tuned = differences[name]
+        return max(_get_factor(name, value, _Range(tuned, tuned)), 1.0)
+
+    return {name: differences[name] for name in sorted(differences, key=get_factor, reverse=True)}
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -158,16 +178,18 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{name}", number
 
 
-def _get_range(name: str, tuned: list[dict[str, float]]) -> tuple[float, float] | None:
-    numbers = [settings[name] for settings in tuned if name in settings]
+def _get_range(name: str, tuned: list[dict[str, float]]) -> _Range | None:
+    numbers = sorted(settings[name] for settings in tuned if name in settings)
     if name not in _KNOWN and len(numbers) < _MIN_TUNED:
         return None
-    numbers = [*numbers, *_KNOWN.get(name, ())]
-    return min(numbers), max(numbers)
+    low, high = _KNOWN.get(name, (math.inf, -math.inf))
+    typical = numbers[len(numbers) // 2] if numbers else None
+    return _Range(min([low, *numbers]), max([high, *numbers]), typical)
 
 
-def _get_factor(name: str, value: float, low: float, high: float) -> float:
+def _get_factor(name: str, value: float, usual: _Range) -> float:
     """Returns by which factor a value is outside of a range; 1 or less within it."""
+    low, high = usual.low, usual.high
     if name in _HORIZONS:
         value, low, high = (1 / (1 - x) if x < 1 else math.inf for x in (value, low, high))
         if value == math.inf:
@@ -177,14 +199,23 @@ def _get_factor(name: str, value: float, low: float, high: float) -> float:
     return value / high if high > 0 else math.inf if value > high else 1.0
 
 
-def _describe(name: str, value: float, low: float, high: float) -> Finding:
-    is_small = value < low
+def _describe(name: str, value: float, usual: _Range) -> Finding:
+    is_small = value < usual.low
     effect = _EFFECTS[name].too_small if is_small else _EFFECTS[name].too_large
-    usual = f"at least {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
+    suggestion = usual.low if is_small else usual.high
+    if usual.typical is not None:
+        suggestion = usual.typical
+    number = f"{suggestion:g}" if suggestion >= 1 else f"{suggestion:.1g}"
+    if name in _HORIZONS:
+        number = f"{suggestion:g}"
     setting, _, key = name.partition(".")
-    change = f"{setting}={{{key!r}: ...}}" if key else f"{setting}=..."
+    keyword = f"{setting}_" if setting == "lambda" else setting
+    change = f"{keyword}={{{key!r}: {number}}}" if key else f"{keyword}={number}"
+    if key == "fcnet_hiddens":
+        change = "model={'fcnet_hiddens': [64, 64]}"
     return Finding(
+        title=f"{name} is too {'small' if is_small else 'large'}",
         evidence=f"{name} is {value:g}; {usual} is usual{', ' if effect else ''}{effect}.",
-        advice=f"{'Raise' if is_small else 'Lower'} it: training({change}).",
+        advice=f"{'Raise' if is_small else 'Lower'} it, for example to training({change}).",
         settings={name: value},
     )
