@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.ppo import *
     from tfpolicies.algorithms.sac import *
     from tfpolicies.algorithms.td3 import *
+    from tfpolicies.analysis.diagnosis import diagnose as diagnose
     from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
     from tfpolicies.batch.sample_batch import MultiAgentBatch as MultiAgentBatch
     from tfpolicies.batch.sample_batch import SampleBatch as SampleBatch
@@ -56,6 +57,7 @@ _MODULES = {
     "TFPolicy": "tfpolicies.policy.tf_policy",
     "ViewRequirement": "tfpolicies.batch.view_requirement",
     "WorkerSet": "tfpolicies.distributed.worker_set",
+    "diagnose": "tfpolicies.analysis.diagnosis",
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
     "import_policy": "tfpolicies.importers.import_policy",

@@ -70,6 +70,36 @@ def find_no_checkpoint(history: RunHistory) -> Iterator[Located]:
     )
 
 
+def find_killed(history: RunHistory) -> Iterator[Located]:
+    """Finds a run of the command that did not come to its last step."""
+    record, steps = history.record, to_float(history.record.command.get("steps"))
+    if record.ended_by or record.folder.is_in_use or not history.last_step < 0.95 * steps:
+        return
+    yield Located(
+        Finding(
+            evidence=f"The run was ended after {history.last_step:,} of {steps:,.0f} steps.",
+            advice="Resume it with tfpolicies train --resume.",
+            figures={"env_steps": history.last_step},
+        )
+    )
+
+
+def find_no_episode(history: RunHistory) -> Iterator[Located]:
+    if history.reads_data or np.nan_to_num(history.record.get_column("episodes"))[-1]:
+        return
+    steps = history.last_step // max(1, history.num_envs)
+    yield Located(
+        Finding(
+            evidence=f"No episode has ended in {steps:,} steps of each environment, so there are "
+            "no returns.",
+            advice="If episodes never end, give the environment a time limit: "
+            "gymnasium.wrappers.TimeLimit(env, max_episode_steps=1000). If they are longer than "
+            "that, train for more steps.",
+            figures={"episodes": 0, "env_steps": history.last_step},
+        )
+    )
+
+
 def find_no_learning_yet(history: RunHistory) -> Iterator[Located]:
     steps = history.last_step
     if history.policy_ids and any(has_learned(history, x) for x in history.policy_ids):
@@ -165,7 +195,8 @@ def find_no_progress(history: RunHistory) -> Iterator[Located]:
             evidence=f"The mean return {change}: it was {first.mean:.4g} at first, "
             f"{score.best:.4g} at best and is {score.last:.4g} now{goal}.",
             advice="The columns show no cause. Check that observations contain what decisions "
-            "need, and that rewards say what you want: play an episode and print both.",
+            "need, with numbers near 1, and that rewards say what you want: play an episode and "
+            "print both.",
             figures={"first_return": first.mean, "last_return": score.last},
         )
     )
@@ -244,6 +275,17 @@ def find_forgetting(history: RunHistory) -> Iterator[Located]:
 
 
 RULES = (
+    HistoryRule(
+        name="no_episode",
+        title="No episode has ended",
+        find=find_no_episode,
+    ),
+    HistoryRule(
+        name="killed",
+        title="The run was ended early",
+        find=find_killed,
+        is_symptom=True,
+    ),
     HistoryRule(
         name="error",
         title="An error ended the training",

@@ -139,8 +139,10 @@ class RunHistory:
         episodes = np.nan_to_num(self.record.get_column(f"{RECENT_PREFIX}episodes"))
         is_enough = np.flatnonzero((episodes >= _MIN_FIRST_EPISODES) & np.isfinite(values))
         row = is_enough[0] if len(is_enough) else np.flatnonzero(np.isfinite(values))[-1]
-        std = to_float(float(self.record.get_column(f"{RECENT_PREFIX}std")[row]))
-        return FirstReturns(float(values[row]), 0.0 if math.isnan(std) else std)
+        stds = self.record.get_column(f"{RECENT_PREFIX}std")[: row + 1 + len(values) // 5]
+        # A few episodes hardly show the spread: that of the first fifth of the run counts as well
+        std = np.nanmax([0.0, stds[row], _median(stds)])
+        return FirstReturns(float(values[row]), float(std))
 
     def _get_goal(self) -> float:
         """Returns the target of the command, else of tuned settings or the environment."""
@@ -179,8 +181,8 @@ class RunHistory:
 
     def is_stuck(self) -> bool:
         """Returns whether the run learns nothing, or hardly anything on the way to its goal."""
-        if self.has_reached_goal() or (self.reads_data and math.isnan(self.score.last)):
-            return False
+        if self.has_reached_goal() or (self.reads_data and math.isnan(self.goal)):
+            return False  # imitation may be as good as the data from the first evaluation on
         if not self.has_improved():
             return True
         gain, distance = (
@@ -289,11 +291,17 @@ class RunHistory:
         facts = self._policy_facts.get(policy_id)
         return None if facts is None else facts.action_space
 
+    def get_observation_space(self, policy_id: str) -> gym.Space[Any] | None:
+        """Returns the observation space of a policy; None without a checkpoint."""
+        facts = self._policy_facts.get(policy_id)
+        return None if facts is None else facts.observation_space
+
 
 class _PolicyFacts(NamedTuple):
     """What a checkpoint says about a policy."""
 
     settings: Mapping[str, Any]
+    observation_space: gym.Space[Any] | None = None
     action_space: gym.Space[Any] | None = None
 
 
@@ -344,9 +352,10 @@ def _read_checkpoint(record: RunRecord) -> tuple[dict[str, Any], dict[str, _Poli
     policies = {}
     for policy_id, entry in manifest[POLICIES].items():
         part = read_manifest(latest / entry["folder"], entry["manifest"], kind="Policy")
-        space = part.get("action_space")
+        spaces = (part.get(f"{name}_space") for name in ("observation", "action"))
         policies[policy_id] = _PolicyFacts(
-            _simplify(part["config"]["settings"]), space and decode_space(space)
+            _simplify(part["config"]["settings"]),
+            *(space and decode_space(space) for space in spaces),
         )
     return _simplify(manifest["config"]["settings"]), policies
 

@@ -17,17 +17,21 @@ from tfpolicies.analysis.history_rule import (
     get_end,
     has_learned,
     mean,
+    median,
 )
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.exploration.schedules import piecewise_linear
-from tfpolicies.models.spaces import action_leaves, is_float_box
+from tfpolicies.models.spaces import action_leaves, is_float_box, leaves
 
 _MIN_EXPLORATION = 0.1  # epsilon below which actions are nearly greedy
 _MAX_EXPLORATION = 0.3  # epsilon at the end above which most returns are those of random actions
 _SHORT_SHARE = 0.01  # share of a run that is too short for exploration
 _MAX_START_SHARE = 0.5  # share of a run that may pass before learning starts
+_LARGE_BOUND, _UNBOUNDED = 300.0, 1e9  # bounds of observations
 _LARGE_ACTION, _SMALL_ACTION = 5.0, 0.1  # bounds, in standard deviations of a first action
 _GUESSING_SHARE = 0.95  # of the loss of guessing
+_WEIGHTED_GUESSING_SHARE = 0.8  # the same, of a loss that advantages weight
+_MIN_IMITATION_LR = 1e-5
 _MIN_LOSS_FALL = 0.05  # of the first loss of imitation
 _MAX_BONUS_FACTOR = 10.0  # multiple of the rewards that entropy may be worth
 _MAX_GAP_SHARE = 0.5  # of the improvement, by which evaluations may differ from training
@@ -279,6 +283,35 @@ def find_unscaled_actions(history: RunHistory) -> Iterator[Located]:
         )
 
 
+def find_large_bounds(history: RunHistory) -> Iterator[Located]:
+    """Finds bounds of observations that are far from 1, in a run that did not measure them."""
+    for policy_id in history.policy_ids:
+        settings = history.get_policy_settings(policy_id)
+        is_filtered = settings.get("observation_filter", "NoFilter") != "NoFilter"
+        is_measured = f"policy/{policy_id}/obs_magnitude" in history.record.columns
+        space = history.get_observation_space(policy_id)
+        if is_filtered or is_measured or space is None:
+            continue
+        bounds = [
+            float(np.abs(np.concatenate([leaf.space.low.ravel(), leaf.space.high.ravel()])).max())
+            for leaf in leaves(space)
+            if is_float_box(leaf.space)
+        ]
+        bound = max((x for x in bounds if x < _UNBOUNDED), default=0.0)
+        if bound > _LARGE_BOUND:
+            yield Located(
+                Finding(
+                    evidence=f"The bounds of observations are as large as {bound:.2g}, but "
+                    "networks learn from numbers near 1: larger ones saturate them.",
+                    advice="Set rollouts(observation_filter='MeanStdFilter'), on the command line "
+                    "--set observation_filter=MeanStdFilter, or scale them in the environment.",
+                    figures={"observation_bound": bound},
+                    settings={"observation_filter": "NoFilter"},
+                ),
+                policy_id,
+            )
+
+
 def find_rare_rewards(history: RunHistory) -> Iterator[Located]:
     std = history.record.get_column("recent_returns/std")
     std = std[np.isfinite(std)]
@@ -337,8 +370,10 @@ def find_high_temperature(history: RunHistory) -> Iterator[Located]:
 
 def find_unpredictable_actions(history: RunHistory) -> Iterator[Located]:
     """Finds data whose actions cannot be predicted from observations."""
-    if not history.reads_data or to_float(history.settings.get("beta", 0.0)) != 0:
+    if not history.reads_data:
         return
+    is_weighted = to_float(history.settings.get("beta", 0.0)) > 0  # by advantages
+    limit = _WEIGHTED_GUESSING_SHARE if is_weighted else _GUESSING_SHARE
     for policy_id in history.policy_ids:
         loss = history.get_column(policy_id, "policy_loss")
         loss = loss[np.isfinite(loss)]
@@ -348,7 +383,21 @@ def find_unpredictable_actions(history: RunHistory) -> Iterator[Located]:
             continue
         last = mean(get_end(loss))
         fall = (float(loss[0]) - last) / abs(guessing) if guessing else 0.0
-        if last > _GUESSING_SHARE * guessing and fall < _MIN_LOSS_FALL:
+        if last > limit * guessing and fall < _MIN_LOSS_FALL:
+            rate = median(history.get_column(policy_id, "cur_lr"))
+            if rate < _MIN_IMITATION_LR:
+                yield Located(
+                    Finding(
+                        title="lr is too small",
+                        evidence=f"The loss went from {loss[0]:.3g} to {last:.3g}, and guessing "
+                        f"has {guessing:.3g}: with lr={rate:.2g} the policy hardly changes.",
+                        advice="Raise lr; 1e-4 to 1e-3 is usual.",
+                        figures={"policy_loss": last, "cur_lr": rate},
+                        settings={"lr": rate},
+                    ),
+                    policy_id,
+                )
+                continue
             yield Located(
                 Finding(
                     evidence=f"The loss went from {loss[0]:.3g} to {last:.3g}, and guessing has "
@@ -402,6 +451,11 @@ def find_poor_data(history: RunHistory) -> Iterator[Located]:
 
 
 RULES = (
+    HistoryRule(
+        name="large_bounds",
+        title="Observations may be too large",
+        find=find_large_bounds,
+    ),
     HistoryRule(
         name="untrained_policy",
         title="A policy is not trained",

@@ -13,11 +13,14 @@ from tfpolicies.algorithms.health_stats import to_float
 from tfpolicies.analysis.history_rule import MIN_ROWS, HistoryRule, Located, get_end, mean, median
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_unusual_settings
+from tfpolicies.reporting.progress_display import format_count
 
 _MIN_TARGET_UPDATES = 10  # updates of a target network: values spread by one step with each
 _MAX_UPDATES_PER_STEP = 20  # with replay (D'Oro et al. 2023 need resets beyond)
 _MAX_SHARE_AT_END = 0.01  # of the highest learning rate, below which nothing is learned any more
 _MIN_LOG_STD, _MAX_LOG_STD = -4.0, 1.0  # of first actions
+_MIN_RATIO = 1e-3  # of the rate or KL divergence of another policy
+_MAX_KL_COEFFICIENT = 50.0
 _MAX_KL = 0.2  # median KL divergence of an iteration; clipping keeps it below 0.05
 _MIN_KL = 1e-5  # the same: the policy is practically unchanged
 _MIN_EXPLAINED_VARIANCE = 0.1
@@ -38,19 +41,22 @@ def find_target_network(history: RunHistory) -> Iterator[Located]:
     moved = 1.0 - (1.0 - tau) ** (steps / between) if tau < 1 else steps / between
     current = {"tau": tau, "target_network_update_freq": int(freq)}
     if tau < 1 and moved < 0.9:
+        title = "The target networks hardly move"
         evidence = (
             f"tau={tau:g} moved the target networks only {moved:.0%} of the way to the learned "
             "ones in the whole run, so values are those of the first, random networks."
         )
         advice = "Raise tau; 0.005 is usual, with target_network_update_freq=0."
     elif tau == 1 and steps / between < _MIN_TARGET_UPDATES:
+        title, times = "The target network is updated too rarely", int(steps / between)
         evidence = (
-            f"The target network was updated only {int(steps / between)} times "
-            f"(target_network_update_freq={freq:.0f} steps), and with each update values spread "
-            "back by a few steps only."
+            f"The target network was updated {format_count(times, 'time')} in {steps:,.0f} steps "
+            f"(target_network_update_freq={freq:.0f}), and with each update values spread back by "
+            "a few steps only."
         )
         advice = "Lower target_network_update_freq; 250 to 1000 steps is usual in small tasks."
     elif tau > 0.5 and between * updates_per_step < 10:
+        title = "The target network follows at once"
         evidence = (
             f"With tau={tau:g} and target_network_update_freq={freq:.0f} the target network "
             f"follows the learned one every {between * updates_per_step:.0f} updates, so values "
@@ -61,6 +67,7 @@ def find_target_network(history: RunHistory) -> Iterator[Located]:
         return
     yield Located(
         Finding(
+            title=title,
             evidence=evidence,
             advice=advice,
             figures={"target_updates": steps / between},
@@ -154,16 +161,18 @@ def find_unusual(history: RunHistory) -> Iterator[Located]:
 
 def find_unusual_choices(history: RunHistory) -> Iterator[Located]:
     """Finds choices with which algorithms are not known to learn."""
-    for name, value, evidence, advice in _get_unusual_choices(history):
-        yield Located(Finding(evidence=evidence, advice=advice, settings={name: value}))
+    for title, name, value, evidence, advice in _get_unusual_choices(history):
+        settings = {name: value}
+        yield Located(Finding(title=title, evidence=evidence, advice=advice, settings=settings))
 
 
-def _get_unusual_choices(history: RunHistory) -> Iterator[tuple[str, Any, str, str]]:
-    """Yields setting, value, evidence and advice."""
+def _get_unusual_choices(history: RunHistory) -> Iterator[tuple[str, str, Any, str, str]]:
+    """Yields title, setting, value, evidence and advice."""
     optimizer, model = (_get_mapping(history.settings, name) for name in ("optimizer", "model"))
     kind, exploration = optimizer.get("type"), _get_mapping(history.settings, "exploration_config")
     if str(kind).lower() == "sgd":
         yield (
+            "The optimizer is SGD",
             "optimizer.type",
             kind,
             "The optimizer is SGD, whose steps are as small as the gradients.",
@@ -171,6 +180,7 @@ def _get_unusual_choices(history: RunHistory) -> Iterator[tuple[str, Any, str, s
         )
     if history.settings.get("use_critic") is False:
         yield (
+            "There is no value function",
             "use_critic",
             False,
             "use_critic=False: advantages are whole returns, which are noisy.",
@@ -178,6 +188,7 @@ def _get_unusual_choices(history: RunHistory) -> Iterator[tuple[str, Any, str, s
         )
     if exploration.get("type") == "Random":
         yield (
+            "All actions of training are random",
             "exploration_config.type",
             "Random",
             "The exploration is Random: all actions of training are random, so returns stay those "
@@ -187,6 +198,7 @@ def _get_unusual_choices(history: RunHistory) -> Iterator[tuple[str, Any, str, s
     activation = model.get("fcnet_activation")
     if activation in ("linear", None) and "fcnet_activation" in model:
         yield (
+            "The network is linear",
             "model.fcnet_activation",
             activation,
             "The layers have no activation function, so the network is linear, whatever its size.",
@@ -195,6 +207,7 @@ def _get_unusual_choices(history: RunHistory) -> Iterator[tuple[str, Any, str, s
     log_std = to_float(model.get("log_std_init"))
     if model.get("free_log_std") and not _MIN_LOG_STD <= log_std <= _MAX_LOG_STD:
         yield (
+            "First actions have an unusual spread",
             "model.log_std_init",
             log_std,
             f"log_std_init={log_std:g}: the first actions have a standard deviation of "
@@ -264,6 +277,7 @@ def find_kl(history: RunHistory) -> Iterator[Located]:
         }
         names = ", ".join(f"{name} (now {value})" for name, value in current.items())
         first = kl[: max(1, len(kl) // 4)]
+        penalty = mean(get_end(history.get_column(policy_id, "cur_kl_coeff")))
         if len(kl) and max(median(kl), median(first)) > _MAX_KL:
             title = "Updates change the policy too much"
             kl_text = f"{max(median(kl), median(first)):.2g}"
@@ -279,6 +293,13 @@ def find_kl(history: RunHistory) -> Iterator[Located]:
                 "0.01 is usual. The policy practically stays the same."
             )
             advice = f"Raise {names}, or check that rewards and observations differ."
+        elif penalty > _MAX_KL_COEFFICIENT:
+            title = "The KL penalty holds the policy"
+            evidence = (
+                f"cur_kl_coeff has grown to {penalty:.2g}, since updates exceeded kl_target: the "
+                "penalty dominates the loss."
+            )
+            advice = f"Lower {names}, or set kl_coeff=0: clipping limits updates as well."
         else:
             continue
         yield Located(
@@ -293,6 +314,29 @@ def find_kl(history: RunHistory) -> Iterator[Located]:
         )
 
 
+def find_lagging_policies(history: RunHistory) -> Iterator[Located]:
+    """Finds one of several policies that hardly changes, while others do."""
+    for name, columns in (("kl", ("kl",)), ("lr", ("cur_lr", "cur_actor_lr"))):
+        values = {x: median(history.get_column(x, *columns)) for x in history.policy_ids}
+        largest = max(values.values(), default=math.nan)
+        for policy_id, value in values.items():
+            if not value < _MIN_RATIO * largest:
+                continue
+            what = "KL divergence of an iteration" if name == "kl" else "learning rate"
+            settings = history.get_policy_settings(policy_id)
+            yield Located(
+                Finding(
+                    evidence=f"The {what} is {max(value, 0.0):.2g}, that of another policy "
+                    f"{largest:.2g}: this policy stays as it is.",
+                    advice="Compare the settings of the policies, first lr, and check the rewards "
+                    "of its agents.",
+                    figures={columns[0]: value},
+                    settings={"lr": settings.get("lr")},
+                ),
+                policy_id,
+            )
+
+
 def find_untrained_values(history: RunHistory) -> Iterator[Located]:
     for policy_id in history.policy_ids:
         variance = history.get_column(policy_id, "vf_explained_var")
@@ -302,8 +346,9 @@ def find_untrained_values(history: RunHistory) -> Iterator[Located]:
                 Finding(
                     evidence=f"The value function explains {np.median(variance):.0%} of the "
                     "variance of returns in a typical iteration; it never learned them.",
-                    advice="Check that observations tell where an episode is and that rewards "
-                    "differ; then vf_clip_param, vf_loss_coeff, the scale of rewards, and lr.",
+                    advice="Check that observations tell where an episode is, with numbers near 1, "
+                    "and that rewards depend on it; then vf_clip_param, vf_loss_coeff, the scale "
+                    "of rewards, and lr.",
                     figures={"vf_explained_var": float(np.median(variance))},
                     settings={
                         name: history.settings.get(name)
@@ -336,6 +381,13 @@ def find_random_policy(history: RunHistory) -> Iterator[Located]:
 
 
 RULES = (
+    HistoryRule(
+        name="lagging_policy",
+        title="A policy hardly changes",
+        find=find_lagging_policies,
+        is_symptom=True,
+        needs_stuck=False,
+    ),
     HistoryRule(
         name="updates_per_step",
         title="The number of updates does not fit the sampled steps",
