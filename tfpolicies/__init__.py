@@ -57,9 +57,9 @@ _MODULES = {
     "TFPolicy": "tfpolicies.policy.tf_policy",
     "ViewRequirement": "tfpolicies.batch.view_requirement",
     "WorkerSet": "tfpolicies.distributed.worker_set",
-    "diagnose": "tfpolicies.analysis.diagnosis",
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
+    "diagnose": "tfpolicies.analysis.diagnosis",
     "import_policy": "tfpolicies.importers.import_policy",
     "record_video": "tfpolicies.algorithms.episode_playback",
 }

@@ -45,10 +45,10 @@ LEARNING_START = "num_steps_sampled_before_learning_starts"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a rule found.
+    """The result of a rule that applies.
 
     Attributes:
-        evidence: sentences that say what is wrong, with the figures that show it.
+        evidence: sentences that describe the fault, with the figures that show it.
         advice: sentences that say what to change.
         figures: the figures, by column or statistic.
         settings: the settings that change it, with their current values.
@@ -78,7 +78,7 @@ class Rule:
     Attributes:
         name: names the cause, in output for machines.
         title: names the cause in a few words.
-        find: returns what is wrong, None if nothing is, or `UNDECIDED`.
+        find: returns a finding, None if the rule does not apply, or `UNDECIDED`.
         num_iterations: consecutive iterations in which it must apply.
         is_symptom: whether causes of higher rank explain it.
         is_setup_check: whether it also applies to runs whose returns grow.

@@ -1,4 +1,4 @@
-"""What is known of a run after an iteration: the facts that the rules of health look at.
+"""Statistics of a run and of its policies after an iteration, for the rules of health.
 
 The same classes are made from a result of `Algorithm.train` and from a row of `progress.csv`, so
 that a rule does not know whether a run is training or was read back from its folder.
@@ -170,7 +170,7 @@ class PolicyStats:
         policy_id: its id.
         stats: its `learner_stats`.
         settings: its settings.
-        actions: what is known of its actions.
+        actions: facts about its actions.
         run: the statistics of the run.
         metrics: its further figures, `policy_metrics` of the result.
         equal_return: the return of its agents in all newest episodes if they are the same, else
@@ -245,7 +245,7 @@ def to_float(value: object) -> float:
 
 
 class ActionFacts(NamedTuple):
-    """What rules know of the actions of a policy.
+    """Facts about the actions of a policy.
 
     Attributes:
         max_entropy: the entropy of random discrete actions, in nats; NaN if unknown.

@@ -1,4 +1,4 @@
-"""Rules about the course of a run: its end, its length, evaluations, and what it forgot."""
+"""Rules about the course of a run: its end, its length, evaluations and forgetting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_differences
 
 _MAX_START_SHARE = 0.5  # share of a run that may pass before learning starts
-_MIN_TUNED_SHARE = 0.2  # share of the steps of tuned settings below which a run has just begun
 _MIN_ITERATIONS = 10  # iterations of an on-policy algorithm, each of which changes little
 _MAX_GAP_SHARE = 0.5  # of the improvement, by which evaluations may differ from training
 
@@ -132,9 +131,7 @@ def find_late_learning(history: RunHistory) -> Iterator[Located]:
 
 def find_short_run(history: RunHistory) -> Iterator[Located]:
     tuned = find_tuned(history.record.algorithm, history.record.env or "")
-    if tuned is None or history.reads_data:
-        return
-    if history.last_step < _MIN_TUNED_SHARE * tuned.steps:
+    if tuned is not None and history.is_short() and not history.reads_data:
         yield Located(
             Finding(
                 evidence=f"The run has {history.last_step:,} steps; tuned settings for this "
@@ -265,7 +262,7 @@ def find_forgetting(history: RunHistory) -> Iterator[Located]:
     yield Located(
         Finding(
             evidence=f"The mean return was {score.best:.4g} after {score.best_step:,} steps and is "
-            f"{score.last:.4g} now: the run forgets what it learned.",
+            f"{score.last:.4g} now: the run has forgotten its best policy.",
             advice="Lower lr, or let it fall (lr_schedule); with PPO lower num_sgd_iter, with "
             "replay raise the capacity of the buffer. --keep-best keeps the best checkpoint.",
             figures={"best_return": score.best, "last_return": score.last},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from tfpolicies.algorithms.health_checks import is_ready
 from tfpolicies.algorithms.health_rules import RULES, Finding, Rule
 from tfpolicies.analysis import course_rules, task_rules, update_rules
-from tfpolicies.analysis.history_rule import HistoryRule, get_end, mean
+from tfpolicies.analysis.history_rule import HistoryRule, Located, get_end, mean
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.run_record import RunRecord, read_run
 from tfpolicies.base.type_aliases import Json
@@ -27,13 +28,13 @@ _NAMES = ("epsilon", "lr", "tau", "lambda", "beta", "gamma", "explore")  # of se
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a run does not learn.
+    """A reason for which a run does not learn.
 
     Attributes:
         name: names the cause for programs, such as `"short_horizon"`.
         title: names it in a few words.
         policy_id: of the policy that it concerns; "" for the whole run.
-        evidence: what is wrong, with the figures that show it.
+        evidence: sentences that describe the fault, with the figures that show it.
         advice: what to change.
         figures: the figures by column of `progress.csv`, or by name.
         settings: the settings that change it, with their current values.
@@ -50,12 +51,12 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `diagnose` found.
+    """The result of `diagnose`.
 
     Attributes:
         run: the name of the run folder.
         causes: the likeliest first; empty if nothing was found.
-        figures: what was looked at: numbers and texts by name.
+        figures: the figures of the run: numbers and texts by name.
         is_training: whether a process still trains the run.
     """
 
@@ -160,6 +161,7 @@ _RANKING = (
     "endless_episodes",
     "no_episode",
     "evaluation_gap",
+    "late_learning",
     "exploration",
     "clipped_rewards",
     "equal_returns",
@@ -181,7 +183,6 @@ _RANKING = (
     "high_temperature",
     "shared_layers",
     "few_iterations",
-    "late_learning",
     "small_steps",
     "large_steps",
     "exploding_values",
@@ -210,7 +211,7 @@ _RANKING = (
 def _find_causes(history: RunHistory) -> Iterator[Cause]:
     """Yields causes by rank; a symptom only if no cause of its policy or the run was found."""
     explained: set[str] = set()
-    named_settings: set[str] = set()
+    named_settings = _NamedSettings()
     shows_causes = history.is_stuck() or history.has_forgotten()
     for name in _RANKING:
         if name in RULES:
@@ -221,14 +222,11 @@ def _find_causes(history: RunHistory) -> Iterator[Cause]:
             is_asked = shows_causes or not _HISTORY_RULES[name].needs_stuck
             findings = [*_HISTORY_RULES[name].find(history)] if is_asked else []
         for finding, policy_id in findings:
-            is_explained = (
-                bool(explained) if not policy_id else not explained.isdisjoint({"", policy_id})
-            )
-            if rule.is_symptom and is_explained:
+            related = {"", policy_id} if policy_id else explained
+            is_explained = rule.is_symptom and not explained.isdisjoint(related)
+            if is_explained or named_settings.contains(policy_id, finding.settings):
                 continue
-            if name == "unusual_setting" and named_settings.issuperset(finding.settings):
-                continue
-            named_settings.update(finding.settings)
+            named_settings.add(policy_id, finding.settings)
             yield Cause(
                 name=name,
                 title=finding.title or rule.title,
@@ -239,6 +237,22 @@ def _find_causes(history: RunHistory) -> Iterator[Cause]:
                 settings=finding.settings,
             )
         explained |= {policy_id for _, policy_id in findings}
+
+
+class _NamedSettings:
+    """The settings that causes have named, by the policy that they concern."""
+
+    def __init__(self) -> None:
+        self._policy_ids: dict[str, set[str]] = defaultdict(set)
+
+    def add(self, policy_id: str, names: Iterable[str]) -> None:
+        for name in names:
+            self._policy_ids[name].add(policy_id)
+
+    def contains(self, policy_id: str, names: Collection[str]) -> bool:
+        """Returns whether all of some settings were named, for the policy or the run."""
+        ids = [self._policy_ids[name] for name in names]
+        return bool(ids) and all(x if not policy_id else x & {"", policy_id} for x in ids)
 
 
 def _start_sentence(text: str) -> str:
@@ -252,10 +266,8 @@ def _start_sentence(text: str) -> str:
     return text if is_name else text[:1].upper() + text[1:]
 
 
-def _apply_to_iterations(
-    history: RunHistory, rule: Rule, *, shows_all: bool
-) -> Sequence[tuple[Finding, str]]:
-    """Applies a rule to the iterations of a run; returns what was found in most of them.
+def _apply_to_iterations(history: RunHistory, rule: Rule, *, shows_all: bool) -> Sequence[Located]:
+    """Applies a rule to the iterations of a run; returns the findings in most of them.
 
     These are most of all iterations, of the first quarter or of the last half: an early fault may
     be hidden by its results.
@@ -263,23 +275,23 @@ def _apply_to_iterations(
     if history.has_reached_goal() or not (shows_all or rule.is_setup_check):
         return []
     count = history.record.num_iterations
-    rows = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).astype(int))
-    if not (rule.is_setup_check or is_ready(history.get_run_stats(int(rows[-1])))):
+    rows = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).astype(int)).tolist()
+    if not (rule.is_setup_check or is_ready(history.get_run_stats(rows[-1]))):
         return []
-    found: list[tuple[Finding, str]] = []
+    results = []
     for policy_id in ("",) if rule.is_of_run else history.policy_ids:
         findings: list[Finding | None] = []
         for row in rows:
-            run = history.get_run_stats(int(row))
-            subject = run if rule.is_of_run else history.get_policy_stats(int(row), policy_id, run)
+            run = history.get_run_stats(row)
+            subject = run if rule.is_of_run else history.get_policy_stats(row, policy_id, run)
             findings.append(rule.find(subject))
-        applying = [finding for finding in findings if finding is not None and finding.evidence]
-        applies = np.array([finding in applying for finding in findings])
+        applies = np.array([x is not None and x.evidence != "" for x in findings])
         parts = applies, applies[: max(1, len(rows) // 4)], applies[len(rows) // 2 :]
-        needed = min(rule.num_iterations, len(rows))
-        if len(applying) >= needed and max(part.mean() for part in parts) > _MIN_SHARE:
-            found.append((applying[-1], policy_id))
-    return found
+        last = next((x for x in reversed(findings) if x is not None and x.evidence), None)
+        is_frequent = applies.sum() >= min(rule.num_iterations, len(rows))
+        if last is not None and is_frequent and max(x.mean() for x in parts) > _MIN_SHARE:
+            results.append(Located(last, policy_id))
+    return results
 
 
 # -- figures --------------------------------------------------------------------------------------

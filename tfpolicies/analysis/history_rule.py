@@ -1,4 +1,4 @@
-"""What rules for whole runs have in common."""
+"""The base of the rules for whole runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HistoryRule:
     Attributes:
         name: names the cause, in output for machines.
         title: names the cause in a few words.
-        find: yields what is wrong.
+        find: yields findings.
         is_symptom: whether causes of higher rank explain it.
         needs_stuck: whether it applies only to runs that do not learn, or forget.
     """
@@ -65,3 +65,9 @@ def mean(values: np.ndarray) -> float:
 def median(values: np.ndarray) -> float:
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else math.nan
+
+
+def get_extremes(values: np.ndarray) -> tuple[float, float]:
+    """Returns the smallest and the largest finite value; NaN without one."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (math.nan, math.nan)

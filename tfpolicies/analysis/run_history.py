@@ -31,6 +31,7 @@ _ALGORITHM_MANIFEST = "algorithm.json"
 _LEARNER_PREFIX, _POLICY_PREFIX = "learner/", "policy/"
 _EVALUATION_STD = "evaluation/episode_reward_std"
 _WINDOW_SHARE = 0.1  # share of the points of a curve over which it is smoothed
+_SHORT_SHARE = 0.2  # share of the steps of tuned settings below which a run has just begun
 _MIN_FIRST_EPISODES = 5  # episodes of the first mean return
 _MAX_FORGOTTEN_SHARE = 0.5  # share of an improvement that a run may lose again
 _MIN_GOAL_SHARE = 0.25  # share of the way to the goal below which a flat curve is stuck
@@ -191,6 +192,11 @@ class RunHistory:
         )
         return self.is_flat() and gain < _MIN_GOAL_SHARE * distance
 
+    def is_short(self) -> bool:
+        """Returns whether tuned settings train for many times as many steps."""
+        tuned = find_tuned(self.record.algorithm, self.record.env or "")
+        return tuned is not None and self.last_step < _SHORT_SHARE * tuned.steps
+
     def is_flat(self) -> bool:
         """Returns whether the last half of the returns does not rise."""
         gain, total = self.score.get_gain_of_last_half(), self.score.best - self.first_returns.mean
@@ -279,10 +285,15 @@ class RunHistory:
 
     def get_policy_settings(self, policy_id: str) -> Mapping[str, Any]:
         """Returns the settings of a policy: those of the algorithm, and its own."""
-        return self._policy_facts.get(policy_id, _PolicyFacts(self.settings)).settings
+        if policy_id in self._policy_facts:
+            return self._policy_facts[policy_id].settings
+        policies = self.settings.get("policies")
+        spec = policies.get(policy_id) if isinstance(policies, Mapping) else None
+        changes = spec[-1] if isinstance(spec, list) and spec else None
+        return {**self.settings, **changes} if isinstance(changes, Mapping) else self.settings
 
     def get_action_facts(self, policy_id: str) -> ActionFacts:
-        """Returns what is known of the actions of a policy."""
+        """Returns the known facts about the actions of a policy."""
         space = self.get_action_space(policy_id)
         return ActionFacts() if space is None else ActionFacts.from_space(space)
 
@@ -298,7 +309,7 @@ class RunHistory:
 
 
 class _PolicyFacts(NamedTuple):
-    """What a checkpoint says about a policy."""
+    """Facts about a policy, from a checkpoint."""
 
     settings: Mapping[str, Any]
     observation_space: gym.Space[Any] | None = None
@@ -329,7 +340,7 @@ def _median(values: np.ndarray) -> float:
 
 
 def _read_settings(record: RunRecord) -> tuple[dict[str, Any], dict[str, _PolicyFacts]]:
-    """Returns the settings of a run, and what is known of its policies by id.
+    """Returns the settings of a run, and facts about its policies by id.
 
     They are those of the newest checkpoint. A run without one has the settings that it recorded,
     and the defaults of this version; nothing is known of its policies then.
@@ -343,7 +354,9 @@ def _read_settings(record: RunRecord) -> tuple[dict[str, Any], dict[str, _Policy
         from tfpolicies.algorithms.run_description import encode_settings
 
         defaults = encode_settings(find_algorithm(record.algorithm).get_default_config())
-    return _simplify(_merge(defaults, record.config)), {}
+    settings = _simplify(_merge(defaults, record.config))
+    settings |= {name: record.config[name] for name in ("policies",) if name in record.config}
+    return _simplify(settings), {}
 
 
 def _read_checkpoint(record: RunRecord) -> tuple[dict[str, Any], dict[str, _PolicyFacts]]:

@@ -1,4 +1,4 @@
-"""Rules about what a run learns from: policies, exploration, rewards, actions and data."""
+"""Rules about the task of a run: policies, exploration, rewards, actions and data."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tfpolicies.analysis.history_rule import (
     HistoryRule,
     Located,
     get_end,
+    get_extremes,
     has_learned,
     mean,
     median,
@@ -93,7 +94,7 @@ def find_unequal_progress(history: RunHistory) -> Iterator[Located]:
 
 
 def _is_zero_sum(history: RunHistory, curves: Mapping[str, np.ndarray]) -> bool:
-    total = np.nanmax(np.abs(history.record.get_column("episode_reward_mean")))
+    _, total = get_extremes(np.abs(history.record.get_column("episode_reward_mean")))
     return bool(total < 0.01 * max(float(np.abs(x).max()) for x in curves.values()))
 
 
@@ -183,7 +184,11 @@ def _find_epsilon(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Lo
                 settings=settings,
             )
         )
-    elif get_epsilon(history.last_step) > _MAX_EXPLORATION and history.is_stuck():
+    elif (
+        get_epsilon(history.last_step) > _MAX_EXPLORATION
+        and history.is_stuck()
+        and not history.is_short()
+    ):
         epsilon = get_epsilon(history.last_step)
         yield Located(
             Finding(
@@ -228,11 +233,10 @@ def find_clipped_rewards(history: RunHistory) -> Iterator[Located]:
     """Finds clipping that makes all rewards equal."""
     clip = history.settings.get("clip_rewards")
     limit = 1.0 if clip is True else to_float(clip)
-    lows, highs = (history.record.get_column(f"episode_reward_{x}") for x in ("min", "max"))
-    if not limit > 0 or not np.isfinite(highs).any():
-        return
-    is_negative, is_positive = np.nanmax(highs) < 0, np.nanmin(lows) > 0
-    if not (is_negative or is_positive):
+    lowest, _ = get_extremes(history.record.get_column("episode_reward_min"))
+    _, highest = get_extremes(history.record.get_column("episode_reward_max"))
+    is_negative, is_positive = highest < 0, lowest > 0
+    if not (limit > 0 and (is_negative or is_positive)):
         return
     length = mean(history.record.get_column("episode_len_mean"))
     reward = abs(mean(history.record.get_column("episode_reward_mean"))) / length
@@ -315,7 +319,7 @@ def find_large_bounds(history: RunHistory) -> Iterator[Located]:
 def find_rare_rewards(history: RunHistory) -> Iterator[Located]:
     std = history.record.get_column("recent_returns/std")
     std = std[np.isfinite(std)]
-    best = np.nanmax(history.record.get_column("episode_reward_max")) if len(std) else math.nan
+    _, best = get_extremes(history.record.get_column("episode_reward_max"))
     if len(std) >= MIN_ROWS and (std == 0).mean() > 0.5:
         yield Located(
             Finding(
@@ -324,7 +328,7 @@ def find_rare_rewards(history: RunHistory) -> Iterator[Located]:
                 "learn from.",
                 advice="Add intermediate rewards, or explore more (entropy_coeff, "
                 "exploration_config).",
-                figures={"recent_returns/std": 0.0, "episode_reward_max": float(best)},
+                figures={"recent_returns/std": 0.0, "episode_reward_max": best},
             )
         )
 
@@ -351,7 +355,7 @@ def find_high_temperature(history: RunHistory) -> Iterator[Located]:
                 policy_id,
             )
             continue
-        reward = (np.nanmax(np.abs([low, high])) / length) if np.isfinite(high).any() else math.nan
+        reward = get_extremes(np.abs([low, high]))[1] / length
         bonus = alpha * max(1.0, abs(target))
         if bonus > _MAX_BONUS_FACTOR * reward:
             yield Located(
@@ -440,7 +444,7 @@ def find_poor_data(history: RunHistory) -> Iterator[Located]:
     yield Located(
         Finding(
             evidence=f"The loss is learned, but evaluations have a mean return of "
-            f"{history.evaluation.last:.4g}: the policy does what the data do, and still plays "
+            f"{history.evaluation.last:.4g}: the policy acts as the data do, and still plays "
             "badly. It comes to states that the data do not cover, or the data are that bad.",
             advice="Compare with the returns of the data (tfpolicies data show). Record more "
             "episodes and better ones, also from the states that the policy comes to; MARWIL "
@@ -504,7 +508,7 @@ RULES = (
     ),
     HistoryRule(
         name="poor_data",
-        title="The data do not cover what the policy meets",
+        title="The data do not cover the states that the policy meets",
         find=find_poor_data,
         is_symptom=True,
     ),

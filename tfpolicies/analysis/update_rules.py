@@ -15,7 +15,7 @@ from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_unusual_settings
 from tfpolicies.reporting.progress_display import format_count
 
-_MIN_TARGET_UPDATES = 10  # updates of a target network: values spread by one step with each
+_MIN_TARGET_UPDATES = 5  # updates of a target network: values spread by one step with each
 _MAX_UPDATES_PER_STEP = 20  # with replay (D'Oro et al. 2023 need resets beyond)
 _MAX_SHARE_AT_END = 0.01  # of the highest learning rate, below which nothing is learned any more
 _MIN_LOG_STD, _MAX_LOG_STD = -4.0, 1.0  # of first actions
@@ -47,7 +47,7 @@ def find_target_network(history: RunHistory) -> Iterator[Located]:
             "ones in the whole run, so values are those of the first, random networks."
         )
         advice = "Raise tau; 0.005 is usual, with target_network_update_freq=0."
-    elif tau == 1 and steps / between < _MIN_TARGET_UPDATES:
+    elif tau == 1 and steps / between < _MIN_TARGET_UPDATES and not history.is_short():
         title, times = "The target network is updated too rarely", int(steps / between)
         evidence = (
             f"The target network was updated {format_count(times, 'time')} in {steps:,.0f} steps "
@@ -283,7 +283,7 @@ def find_kl(history: RunHistory) -> Iterator[Located]:
             kl_text = f"{max(median(kl), median(first)):.2g}"
             evidence = (
                 f"Each iteration changes the policy by a KL divergence of about {kl_text}; 0.01 is "
-                "usual. Such steps undo what was learned."
+                "usual. Such steps undo earlier learning."
             )
             advice = f"Lower {names}."
         elif len(kl) >= MIN_ROWS and abs(median(kl)) < _MIN_KL:

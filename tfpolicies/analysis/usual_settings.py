@@ -21,7 +21,7 @@ _MIN_TUNED = 3  # tuned entries that make a range
 
 
 class _Effect(NamedTuple):
-    """What a setting does if it is too small or too large."""
+    """Effects of a setting that is too small or too large."""
 
     too_small: str
     too_large: str
@@ -137,7 +137,7 @@ def find_unusual_settings(algorithm: str, settings: Mapping[str, Any]) -> list[U
     """
     values = dict(_flatten(settings))
     tuned = [dict(_flatten(entry.settings)) for entry in get_tuned_entries(algorithm).values()]
-    found = []
+    unusual_settings = []
     for name in (*_KNOWN, *_UNBOUNDED):
         value = values.get(name, math.nan)
         usual = _get_range(name, tuned)
@@ -145,8 +145,8 @@ def find_unusual_settings(algorithm: str, settings: Mapping[str, Any]) -> list[U
             continue
         factor = _get_factor(name, value, usual)
         if factor >= _MAX_FACTOR:
-            found.append(UnusualSetting(name, factor, _describe(name, value, usual)))
-    return sorted(found, key=lambda unusual: -unusual.factor)
+            unusual_settings.append(UnusualSetting(name, factor, _describe(name, value, usual)))
+    return sorted(unusual_settings, key=lambda unusual: -unusual.factor)
 
 
 def find_differences(

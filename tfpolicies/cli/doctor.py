@@ -40,7 +40,7 @@ def find_newest(path: str) -> RunFolder:
     if RunFolder(path).run_json.exists():
         return RunFolder.open(path)
     runs = find_runs(path)
-    return runs[0] if runs else RunFolder.open(path)  # says what is there
+    return runs[0] if runs else RunFolder.open(path)  # the error describes the folder
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis, path: str) -> None:
@@ -60,6 +60,6 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis, path: str) -> None:
         number = f"{i}. "
         console.print(Text.assemble(number, (describe_cause(cause), "bold")))
         body = Group(Text(cause.evidence), Text(cause.advice, style="green"))
-        console.print(Padding(body, (0, 0, 0, len(number))))
+        console.print(Padding(body, (0, 0, 0, len(number)), expand=False))
     console.print()
     console.print(make_summary_table("Figures", diagnosis.figures))
