@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import gymnasium as gym
 import numpy as np
@@ -337,10 +338,42 @@ def test_an_error_comes_first(tmp_path):
     assert (first.name, second.name) == ("error", "short_horizon")
 
 
+def test_an_update_that_is_not_finite_is_a_symptom(tmp_path):
+    text = "Traceback\ntfpolicies.errors.NonFiniteError: The update is not finite.\n"
+    for name, config, expected in (("a", {}, "non_finite_error"), ("b", {"lr": 1.0}, "unusual_")):
+        run = make_run(tmp_path / name, config, returns=GROWING if not config else 20.0)
+        (run / "error.txt").write_text(text)
+        assert diagnose(run).causes[0].name.startswith(expected)
+
+
+def test_an_error_before_a_run_was_resumed_is_not_named(tmp_path):
+    run = make_run(tmp_path / "run", returns=GROWING)
+    (run / "error.txt").write_text("ValueError: no\n")
+    os.utime(run / "error.txt", (1, 1))
+    assert diagnose(run).causes == ()
+
+
+def test_a_script_whose_environment_fails_leaves_its_error(tmp_path):
+    class Failing(Bandit):
+        steps = 0
+
+        def step(self, action):
+            Failing.steps += 1
+            if Failing.steps > 300:
+                raise RuntimeError("the motor is stuck")
+            return super().step(action)
+
+    with pytest.raises(Exception, match="the motor is stuck"):
+        learn_bandit(tmp_path / "run", env=Failing)
+    cause, *_ = diagnose(tmp_path / "run").causes
+    assert cause.name == "error"
+    assert "the motor is stuck" in cause.evidence
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):
     [cause] = find(tmp_path, returns=GROWING, has_checkpoint=False).causes
     assert cause.name == "no_checkpoint"
-    assert "ended from outside after 40 iterations" in cause.evidence
+    assert "ended after 40 iterations, before its first checkpoint" in cause.evidence
 
 
 def test_a_run_that_trains_is_not_called_killed(tmp_path):
@@ -374,7 +407,8 @@ def test_a_run_that_ended_before_learning_started(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [("", "ended from outside"), ("Trace\nOSError: full\n", "OSError: full")]
+    ("error", "words"),
+    [("", "progress.csv has no iteration"), ("Trace\nOSError: full\n", "OSError: full")],
 )
 def test_a_run_without_an_iteration(error, words, tmp_path):
     run = RunFolder.create_at(tmp_path / "run", {"learn": "PPO"})
@@ -427,8 +461,8 @@ class Bandit(gym.Env):
         return obs, float(action[0]) / 1000 - 0.5, True, False, {}
 
 
-def learn_bandit(path, **environment):
-    config = PPOConfig().environment(Bandit, **environment).debugging(seed=1)
+def learn_bandit(path, env=Bandit, **environment):
+    config = PPOConfig().environment(env, **environment).debugging(seed=1)
     config.training(train_batch_size=64, sgd_minibatch_size=32, num_sgd_iter=5, lr=1e-3)
     config.training(model={"fcnet_hiddens": [16]}).rollouts(num_envs_per_worker=4)
     algorithm = config.build()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfpolicies.algorithms.health_rules import LEARNING_START, MAX_STEPS_WITHOUT_END, RULES, Rule
 from tfpolicies.algorithms.health_stats import (
+    ActingPolicy,
     ActionFacts,
     PolicyStats,
     RowMeter,
@@ -22,7 +23,6 @@ from tfpolicies.algorithms.health_stats import (
     Settings,
     to_float,
 )
-from tfpolicies.policy.policy import Policy
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
@@ -104,7 +104,7 @@ class HealthChecks:
             logger.warning("%s%s", f"Policy {policy_id!r}: " if policy_id else "", message)
 
 
-def _describe_learning(policy: Policy, result: Mapping[str, Any]) -> dict[str, float]:
+def _describe_learning(policy: ActingPolicy, result: Mapping[str, Any]) -> dict[str, float]:
     """Returns how random the actions of a policy are, and the number of its updates."""
     stats = result.get("learner_stats") or {}
     entropy = to_float(stats.get("entropy", stats.get("policy_entropy")))

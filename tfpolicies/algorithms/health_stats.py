@@ -357,4 +357,5 @@ def _select_rows(leaf: Any) -> np.ndarray | None:
     rows = np.asarray(leaf)
     if rows.ndim < 2 or rows.dtype.kind not in "fi" or not rows.size:
         return None
-    return rows[:: max(1, len(rows) // _NUM_MEASURED_ROWS)].astype(np.float64)
+    stride = max(1, len(rows) // _NUM_MEASURED_ROWS) | 1  # odd, as periods are often even
+    return rows[::stride].astype(np.float64)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -37,6 +38,7 @@ from tfpolicies.rollout.experience_output import set_log_dir
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
 from tfpolicies.storage.migrations import migrate_settings
+from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
@@ -122,10 +124,11 @@ def learn(
             )
         try:
             reason = loop.train(lambda what: run_logger.emergency_save())
-        except NonFiniteError:  # the newest checkpoint is better than the current state
-            raise
-        except BaseException:
-            _emergency_save(run_logger, run)
+        except BaseException as error:
+            if isinstance(error, Exception) and run is not None:
+                _write_error(run, error)
+            if not isinstance(error, NonFiniteError):  # the newest checkpoint is better then
+                _emergency_save(run_logger, run)
             raise
     return LearnResult(loop.result, reason, None if run is None else run.path)
 
@@ -162,6 +165,13 @@ def _emergency_save(run_logger: RunLogger | NullRunLogger, run: RunFolder | None
         return
     if run is not None and run.has_checkpoint:
         logger.warning("Training ended early. Its state is saved in %s.", run.latest)
+
+
+def _write_error(run: RunFolder, error: Exception) -> None:
+    """Writes the traceback of the error that ended the training; ignores a full disk."""
+    text = "".join(traceback.format_exception(error))
+    with contextlib.suppress(OSError):
+        write_atomically(run.error_txt, text.encode(errors="replace"))
 
 
 # -- the folder -------------------------------------------------------------------------------

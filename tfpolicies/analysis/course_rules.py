@@ -14,24 +14,49 @@ from tfpolicies.algorithms.tuned_hyperparameters import find_tuned
 from tfpolicies.analysis.history_rule import HistoryRule, Located, has_learned
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_differences
+from tfpolicies.reporting.progress_display import format_count
 
+_CLOCK_SECONDS = 1.0  # by which the times of files may differ
+_MAX_ERROR_LENGTH = 300  # characters of an error
 _MAX_START_SHARE = 0.5  # share of a run that may pass before learning starts
 _MIN_ITERATIONS = 10  # iterations of an on-policy algorithm, each of which changes little
 _MAX_GAP_SHARE = 0.5  # of the improvement, by which evaluations may differ from training
 
 
 def find_error(history: RunHistory) -> Iterator[Located]:
-    error = history.record.error
-    if not error:
-        return
-    lines = [line for line in error.strip().splitlines() if line.strip()]
-    yield Located(
-        Finding(
-            evidence=f"The training ended with an error: {lines[-1].strip()[:300]}",
-            advice=f"{history.record.folder.error_txt.name} in the run folder has the traceback. "
-            "Resume the run when the error is fixed.",
+    if (error := get_last_error(history)) and "NonFiniteError" not in error:
+        yield Located(
+            Finding(
+                evidence=f"The training ended with an error: {error}",
+                advice=f"{history.record.folder.error_txt.name} in the run folder has the "
+                "traceback. Resume the run when the error is fixed.",
+            )
         )
+
+
+def find_non_finite_error(history: RunHistory) -> Iterator[Located]:
+    """Finds an update that gave NaN or infinity, which other rules may explain."""
+    if "NonFiniteError" in (error := get_last_error(history)):
+        yield Located(
+            Finding(
+                evidence=f"The training ended since an update was not finite: {error}",
+                advice="Lower lr, set grad_clip=0.5, and look for large or non-finite rewards and "
+                "observations.",
+                settings={"lr": history.settings.get("lr")},
+            )
+        )
+
+
+def get_last_error(history: RunHistory) -> str:
+    """Returns the last line of the error that ended a run; "" if it was resumed since."""
+    folder, error = history.record.folder, history.record.error
+    is_newest = folder.error_txt.exists() and (
+        folder.error_txt.stat().st_mtime >= folder.progress_csv.stat().st_mtime - _CLOCK_SECONDS
     )
+    if not error or history.record.ended_by or not is_newest:
+        return ""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    return lines[-1][:_MAX_ERROR_LENGTH] if lines else ""
 
 
 def find_non_finite(history: RunHistory) -> Iterator[Located]:
@@ -55,13 +80,15 @@ def find_non_finite(history: RunHistory) -> Iterator[Located]:
 
 def find_no_checkpoint(history: RunHistory) -> Iterator[Located]:
     record = history.record
-    if record.folder.has_checkpoint or record.folder.is_in_use:
+    has_ended = record.folder.has_checkpoint or record.folder.is_in_use or get_last_error(history)
+    if has_ended:
         return
     every = record.command.get("checkpoint_every", 20)
     yield Located(
         Finding(
-            evidence=f"The run was ended from outside after {record.num_iterations} iterations, "
-            "before its first checkpoint, so it cannot be resumed.",
+            evidence=f"The run ended after {format_count(record.num_iterations, 'iteration')}, "
+            "before its first checkpoint, so it cannot be resumed: it was killed, or its script "
+            "failed.",
             advice=f"Save earlier: a checkpoint is written every {every} iterations and at the "
             "end (--checkpoint-every, learn(checkpoint_every=...)).",
             figures={"iteration": record.num_iterations},
@@ -148,6 +175,8 @@ def find_few_iterations(history: RunHistory) -> Iterator[Located]:
     is_on_policy = "num_sgd_iter" in history.settings or "lambda" in history.settings
     if history.reads_data or not is_on_policy or LEARNING_START in history.settings:
         return
+    if not history.record.folder.has_checkpoint:
+        return  # it was not meant to be that short
     updates = history.last_step / batch_size
     if updates < _MIN_ITERATIONS:
         yield Located(
@@ -273,6 +302,13 @@ def find_forgetting(history: RunHistory) -> Iterator[Located]:
 
 RULES = (
     HistoryRule(
+        name="non_finite_error",
+        title="An update was not finite",
+        find=find_non_finite_error,
+        is_symptom=True,
+        needs_stuck=False,
+    ),
+    HistoryRule(
         name="no_episode",
         title="No episode has ended",
         find=find_no_episode,
@@ -291,7 +327,7 @@ RULES = (
     ),
     HistoryRule(
         name="no_checkpoint",
-        title="The run was killed before its first checkpoint",
+        title="The run ended before its first checkpoint",
         find=find_no_checkpoint,
         needs_stuck=False,
     ),

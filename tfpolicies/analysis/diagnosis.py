@@ -139,7 +139,7 @@ def _find_why_empty(record: RunRecord, *, is_training: bool) -> Iterator[Cause]:
         policy_id="",
         evidence=f"It ended with an error: {last_line[:300]}"
         if last_line
-        else "It was ended from outside: there is no progress.csv with an iteration.",
+        else "It was killed, or its script failed: progress.csv has no iteration.",
         advice="error.txt in the run folder has the traceback."
         if last_line
         else "Start it again; an iteration may take long: see the time limits of your machine.",
@@ -154,7 +154,6 @@ _HISTORY_RULES: Mapping[str, HistoryRule] = {
 
 _RANKING = (
     "error",
-    "no_checkpoint",
     "no_learning_yet",
     "no_training",
     "untrained_policy",
@@ -182,6 +181,7 @@ _RANKING = (
     "ended_schedule",
     "high_temperature",
     "shared_layers",
+    "no_checkpoint",
     "few_iterations",
     "small_steps",
     "large_steps",
@@ -190,6 +190,7 @@ _RANKING = (
     "no_advantages",
     "clipped_value_errors",
     "kl",
+    "non_finite_error",
     "non_finite",
     "lagging_policy",
     "unequal_progress",
@@ -276,6 +277,7 @@ def _apply_to_iterations(history: RunHistory, rule: Rule, *, shows_all: bool) ->
         return []
     count = history.record.num_iterations
     rows = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).astype(int)).tolist()
+    rows = rows[-1:] if rule.num_iterations == 1 else rows  # which looks at all episodes so far
     if not (rule.is_setup_check or is_ready(history.get_run_stats(rows[-1]))):
         return []
     results = []

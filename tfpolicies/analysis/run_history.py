@@ -187,7 +187,7 @@ class RunHistory:
         if not self.has_improved():
             return True
         gain, distance = (
-            self.score.last - self.first_returns.mean,
+            self.score.best - self.first_returns.mean,
             self.goal - self.first_returns.mean,
         )
         return self.is_flat() and gain < _MIN_GOAL_SHARE * distance

@@ -81,6 +81,7 @@ _KNOWN: Mapping[str, tuple[float, float]] = {
     "vf_loss_coeff": (0.1, 1.0),
     "kl_coeff": (0.0, 1.0),
     "kl_target": (0.003, 0.03),  # Schulman et al. 2017, table 1
+    "train_batch_size": (64, 4096),
     "sgd_minibatch_size": (32, 4096),
     "num_sgd_iter": (3, 30),
     "n_step": (1, 10),
@@ -94,7 +95,7 @@ _KNOWN: Mapping[str, tuple[float, float]] = {
 }
 """Ranges that hold for all algorithms; those of tuned settings widen them."""
 
-_UNBOUNDED = ("train_batch_size", "training_intensity")  # ranges of tuned settings only
+_UNBOUNDED = ("training_intensity",)  # ranges of tuned settings only
 _WITHOUT_LIMIT = ("sgd_minibatch_size", 0)  # all rows, for BC and MARWIL
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from rich.console import Console, Group
-from rich.padding import Padding
+from rich.console import Console
 from rich.text import Text
 
 from tfpolicies.analysis.diagnosis import Diagnosis, describe_cause, diagnose
@@ -58,8 +57,10 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis, path: str) -> None:
     for i, cause in enumerate(diagnosis.causes, 1):
         console.print()
         number = f"{i}. "
-        console.print(Text.assemble(number, (describe_cause(cause), "bold")))
-        body = Group(Text(cause.evidence), Text(cause.advice, style="green"))
-        console.print(Padding(body, (0, 0, 0, len(number)), expand=False))
+        console.print(Text.assemble(number, (describe_cause(cause), "bold")), soft_wrap=True)
+        for text in (Text(cause.evidence), Text(cause.advice, style="green")):
+            for line in text.wrap(console, console.width - len(number)):
+                line.rstrip()
+                console.print(Text(" " * len(number)) + line, soft_wrap=True)
     console.print()
     console.print(make_summary_table("Figures", diagnosis.figures))
