@@ -367,7 +367,7 @@ def _find_clipped_value_errors(policy: PolicyStats) -> Finding | None:
     share = policy.get_stat("vf_clipped")
     if not share > _MAX_CLIPPED_SHARE:
         return None
-    mean = policy.run.policy_means.get(policy.policy_id, policy.run.recent_mean)
+    mean = policy.run.policy_means.get(policy.policy_id, policy.run.mean)
     returns = f" (the mean return is {mean:.4g})" if math.isfinite(mean) else ""
     limit = policy.settings.get("vf_clip_param", 0)
     return Finding(

@@ -76,7 +76,8 @@ class RunStats:
             their agents, else NaN.
         length_mean: mean length of the newest episodes; NaN without episodes.
         length_max: the largest length of the newest episodes; NaN if unknown.
-        recent_mean: mean return of recent episodes; NaN without episodes.
+        mean: mean return of the newest episodes; NaN without episodes.
+        recent_mean: mean return of the most recent ones of these.
         first_returns: those of the first episodes; None if unknown.
         policy_means: mean returns of the newest episodes by policy, if there are several.
     """
@@ -93,6 +94,7 @@ class RunStats:
     equal_return: float = math.nan
     length_mean: float = math.nan
     length_max: float = math.nan
+    mean: float = math.nan
     recent_mean: float = math.nan
     first_returns: FirstReturns | None = None
     policy_means: Mapping[str, float] = field(default_factory=dict)
@@ -130,6 +132,7 @@ class RunStats:
             equal_return=_find_equal_return(episodes),
             length_mean=result.get("episode_len_mean", math.nan),
             length_max=max(lengths, default=math.nan),
+            mean=result.get("episode_reward_mean", math.nan),
             recent_mean=result.get("recent_returns", {}).get("mean", math.nan),
             first_returns=_summarize_first_returns(first_returns),
             policy_means=result.get("policy_reward_mean", {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -18,6 +19,7 @@ from tfpolicies.reporting.progress_display import format_count
 
 _CLOCK_SECONDS = 1.0  # by which the times of files may differ
 _MAX_ERROR_LENGTH = 300  # characters of an error
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b", re.MULTILINE)
 _MAX_START_SHARE = 0.5  # share of a run that may pass before learning starts
 _MIN_ITERATIONS = 10  # iterations of an on-policy algorithm, each of which changes little
 _MAX_GAP_SHARE = 0.5  # of the improvement, by which evaluations may differ from training
@@ -48,15 +50,24 @@ def find_non_finite_error(history: RunHistory) -> Iterator[Located]:
 
 
 def get_last_error(history: RunHistory) -> str:
-    """Returns the last line of the error that ended a run; "" if it was resumed since."""
+    """Returns the message of the error that ended a run; "" if it was resumed since."""
     folder, error = history.record.folder, history.record.error
     is_newest = folder.error_txt.exists() and (
         folder.error_txt.stat().st_mtime >= folder.progress_csv.stat().st_mtime - _CLOCK_SECONDS
     )
     if not error or history.record.ended_by or not is_newest:
         return ""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    return lines[-1][:_MAX_ERROR_LENGTH] if lines else ""
+    return get_error_message(error)
+
+
+def get_error_message(traceback: str) -> str:
+    r"""Returns the class and the message of the last exception of a traceback, in one line.
+
+    >>> get_error_message("Traceback ...\n  line\nmine.MyError: too\nlong\n")
+    'mine.MyError: too long'
+    """
+    starts = [match.start() for match in _EXCEPTION.finditer(traceback)]
+    return " ".join(traceback[starts[-1] if starts else 0 :].split())[:_MAX_ERROR_LENGTH]
 
 
 def find_non_finite(history: RunHistory) -> Iterator[Located]:

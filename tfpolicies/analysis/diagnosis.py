@@ -132,16 +132,16 @@ def diagnose(run: str | PathLike[str] | RunRecord) -> Diagnosis:
 def _find_why_empty(record: RunRecord, *, is_training: bool) -> Iterator[Cause]:
     if is_training:
         return
-    last_line = (record.error or "").strip().rpartition("\n")[2].strip()
+    error = course_rules.get_error_message(record.error or "")
     yield Cause(
         name="no_iteration",
         title="The run ended before its first iteration",
         policy_id="",
-        evidence=f"It ended with an error: {last_line[:300]}"
-        if last_line
+        evidence=f"It ended with an error: {error}"
+        if error
         else "It was killed, or its script failed: progress.csv has no iteration.",
         advice="error.txt in the run folder has the traceback."
-        if last_line
+        if error
         else "Start it again; an iteration may take long: see the time limits of your machine.",
     )
 

@@ -234,6 +234,7 @@ class RunHistory:
             equal_return=self._get_equal_return(row),
             length_mean=get("episode_len_mean"),
             length_max=float(np.nanmax(lengths)) if np.isfinite(lengths).any() else math.nan,
+            mean=get("episode_reward_mean"),
             recent_mean=float(record.get_returns()[row]),
             first_returns=self.first_returns,
             policy_means={
