@@ -13,7 +13,7 @@ from helpers.workers import make_small_config
 from tfpolicies import DQNConfig, PPOConfig
 from tfpolicies.algorithms import health_rules
 from tfpolicies.algorithms.health_checks import HealthChecks
-from tfpolicies.algorithms.health_stats import PolicyStats, RunStats
+from tfpolicies.algorithms.health_stats import ActionFacts, PolicyStats, RunStats
 from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_settings
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -133,9 +133,14 @@ def check(caplog, iterations, action_space=TWO, *, sizes=(1.0, 16.0), run=None, 
 
 
 def make_policy_stats(name, stats, config, action_space, result, run_stats):
-    policy = types.SimpleNamespace(config=config.to_dict(), action_space=action_space)
     learner = {"info": {"learner": {name: {"learner_stats": stats}}}, "policy_metrics": {name: {}}}
-    return PolicyStats.from_result({**result, **learner}, name, policy, run_stats)
+    return PolicyStats.from_result(
+        {**result, **learner},
+        name,
+        config.to_dict(),
+        ActionFacts.from_space(action_space),
+        run_stats,
+    )
 
 
 CLIPPED = {"vf_clipped": 0.9}

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
+
 from tfpolicies.algorithms.health_rules import LEARNING_START, MAX_STEPS_WITHOUT_END, RULES, Rule
 from tfpolicies.algorithms.health_stats import (
-    ActingPolicy,
     ActionFacts,
     PolicyStats,
     RowMeter,
@@ -39,6 +40,7 @@ class HealthChecks:
     def __init__(self) -> None:
         self._failed_iterations: Counter[tuple[str, str]] = Counter()
         self._reported_names: set[str] = set()
+        self._action_facts: dict[str, tuple[gym.Space[Any], ActionFacts]] = {}  # by policy id
 
     def check_iteration(
         self, algorithm: AlgorithmProtocol, result: dict[str, Any], meter: RowMeter
@@ -52,8 +54,9 @@ class HealthChecks:
         """
         config, metrics, learner = algorithm.config, algorithm._metrics, result["info"]["learner"]
         policies = {pid: algorithm.worker.policy_map.get_handle(pid) for pid in learner}
+        facts = {pid: self._get_action_facts(pid, x.action_space) for pid, x in policies.items()}
         result["policy_metrics"] = {
-            pid: meter.get(pid) | _describe_learning(policies[pid], policy_result)
+            pid: meter.get(pid) | _describe_learning(facts[pid], policy_result)
             for pid, policy_result in learner.items()
         }
         num_envs = algorithm.workers.num_envs() * max(1, config.num_rollout_workers)
@@ -62,8 +65,18 @@ class HealthChecks:
         )
         self.check(
             run,
-            [PolicyStats.from_result(result, pid, policy, run) for pid, policy in policies.items()],
+            [
+                PolicyStats.from_result(result, pid, policy.config, facts[pid], run)
+                for pid, policy in policies.items()
+            ],
         )
+
+    def _get_action_facts(self, policy_id: str, action_space: gym.Space[Any]) -> ActionFacts:
+        space, facts = self._action_facts.get(policy_id, (None, ActionFacts()))
+        if space is not action_space:
+            facts = ActionFacts.from_space(action_space)
+            self._action_facts[policy_id] = action_space, facts
+        return facts
 
     def check(self, run_stats: RunStats, policy_stats: Iterable[PolicyStats]) -> None:
         """Checks an iteration, and logs a warning for each rule that applies for the first time.
@@ -104,11 +117,11 @@ class HealthChecks:
             logger.warning("%s%s", f"Policy {policy_id!r}: " if policy_id else "", message)
 
 
-def _describe_learning(policy: ActingPolicy, result: Mapping[str, Any]) -> dict[str, float]:
+def _describe_learning(facts: ActionFacts, result: Mapping[str, Any]) -> dict[str, float]:
     """Returns how random the actions of a policy are, and the number of its updates."""
     stats = result.get("learner_stats") or {}
     entropy = to_float(stats.get("entropy", stats.get("policy_entropy")))
-    figures = ActionFacts.from_space(policy.action_space).describe_entropy(entropy)
+    figures = facts.describe_entropy(entropy)
     updates = result.get("num_grad_updates_lifetime")
     return figures if updates is None else {**figures, "updates": updates}
 

@@ -33,15 +33,6 @@ class Settings(Protocol):
     def get(self, name: str, default: Any, /) -> Any: ...
 
 
-class ActingPolicy(Protocol):
-    """The attributes of a policy that are facts about it."""
-
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-
-    action_space: gym.Space[Any]
-
-
 class FirstReturns(NamedTuple):
     """Mean and standard deviation of the returns of the first episodes of a run."""
 
@@ -192,22 +183,28 @@ class PolicyStats:
 
     @classmethod
     def from_result(
-        cls, result: Mapping[str, Any], policy_id: str, policy: ActingPolicy, run: RunStats
+        cls,
+        result: Mapping[str, Any],
+        policy_id: str,
+        settings: Settings,
+        actions: ActionFacts,
+        run: RunStats,
     ) -> PolicyStats:
         """Makes the statistics of a policy that learned in an iteration.
 
         Args:
             result: of the iteration.
             policy_id: its id.
-            policy: the policy.
+            settings: its settings.
+            actions: facts about its actions.
             run: the statistics of the run.
         """
         returns = result.get("hist_stats", {}).get(f"policy_{policy_id}_reward", ())
         return cls(
             policy_id=policy_id,
             stats=result["info"]["learner"][policy_id].get("learner_stats") or {},
-            settings=policy.config,
-            actions=ActionFacts.from_space(policy.action_space),
+            settings=settings,
+            actions=actions,
             run=run,
             metrics=result["policy_metrics"][policy_id],
             equal_return=returns[0] if len({*returns}) == 1 else math.nan,
