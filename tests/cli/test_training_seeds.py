@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from helpers.processes import is_running, start_program, wait_until
+from helpers.processes import is_running, run_python, start_program, wait_until
 from helpers.recorded_runs import write_run
 from tfpolicies.cli import main
 from tfpolicies.cli.arguments import parse
@@ -129,6 +129,16 @@ def test_a_damaged_folder_of_seeds_is_refused(tmp_path, change):
     file.write_text(json.dumps(content) if change else "{")
     with pytest.raises(CheckpointError, match="Resume each seed by itself"):
         SeedFolder.find(file.parent)
+
+
+def test_the_process_that_starts_the_seeds_needs_no_tensorflow(here):
+    folder = write_seeds(here / "runs")
+    code = (
+        "import sys; from tfpolicies.cli import main; "
+        f"main(['train', '--resume', {str(folder.path)!r}]); "
+        "assert not {'tensorflow', 'keras', 'scipy'} & {*sys.modules}"
+    )
+    assert "all seeds are finished" in run_python(code).stdout
 
 
 def test_finished_seeds_are_not_trained_again(here, succeed):
