@@ -21,8 +21,8 @@ from tfpolicies.analysis.run_groups import RunGroup, group_runs, read_runs
 from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.analysis.seed_statistics import (
     ESTIMATORS,
+    ConfidenceInterval,
     Curve,
-    Interval,
     aggregate_curves,
     compute_interval,
     compute_probability_of_improvement,
@@ -102,7 +102,7 @@ def _compare_groups(env: str, groups: Sequence[RunGroup], by: str, estimator: st
     for i, j in itertools.combinations(range(len(results)), 2):
         pair = compute_probability_of_improvement(results[i].scores, results[j].scores)
         probabilities[i, j] = pair
-        probabilities[j, i] = Interval(1 - pair.estimate, 1 - pair.high, 1 - pair.low)
+        probabilities[j, i] = ConfidenceInterval(1 - pair.estimate, 1 - pair.high, 1 - pair.low)
     return EnvComparison(
         env=env, grid=grid, groups=results, scored_by=scored_by, probabilities=probabilities
     )

@@ -36,7 +36,7 @@ from tfpolicies.analysis.run_summary import (
     get_last,
     get_speed,
 )
-from tfpolicies.analysis.seed_statistics import NUM_RESAMPLES, Interval
+from tfpolicies.analysis.seed_statistics import NUM_RESAMPLES, ConfidenceInterval
 from tfpolicies.reporting.learning_curve import format_duration
 from tfpolicies.reporting.progress_display import format_count
 
@@ -70,10 +70,10 @@ def format_value(value: float) -> str:
     return text.replace("-", _MINUS)
 
 
-def format_interval(interval: Interval) -> str:
+def format_interval(interval: ConfidenceInterval) -> str:
     """Formats the limits of an interval.
 
-    >>> format_interval(Interval(1.0, -0.5, 2.0))
+    >>> format_interval(ConfidenceInterval(1.0, -0.5, 2.0))
     '−0.5 to 2'
     """
     if not math.isfinite(interval.low):
@@ -363,7 +363,7 @@ def _make_probabilities(section: EnvComparison) -> Html:
     )
 
 
-def _format_probability(interval: Interval) -> str:
+def _format_probability(interval: ConfidenceInterval) -> str:
     if not math.isfinite(interval.estimate):
         return _MISSING
     text = f"{interval.estimate:.2f}"
