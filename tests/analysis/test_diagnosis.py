@@ -443,6 +443,19 @@ def test_every_rule_has_a_rank():
     assert sorted(diagnosis._RANKING) == sorted(rules)
 
 
+STRANGE = [0, -1, 1e9, "x", [], {"$float": "nan"}, {"$unavailable": "a:b"}, True, [[0, 1]]]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=repr)
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN", "SAC", "mine:Own"])
+def test_settings_of_another_type_do_not_stop_a_diagnosis(algorithm, value, tmp_path):
+    names = ["gamma", "train_batch_size", "exploration_config", "tau", "training_intensity"]
+    names += ["rollout_fragment_length", "policies", "evaluation_config", "model", "vf_clip_param"]
+    names += ["num_steps_sampled_before_learning_starts", "num_envs_per_worker", "clip_rewards"]
+    run = make_run(tmp_path / "run", dict.fromkeys(names, value), algorithm=algorithm, rows=3)
+    assert diagnose(run).to_json()["figures"]["iterations"] == 3
+
+
 # -- real runs --------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from tfpolicies.algorithms.health_checks import describe_too_short
 from tfpolicies.algorithms.health_rules import LEARNING_START, Finding
 from tfpolicies.algorithms.health_stats import to_float
 from tfpolicies.algorithms.tuned_hyperparameters import find_tuned
-from tfpolicies.analysis.history_rule import HistoryRule, Located, has_learned
+from tfpolicies.analysis.history_rule import HistoryRule, Located, divide, has_learned
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_differences
 from tfpolicies.reporting.progress_display import format_count
@@ -188,7 +188,7 @@ def find_few_iterations(history: RunHistory) -> Iterator[Located]:
         return
     if not history.record.folder.has_checkpoint:
         return  # it was not meant to be that short
-    updates = history.last_step / batch_size
+    updates = divide(history.last_step, batch_size)
     if updates < _MIN_ITERATIONS:
         yield Located(
             Finding(

@@ -129,7 +129,7 @@ class RunHistory:
     def _get_first_returns(self) -> FirstReturns:
         """Returns mean and deviation of the earliest iteration with enough episodes."""
         values = self.record.get_column(f"{RECENT_PREFIX}mean")
-        if self.reads_data or np.isnan(values).all():
+        if self.reads_data or not np.isfinite(values).any():
             values = (
                 self.record.get_evaluation_returns()
                 if self.reads_data
