@@ -389,6 +389,14 @@ def test_a_run_of_the_command_that_was_ended_early(tmp_path):
     assert find(tmp_path, command=command).causes[0].name == "killed"
 
 
+def test_exploration_of_a_run_that_trains_may_end_later(tmp_path):
+    config = {"exploration_config": {**EPSILON, "epsilon_timesteps": 90_000}}
+    path = make_run(tmp_path / "run", config, algorithm="DQN")
+    assert diagnose(path).causes[0].title == "Exploration has not ended"
+    with RunFolder.open(path).acquire():
+        assert "exploration" not in [cause.name for cause in diagnose(path).causes]
+
+
 @pytest.mark.parametrize("algo", ["PPO", "DQN"])
 def test_a_run_far_shorter_than_tuned_ones(algo, tmp_path):
     config = {"train_batch_size": 100}

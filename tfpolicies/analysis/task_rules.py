@@ -124,7 +124,8 @@ def find_exploration(history: RunHistory) -> Iterator[Located]:
     if not isinstance(config, Mapping):
         return
     random_steps = to_float(config.get("random_timesteps"))
-    if random_steps > _MAX_START_SHARE * history.last_step and history.is_stuck():
+    is_random = random_steps > _MAX_START_SHARE * history.last_step
+    if is_random and history.is_stuck() and not history.is_training:
         yield Located(
             Finding(
                 title="Actions are random for too long",
@@ -189,7 +190,7 @@ def _find_epsilon(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Lo
     elif (
         get_epsilon(history.last_step) > _MAX_EXPLORATION
         and history.is_stuck()
-        and not history.is_short()
+        and not (history.is_short() or history.is_training)
     ):
         epsilon = get_epsilon(history.last_step)
         yield Located(
