@@ -32,6 +32,7 @@ LAYERS = {
         "analysis",
         "loggers",
         "testing",
+        "tuning",
         "serving",
     ),
     "Applications": ("compat", "extending", "cli", "__main__"),

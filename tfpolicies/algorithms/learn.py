@@ -136,9 +136,9 @@ def learn(
                 loop.env_steps,
                 options.steps,
             )
+        run_path = None if run is None else run.path
         if run is not None and "finished" in run.settings:
             run.write_settings({"learn": type(algorithm).__name__})  # it continues
-        run_path = None if run is None else run.path
         with notify_callbacks(algorithm, run_path) as end:
             try:
                 end.reason = loop.train(lambda what: run_logger.emergency_save())

@@ -90,7 +90,10 @@ class RunLogger:
     def __init__(
         self, run: RunFolder, algorithm: AlgorithmProtocol, options: TrainingOptions
     ) -> None:
-        from tfpolicies.algorithms.run_description import describe_run, get_compared_settings
+        from tfpolicies.algorithms.run_description import (  # imports Keras
+            describe_run,
+            get_compared_settings,
+        )
 
         self.run = run
         run.describe(describe_run(algorithm), get_versions(), get_machine())

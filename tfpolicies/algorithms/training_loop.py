@@ -26,6 +26,7 @@ from tfpolicies.reporting.progress_row import (
     find_loss,
     make_progress_row,
 )
+from tfpolicies.reporting.run_folder import ENDED_BY_CALLBACK, ENDED_BY_STEPS, ENDED_BY_TARGET
 from tfpolicies.system.signal_handling import get_interrupt_handler
 
 if TYPE_CHECKING:
@@ -33,12 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfpolicies")
 
-ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = (
-    "target",
-    "steps",
-    "callback",
-)  # reasons why training ended
 ENDED_BY_SIGNAL, ENDED_BY_ERROR = "signal", "error"
+"""Further reasons why training ended, for callbacks."""
 
 _RECENT_MEAN = f"{RECENT_PREFIX}mean"  # callbacks may remove it from a row
 _MEAN_Q = "learner/default_policy/mean_q"

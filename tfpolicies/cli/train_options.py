@@ -506,7 +506,8 @@ class TrainSettings:
             "the algorithm's defaults" if is_custom_algorithm(self.algo) else "RLlib's defaults"
         )
         if self.no_tuned:
-            return f"Settings: {defaults}."
+            changed = f", except {len(self.from_file)} of --config" if self.from_file else ""
+            return f"Settings: {defaults}{changed}."
         if entry is None and self.algo in _DATA_SETTINGS and self.data:
             texts = [f"{name}={value:g}" for name, value in _DATA_SETTINGS[self.algo].items()]
             return (

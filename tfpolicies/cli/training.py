@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import math
@@ -15,13 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from tfpolicies.algorithms.run_logger import RunLogger
-from tfpolicies.algorithms.training_loop import (
-    ENDED_BY_CALLBACK,
-    ENDED_BY_STEPS,
-    ENDED_BY_TARGET,
-    TrainingLoop,
-    notify_callbacks,
-)
+from tfpolicies.algorithms.training_loop import TrainingLoop, notify_callbacks
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.exit_codes import (
     DONE,
@@ -58,7 +51,6 @@ from tfpolicies.cli.train_options import (
     TrainSettings,
     get_algorithm_class,
     make_loggers,
-    require_no_duplicate_settings,
 )
 from tfpolicies.cli.training_data import (
     check_data,
@@ -67,7 +59,6 @@ from tfpolicies.cli.training_data import (
     require_data,
     require_trust,
 )
-from tfpolicies.cli.training_seeds import train_seeds, trains_seeds
 from tfpolicies.config.callbacks import join_callbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import CheckpointError, UsageError
@@ -75,7 +66,12 @@ from tfpolicies.export.model_card import ReturnFigure, add_evaluation
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_row import RECENT_PREFIX, find_loss
-from tfpolicies.reporting.run_folder import RunFolder
+from tfpolicies.reporting.run_folder import (
+    ENDED_BY_CALLBACK,
+    ENDED_BY_STEPS,
+    ENDED_BY_TARGET,
+    RunFolder,
+)
 from tfpolicies.system.paths import resolve_path, shorten_path
 from tfpolicies.system.signal_handling import SignalInterrupt, get_active_handler, print_to_stderr
 
@@ -87,7 +83,6 @@ logger = logging.getLogger("tfpolicies")
 _EXTRA_BATCHES = 10  # further train batches if the exported policy missed the target
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-_NON_SETTING_ARGUMENTS = ("command", "debug", "run")
 
 
 class TrainingJob(NamedTuple):
@@ -99,19 +94,15 @@ class TrainingJob(NamedTuple):
     console: Console
 
 
-def train(args: argparse.Namespace) -> int:
-    """Trains, exports and plays; see `tfpolicies train --help`.
+def train(arguments: dict[str, Any], *, debug: bool) -> int:
+    """Trains, exports and plays; see `tfpolicies train --help`. Returns the exit status.
 
     Errors of settings, environment and construction are raised before a run folder is made.
+
+    Args:
+        arguments: the options of the command, by name.
+        debug: whether to show the traceback of an error.
     """
-    arguments = {
-        name: value for name, value in vars(args).items() if name not in _NON_SETTING_ARGUMENTS
-    }
-    require_no_duplicate_settings(arguments)
-    if trains_seeds(arguments):
-        return train_seeds(arguments)
-    if "parallel" in arguments:
-        raise UsageError("--parallel needs --seeds, or --resume with a folder of seeds.")
     run_folder = arguments.pop("run_folder", None)  # of one of several seeds
     model_work_limit = arguments.pop("model_work_limit", 1.0)  # not stored in the run folder
     console = CommandConsole()
@@ -130,7 +121,7 @@ def train(args: argparse.Namespace) -> int:
         loggers = make_loggers(settings.logger)
         load_tensorflow_with_status(console)
         if run is not None:
-            require_no_stored_imports(run, settings)
+            require_no_stored_imports(run.run_json, settings)
             if settings.data:
                 require_data(settings, shlex.join(make_resume_command(run)))
         if settings.data:
@@ -167,7 +158,7 @@ def train(args: argparse.Namespace) -> int:
                 return status
             except BaseException as error:
                 end.set_error(error)
-                return _handle_early_end(job, error, debug=args.debug)
+                return _handle_early_end(job, error, debug=debug)
 
 
 def _stop(algorithm: Algorithm) -> None:
@@ -393,7 +384,7 @@ def _handle_early_end(job: TrainingJob, error: BaseException, *, debug: bool) ->
         message = message.capitalize()
     else:
         message = f"tfpolicies: error: {message}"
-    if status == FAILED:
+    if status in (FAILED, NOT_FINITE):
         trace = "".join(traceback.format_exception(error))
         if debug:
             print_to_stderr(trace)

@@ -711,8 +711,8 @@ class TFPolicy(TFPolicyHooks):
         """Writes the whole policy, preprocessing and mapping of actions included, for serving.
 
         The export is run and compared with the policy before this returns. Connectors are left out;
-        a log line says so. `MODEL_CARD.md`, next to `policy_spec.json`, says what is known of the
-        policy: more if an algorithm or the command `export` writes it.
+        a log line says so. `MODEL_CARD.md`, next to `policy_spec.json`, lists the known
+        facts of the policy; there are more if an algorithm or the command `export` writes it.
 
         Args:
             export_dir: the folder; created if missing. A SavedModel is written to the next numbered

@@ -25,6 +25,8 @@ from tfpolicies.system.regular_files import read_regular
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
+# Reasons why a training ended, as `finished` in the settings of a run:
+ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = "target", "steps", "callback"
 _TEARDOWN_SECONDS = 2.0  # seconds that the kernel may take to end a killed process
 _MAX_JSON_BYTES = 1 << 20  # bytes of a run.json
 _MAX_PLACES = 20  # versions and machines that a run.json lists
