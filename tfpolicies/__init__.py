@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.sac import *
     from tfpolicies.algorithms.td3 import *
     from tfpolicies.analysis.comparison import compare_runs as compare_runs
+    from tfpolicies.analysis.diagnosis import diagnose as diagnose
     from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
     from tfpolicies.batch.sample_batch import MultiAgentBatch as MultiAgentBatch
     from tfpolicies.batch.sample_batch import SampleBatch as SampleBatch
@@ -67,6 +68,7 @@ _MODULES = {
     "compare_runs": "tfpolicies.analysis.comparison",
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
+    "diagnose": "tfpolicies.analysis.diagnosis",
     "import_policy": "tfpolicies.importers.import_policy",
     "record_video": "tfpolicies.algorithms.episode_playback",
     "tune": "tfpolicies.tuning.tuner",

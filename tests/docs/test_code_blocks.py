@@ -85,7 +85,7 @@ def test_commands_of_pages_have_the_options_that_they_use():
     from tfpolicies.cli.arguments import _make_parsers
 
     parsers = _make_parsers()[1]
-    known = {option for parser in parsers.values() for option in parser.options()}
+    known = {option for parser in parsers.values() for option in parser.options()} | {"--version"}
     for page in get_pages():
         lines = [
             line for block in read_code_blocks(page) for line in block.code.splitlines()
@@ -93,6 +93,19 @@ def test_commands_of_pages_have_the_options_that_they_use():
         commands = [line for line in lines if line.lstrip().startswith("tfpolicies ")]
         used = {option for line in commands for option in re.findall(r"(?<=\s)--[a-z][\w-]*", line)}
         assert used - known == set(), page
+
+
+def test_a_block_is_saved_in_a_file_that_later_blocks_import(tmp_path):
+    page = ROOT / "build" / "tests" / "saved.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(
+        "<!-- file: cart.py -->\n<!-- quick: 400 -> 4 -->\n```python\nwheels = 400\n```\n"
+        "```python\nfrom cart import wheels\nassert wheels == 4\n```\n"
+        '```sh\npython -c "import cart; assert cart.wheels == 4"\n```\n'
+    )
+    result = run_in_process(page, tmp_path, quick=True)
+    assert result.returncode == 0, result.stdout
+    assert {path.name for path in tmp_path.iterdir()} >= {"cart.py"}
 
 
 def test_a_page_runs_in_order_with_servers_in_the_background(tmp_path):

@@ -26,7 +26,7 @@ from tfpolicies.algorithms.config_completion import (
     record_resolved_settings,
 )
 from tfpolicies.algorithms.evaluator import Evaluator
-from tfpolicies.algorithms.health_checks import HealthChecks, PolicyStats, RunStats
+from tfpolicies.algorithms.health_checks import HealthChecks
 from tfpolicies.algorithms.learn import Callback, LearnResult, learn
 from tfpolicies.algorithms.run_description import describe_algorithm
 from tfpolicies.algorithms.run_logger import TrainingOptions
@@ -319,7 +319,9 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
         `recent_returns` with mean, std, min and max of the newest ones of these (those of the last
         10,000 environment steps or of the iteration, whichever is longer, but at least 5 episodes;
         early in a run, those of its last fifth), `timesteps_total`, `training_iteration`, `info`
-        with the learner's statistics by policy, counters, timers in ms and, when due, `evaluation`.
+        with the learner's statistics by policy, `policy_metrics` with further figures by policy
+        (see `RowMeter` and `ActionFacts.describe_entropy`; `updates` is the number of its gradient
+        updates), counters, timers in ms and, when due, `evaluation`.
         `load_time_ms` is the time to convert batches to the learner's columns; copying them to a
         device is part of `learn_time_ms`. `perf` has the CPU and memory load, on Linux and unless
         `log_sys_usage=False`. `trial_id` is "default"; Ray Tune fills in its own.
@@ -332,7 +334,7 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
         """
         self._require_running()
         self._metrics.begin_iteration()
-        self._train_batch_sampler.row_magnitudes.begin_iteration()
+        self._train_batch_sampler.row_meter.begin_iteration()
         learner: dict[str, Any] = {}
         evaluation = self._evaluation.start()
         while True:
@@ -341,7 +343,7 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
                 break
         self.iteration += 1
         result = self._metrics.make_result(self.iteration, learner, self.workers)
-        self._check_health(result, learner)
+        self._health_checks.check_iteration(self, result, self._train_batch_sampler.row_meter)
         self._evaluation.add_to(result, evaluation)
         self._report(result)
         self._last_result = result
@@ -482,25 +484,6 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
             error.add(f"It happened in iteration {error.iteration}; {checkpoint_text}.")
             raise
         return learner
-
-    def _check_health(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
-        episodes, policies = [*self._metrics.episodes], self.worker.policy_map
-        num_envs = self.workers.num_envs() * max(1, self.config.num_rollout_workers)
-        self._health_checks.check(
-            RunStats(result, self.config, episodes, num_envs, self._metrics.first_returns),
-            (
-                PolicyStats(
-                    pid,
-                    policy_result.get("learner_stats") or {},
-                    policy.config,
-                    policy.action_space,
-                    result,
-                    *self._train_batch_sampler.row_magnitudes.get(pid),
-                )
-                for pid, policy_result in learner.items()
-                for policy in [policies.get_handle(pid)]
-            ),
-        )
 
     # -- evaluation ---------------------------------------------------------------------------
 

@@ -148,8 +148,8 @@ def learn(
                 if not isinstance(error, NonFiniteError):  # then the newest checkpoint is better
                     _emergency_save(run_logger, run)
                 raise
-        if run is not None:
-            run.write_settings({"learn": type(algorithm).__name__, "finished": end.reason})
+            if run is not None:
+                run.write_settings({"learn": type(algorithm).__name__, "finished": end.reason})
     return LearnResult(loop.result, end.reason, run_path)
 
 

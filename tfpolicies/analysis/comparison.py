@@ -14,9 +14,9 @@ from tfpolicies.analysis.comparison_results import (
     ComparisonFiles,
     ComparisonResult,
     EnvComparison,
-    Findings,
     GroupResult,
 )
+from tfpolicies.analysis.diagnosis import describe_cause, diagnose
 from tfpolicies.analysis.run_groups import RunGroup, group_runs, read_runs
 from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.analysis.seed_statistics import (
@@ -39,19 +39,17 @@ _END_TOLERANCE = 0.01  # of the longest run, by which the ends of runs may diffe
 class RunComparison(ComparisonResult):
     """The result of `compare_runs`; its numbers are those of `ComparisonResult`."""
 
-    def write(
-        self, folder: str | PathLike[str], *, find: Findings | None = None
-    ) -> ComparisonFiles:
+    def write(self, folder: str | PathLike[str]) -> ComparisonFiles:
         """Writes the comparison as a page and as pictures.
 
-        The page is one file, which loads nothing else and runs no script.
+        The page is one file, which loads nothing else and runs no script. It has the causes that
+        `diagnose` finds for each run.
 
         Args:
             folder: where to write; created if missing. Files of an earlier comparison in it are
                 replaced.
-            find: returns findings about a run, each a title and a detail, which the page shows.
         """
-        return write_files(self, resolve_path(folder), find)
+        return write_files(self, resolve_path(folder), _find_causes)
 
 
 def compare_runs(
@@ -169,3 +167,9 @@ def compute_score(run: RunRecord, scored_by: str) -> float:
         return float("nan")
     is_late = is_finite & (steps >= (1 - _SCORE_SHARE) * steps[-1])
     return float(returns[is_late].mean() if is_late.any() else returns[is_finite][-1])
+
+
+def _find_causes(run: RunRecord) -> list[tuple[str, str]]:
+    """Returns title and details of each cause for which a run does not learn."""
+    causes = diagnose(run).causes
+    return [(describe_cause(cause), f"{cause.evidence} {cause.advice}") for cause in causes]

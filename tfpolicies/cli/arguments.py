@@ -181,6 +181,7 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
         "data": _Command(
             "show or record experience to learn from", _add_data_arguments, "data_commands"
         ),
+        "doctor": _Command("say why a run does not learn", _add_doctor_arguments, "doctor"),
         "list": _Command(
             "list algorithms, environments and tuned settings",
             _add_list_arguments,
@@ -447,6 +448,12 @@ _DATA_COMMANDS = {
     ),
     "record": ("play episodes with a trained policy and write them", _add_data_record_arguments),
 }
+
+
+def _add_doctor_arguments(parser: _Parser) -> None:
+    run = f"a run folder, or a folder of runs (the newest is used; default {RUNS})"
+    parser.add_value("run_folder", "RUN", run, nargs="?", default=RUNS)
+    parser.add_switch("--json", "print the diagnosis as JSON")
 
 
 def _add_list_arguments(parser: _Parser) -> None:

@@ -384,7 +384,7 @@ def _handle_early_end(job: TrainingJob, error: BaseException, *, debug: bool) ->
         message = message.capitalize()
     else:
         message = f"tfpolicies: error: {message}"
-    if status == FAILED:
+    if status in (FAILED, NOT_FINITE):
         trace = "".join(traceback.format_exception(error))
         if debug:
             print_to_stderr(trace)

@@ -13,9 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from tfpolicies.algorithms.run_description import describe_run, encode_settings
+from tfpolicies.algorithms.run_description import describe_run
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.config.description import encode_settings
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.system.atomic import make_folder, write_atomically
@@ -129,7 +130,7 @@ class BackgroundLogger(DefaultCallbacks):
         name = f"{facts['algorithm']}-{facts['env']}" if run_dir is None else run_dir.name
         return RunFacts(
             name=name,
-            settings={**encode_settings(algorithm.config), **facts},
+            settings={**encode_settings(algorithm.config.to_dict()), **facts},
             versions=get_versions(),
             machine=get_machine(),
             run_dir=run_dir,

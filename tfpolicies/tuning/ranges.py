@@ -37,7 +37,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Interval:
+class NumberRange:
     """A number from `low` to `high`, both included; see `uniform`.
 
     Attributes:
@@ -76,7 +76,7 @@ class Interval:
         return f"{self.low:g} to {self.high:g}{unit}{scale}"
 
 
-Range = Choice | Interval
+Range = Choice | NumberRange
 
 
 def choice(values: Sequence[Setting]) -> Choice:
@@ -102,7 +102,7 @@ def choice(values: Sequence[Setting]) -> Choice:
     return Choice(tuple(values))
 
 
-def uniform(low: float, high: float) -> Interval:
+def uniform(low: float, high: float) -> NumberRange:
     """Returns a range of numbers, all as likely.
 
     Raises:
@@ -111,10 +111,10 @@ def uniform(low: float, high: float) -> Interval:
     >>> str(uniform(0.3, 2.0))
     '0.3 to 2'
     """
-    return _make_interval("uniform", low, high)
+    return _make_number_range("uniform", low, high)
 
 
-def log_uniform(low: float, high: float) -> Interval:
+def log_uniform(low: float, high: float) -> NumberRange:
     """Returns a range of numbers whose logarithms are all as likely; both are above 0.
 
     >>> str(log_uniform(1e-5, 1e-2))
@@ -122,10 +122,10 @@ def log_uniform(low: float, high: float) -> Interval:
     """
     if is_number(low) and low <= 0:
         raise ConfigError(f"log_uniform takes numbers above 0, got {low!r}. Use uniform.")
-    return _make_interval("log_uniform", low, high)
+    return _make_number_range("log_uniform", low, high)
 
 
-def int_uniform(low: int, high: int) -> Interval:
+def int_uniform(low: int, high: int) -> NumberRange:
     """Returns a range of whole numbers, both ends included.
 
     >>> str(int_uniform(1, 20))
@@ -133,10 +133,10 @@ def int_uniform(low: int, high: int) -> Interval:
     """
     if not all(isinstance(x, int) and not isinstance(x, bool) for x in (low, high)):
         raise ConfigError(f"int_uniform takes whole numbers, got {low!r} and {high!r}.")
-    return _make_interval("int_uniform", low, high)
+    return _make_number_range("int_uniform", low, high)
 
 
-def share_of_steps(low: float, high: float) -> Interval:
+def share_of_steps(low: float, high: float) -> NumberRange:
     """Returns a range of whole numbers that are shares, in [0, 1], of the steps of a trial.
 
     >>> str(share_of_steps(0.05, 0.5))
@@ -144,17 +144,17 @@ def share_of_steps(low: float, high: float) -> Interval:
     """
     if is_number(low) and is_number(high) and not 0 <= low < high <= 1:
         raise ConfigError(f"share_of_steps takes two shares in [0, 1], got {low!r} and {high!r}.")
-    return _make_interval("share_of_steps", low, high)
+    return _make_number_range("share_of_steps", low, high)
 
 
-def _make_interval(kind: str, low: float, high: float) -> Interval:
+def _make_number_range(kind: str, low: float, high: float) -> NumberRange:
     numbers = all(is_number(x) and math.isfinite(x) for x in (low, high))
     if not numbers or low >= high:
         raise ConfigError(
             f"{kind} takes two finite numbers, the lower one first, got {show_value(low)} and "
             f"{show_value(high)}."
         )
-    return Interval(low, high, kind)
+    return NumberRange(low, high, kind)
 
 
 _KINDS = {
@@ -179,7 +179,7 @@ def parse_range(name: str, value: Setting) -> Range | None:
     >>> str(parse_range("lr", {"log_uniform": [1e-5, 1e-2]})), parse_range("lr", 1e-3)
     ('1e-05 to 0.01, logarithmic', None)
     """
-    if isinstance(value, Choice | Interval):
+    if isinstance(value, Choice | NumberRange):
         return value
     if not isinstance(value, Mapping) or len(value) != 1 or not isinstance(value, dict):
         return None

@@ -9,6 +9,8 @@ which readers do not see, direct it:
     The block is not run, for this reason.
 ``<!-- picture: runs/robot/learning_curve.png -> robots.png -->``
     A full run copies this file of its folder to the pictures of the tutorials.
+``<!-- file: my_env.py -->``
+    The block is saved in this file, instead of being run.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ LANGUAGES = ("python", "sh")
 """The languages that are run; others, such as `text` or `json`, are shown only."""
 
 _FENCE = re.compile(r"^( *)```(\w*).*$")
-_DIRECTIVE = re.compile(r"^ *<!-- (quick|not run|picture): (.*?) -->$")
+_DIRECTIVE = re.compile(r"^ *<!-- (quick|not run|picture|file): (.*?) -->$")
 _UNPUBLISHED = ("decisions", "drafts", "images")  # folders of `docs` without pages of the site
 
 
@@ -43,6 +45,7 @@ class CodeBlock:
         replacements: pairs of texts for a quick run.
         not_run: why the block is not run; "" if it is.
         pictures: pairs of a file that the page writes and its name in the documentation.
+        file: the file in which the code is saved instead of being run; "" if it is run.
     """
 
     page: Path
@@ -52,6 +55,7 @@ class CodeBlock:
     replacements: tuple[tuple[str, str], ...] = ()
     not_run: str = ""
     pictures: tuple[tuple[str, str], ...] = ()
+    file: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -124,6 +128,7 @@ def _make_block(
         tuple(_split(page, line, text) for kind, text in directives if kind == "quick"),
         "; ".join(text for kind, text in directives if kind == "not run"),
         tuple(_split(page, line, text) for kind, text in directives if kind == "picture"),
+        next((text for kind, text in directives if kind == "file"), ""),
     )
 
 

@@ -59,7 +59,9 @@ def run_page(page: Path, folder: Path, *, quick: bool) -> None:
                 continue
             code = block.get_quick_code() if quick else block.code
             print(f"-- {block}", flush=True)
-            if block.language == "python":
+            if block.file:
+                (folder / block.file).write_text(code, encoding="utf-8")
+            elif block.language == "python":
                 padding = "\n" * (block.line - 1)  # for the line numbers of tracebacks
                 exec(compile(padding + code, str(page), "exec"), names)
             else:
