@@ -13,7 +13,7 @@ import numpy as np
 
 from tfpolicies.analysis.comparison_results import AXES, ComparisonResult, EnvComparison
 from tfpolicies.analysis.run_summary import get_statistic
-from tfpolicies.analysis.seed_statistics import Curve, interpolate
+from tfpolicies.analysis.seed_statistics import EstimatedCurve, interpolate
 from tfpolicies.reporting.learning_curve import format_number
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def draw_curves(comparison: ComparisonResult, section: EnvComparison) -> Picture
 
     Where a group has fewer runs than at its start, its line is thin.
     """
-    panels: list[tuple[str, list[Curve | None]]] = []
+    panels: list[tuple[str, list[EstimatedCurve | None]]] = []
     evaluations = [result.evaluation for result in section.groups]
     if any(evaluations):
         panels.append((f"Evaluations on {section.env}", evaluations))
@@ -271,7 +271,7 @@ def _get_line_style(index: int, width: float) -> _Style:
     return {"color": get_color(index)[0], "linestyle": dashes, "linewidth": width}
 
 
-def _draw_curve(axes: Axes, curve: Curve, index: int, *, has_band: bool) -> None:
+def _draw_curve(axes: Axes, curve: EstimatedCurve, index: int, *, has_band: bool) -> None:
     style = _get_line_style(index, 2.2)
     is_full = curve.num_runs == max(curve.num_runs, default=0)
     # A run may begin later than others, with its first episode: only the end is thin.
@@ -288,7 +288,7 @@ def _draw_curve(axes: Axes, curve: Curve, index: int, *, has_band: bool) -> None
         axes.plot(*end, "o", color=style["color"], markersize=5, zorder=4)
 
 
-def _note_if_empty(axes: Axes, curves: Sequence[Curve | None], frame: _Frame) -> None:
+def _note_if_empty(axes: Axes, curves: Sequence[EstimatedCurve | None], frame: _Frame) -> None:
     if not any(curve is not None and np.isfinite(curve.estimate).any() for curve in curves):
         style: _Style = {"ha": "center", "color": _GRAY, "size": frame.font_size}
         axes.set_yticks([])
