@@ -20,6 +20,7 @@ pytestmark = pytest.mark.soak
 UV = [sys.executable, "-m", "uv", "-q"]
 WHEEL, SDIST = f"tfpolicies-{__version__}-py3-none-any.whl", f"tfpolicies-{__version__}.tar.gz"
 NOT_SHIPPED = shutil.ignore_patterns("__pycache__", ".git", ".peers", "*.egg-info", ".*_cache")
+SUFFIXES = (".cff", ".cfg", ".in", ".ini", ".md", ".py", ".toml")
 FOLDERS = ("benchmarks", "distributions", "docs", "examples", "tfpolicies", "tools")
 
 
@@ -46,7 +47,7 @@ def source(tmp_path_factory):
     for name in FOLDERS:
         shutil.copytree(HOME / name, folder / name, ignore=NOT_SHIPPED)
     for path in HOME.iterdir():
-        if path.is_file():
+        if path.suffix in SUFFIXES or path.name in ("LICENSE", "constraints.txt"):
             shutil.copy(path, folder)
     return folder
 

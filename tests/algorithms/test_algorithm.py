@@ -157,7 +157,8 @@ episode_reward_std sampler_results num_agent_steps_sampled_this_iter
 num_env_steps_sampled_this_iter timesteps_this_iter
 """
 OTHERS = """
-sampler_results recent_returns info counters timers perf evaluation config done trial_id
+sampler_results recent_returns policy_metrics info counters timers perf evaluation config done
+trial_id
 num_env_steps_sampled_throughput_per_sec num_steps_trained_this_iter timesteps_total
 agent_timesteps_total episodes_total training_iteration iterations_since_restore
 date timestamp time_this_iter_s time_total_s time_since_restore pid hostname node_ip

@@ -1,5 +1,6 @@
 """Health checks of runs: one line for each fault, with number and setting, none for sound runs."""
 
+import dataclasses
 import math
 import types
 
@@ -10,8 +11,9 @@ from gymnasium import spaces
 
 from helpers.workers import make_small_config
 from tfpolicies import DQNConfig, PPOConfig
-from tfpolicies.algorithms import health_checks
-from tfpolicies.algorithms.health_checks import HealthChecks, PolicyStats, RunStats
+from tfpolicies.algorithms import health_rules
+from tfpolicies.algorithms.health_checks import HealthChecks
+from tfpolicies.algorithms.health_stats import ActionFacts, PolicyStats, RunStats
 from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_settings
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -35,11 +37,21 @@ class Flat(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.now = 0
-        return np.zeros(2, np.float32), {}
+        return self._observe(), {}
 
     def step(self, action):
         self.now += 1
-        return np.zeros(2, np.float32), self.reward, self.now == self.length, False, {}
+        return self._observe(), self.reward, self.now == self.length, False, {}
+
+    def _observe(self):
+        return np.array([self.now % 2, 0.0], np.float32)
+
+
+class Blind(Flat):
+    """Observes nothing."""
+
+    def _observe(self):
+        return np.ones(2, np.float32)
 
 
 class Noisy(Flat):
@@ -112,10 +124,23 @@ def check(caplog, iterations, action_space=TWO, *, sizes=(1.0, 16.0), run=None, 
     config.training(train_batch_size=256, **settings)
     result = {**RESULT, **(run or {})}
     episodes, first = result.pop("episodes", EPISODES), result.pop("first_returns", FIRST)
+    metrics = {"obs_magnitude": sizes[0], "reward_magnitude": sizes[1]}
     for stats in iterations:
-        one = PolicyStats("p", {**SOUND, **stats}, config.to_dict(), action_space, result, *sizes)
-        observer.check(RunStats(result, config, episodes, 1, first), [one])
+        run_stats = RunStats.from_result(result, config, episodes, 1, first)
+        policy = make_policy_stats("p", {**SOUND, **stats}, config, action_space, result, run_stats)
+        observer.check(run_stats, [dataclasses.replace(policy, metrics=metrics)])
     return [record.getMessage() for record in caplog.records]
+
+
+def make_policy_stats(name, stats, config, action_space, result, run_stats):
+    learner = {"info": {"learner": {name: {"learner_stats": stats}}}, "policy_metrics": {name: {}}}
+    return PolicyStats.from_result(
+        {**result, **learner},
+        name,
+        config.to_dict(),
+        ActionFacts.from_space(action_space),
+        run_stats,
+    )
 
 
 CLIPPED = {"vf_clipped": 0.9}
@@ -286,9 +311,10 @@ def test_a_policy_of_several_with_the_same_return_from_the_start_is_named(
 
 def test_each_fault_is_logged_for_one_policy_only(caplog):
     observer, config = HealthChecks(), PPOConfig()
-    policies = [PolicyStats(name, CLIPPED, config.to_dict(), TWO, RESULT) for name in "abc"]
+    run_stats = RunStats.from_result(RESULT, config, EPISODES, 1, FIRST)
+    policies = [make_policy_stats(name, CLIPPED, config, TWO, RESULT, run_stats) for name in "abc"]
     for _ in range(5):
-        observer.check(RunStats(RESULT, config, EPISODES, 1), policies)
+        observer.check(run_stats, policies)
     assert len(caplog.records) == 1
 
 
@@ -336,6 +362,12 @@ def test_returns_that_are_too_large_for_the_clipped_value_errors_are_named(caplo
     assert "(the mean return is -3" in line
 
 
+def test_observations_that_are_all_the_same_are_named(caplog):
+    lines = train(caplog, ppo(lambda _: Blind(reward=1.0)), 4)
+    assert "all observations are the same" in lines[0]
+    assert lines[0].startswith("Policy 'default_policy': ")
+
+
 def test_rewards_that_never_come_are_named_after_a_hundred_episodes(caplog):
     config = ppo(lambda _: Flat(), use_critic=False)
     config.training(use_gae=False).rollouts(batch_mode="complete_episodes")
@@ -357,7 +389,7 @@ def test_rewards_of_agents_that_cancel_out_are_rewards(caplog):
 
 
 def test_episodes_that_never_end_are_named(caplog, monkeypatch):
-    monkeypatch.setattr(health_checks, "_MAX_STEPS_WITHOUT_END", 256)
+    monkeypatch.setattr(health_rules, "MAX_STEPS_WITHOUT_END", 256)
     endless = ppo(lambda _: Flat(reward=0.1, length=0)).rollouts(num_envs_per_worker=2)
     assert train(caplog, endless, 3) == []
     (line,) = train(caplog, endless, 4)

@@ -216,6 +216,16 @@ def test_a_run_folder_of_a_stranger_cannot_inject_markup(tmp_path):
     assert "<script>alert(1)</script>" in "".join(page.text)
 
 
+def test_settings_that_are_nested_too_deeply_are_refused(runs):
+    deep = {}
+    for _ in range(200):
+        deep = {"a": [deep]}
+    write_run(runs / "deep", [1.0], config=deep)
+    [(path, reason)] = compare_runs(runs).damaged.items()
+    assert path.endswith("deep")
+    assert "nested more than 30 levels" in reason
+
+
 def test_the_page_shows_how_runs_ended_and_what_was_found(tmp_path):
     write_run(tmp_path / "a", [1.0, 2.0], seed=0, ended_by="target")
     error = "Traceback (most recent call last):\n  line 1\nValueError: boom\n"
@@ -281,3 +291,16 @@ def test_runs_of_seeds_in_folders_are_compared(tmp_path):
     write_run(tmp_path / "runs" / "single", [1.0, 2.0], seed=7)
     [result] = compare_runs([tmp_path / "runs", tmp_path / "runs" / "ppo-1"]).groups
     assert result.group.seeds == (0, 1, 2, 7)
+    [result] = compare_runs(tmp_path).groups  # a folder of folders of runs
+    assert result.group.seeds == (0, 1, 2, 7)
+
+
+def test_several_runs_of_one_seed_are_not_taken_for_independent_ones(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, [1.0, 2.0], seed=4)
+    write_run(tmp_path / "ppo-1" / "seed-5", [1.0], seed=5)
+    comparison = compare_runs(tmp_path)
+    assert comparison.groups[0].group.duplicate_seeds == (4,)
+    page, _ = read_page(comparison, tmp_path / "out")
+    assert "several runs of a seed (4)" in " ".join(page.text)
+    assert "ppo-1/seed-5" in page.text

@@ -108,3 +108,28 @@ def test_lists_need_no_tensorflow():
         "status = main(['list']); sys.exit(status or 'tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+MINE = """
+from tfpolicies import PG
+
+class MINE(PG):
+    \"\"\"An algorithm of another package.\"\"\"
+"""
+
+
+@pytest.mark.soak
+def test_an_algorithm_of_another_package_is_listed_by_building_it(tmp_path, monkeypatch, capsys):
+    info = tmp_path / "other_package-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-package\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tfpolicies.algorithms]\nMINE = other_module")
+    (tmp_path / "other_module.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    records = list_json(capsys, "algorithms", "--filter", "mine")
+    assert records == {
+        "MINE": {
+            **read_capabilities()["PG"].to_json(),
+            "summary": "An algorithm of another package.",
+        }
+    }

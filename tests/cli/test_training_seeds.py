@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from helpers.processes import is_running, start_program, wait_until
+from helpers.processes import is_running, run_python, start_program, wait_until
 from helpers.recorded_runs import write_run
 from tfpolicies.cli import main
 from tfpolicies.cli.arguments import parse
@@ -87,11 +87,16 @@ def test_the_command_of_a_seed_has_the_same_options():
     words = ["train", "CartPole-v1", "--algo", "DQN", "--lr", "0.001", "--num-envs", "3"]
     words += ["--set", "gamma=0.9", "--set", "model.fcnet_hiddens=[4]", "--until", "1e2"]
     words += ["--keep-best", "--export", "--config", "my.json", "--run-folder", "x/seed-1"]
-    options = vars(parse(words))
-    assert vars(parse(make_words(options))) | {"run": 0} == options | {"run": 0}
+    words += ["--logger", "mlflow", "--logger", "mine:Logger"]
     data = ["train", "--data", "a.json", "b.json", "--columns", '{"obs": ["x"]}']
-    options = vars(parse(data))
-    assert vars(parse(make_words(options))) | {"run": 0} == options | {"run": 0}
+    for command in (words, data):
+        options = get_options(command)
+        assert get_options(make_words(options)) == options
+
+
+def get_options(words):
+    options = vars(parse(words))
+    return {name: x for name, x in options.items() if name not in ("command", "debug", "run")}
 
 
 def test_options_that_contradict_several_seeds_are_refused(here, refuse):
@@ -129,6 +134,16 @@ def test_a_damaged_folder_of_seeds_is_refused(tmp_path, change):
     file.write_text(json.dumps(content) if change else "{")
     with pytest.raises(CheckpointError, match="Resume each seed by itself"):
         SeedFolder.find(file.parent)
+
+
+def test_the_process_that_starts_the_seeds_needs_no_tensorflow(here):
+    folder = write_seeds(here / "runs")
+    code = (
+        "import sys; from tfpolicies.cli import main; "
+        f"main(['train', '--resume', {str(folder.path)!r}]); "
+        "assert not {'tensorflow', 'keras', 'scipy'} & {*sys.modules}"
+    )
+    assert "all seeds are finished" in run_python(code).stdout
 
 
 def test_finished_seeds_are_not_trained_again(here, succeed):

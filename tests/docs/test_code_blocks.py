@@ -85,7 +85,7 @@ def test_commands_of_pages_have_the_options_that_they_use():
     from tfpolicies.cli.arguments import _make_parsers
 
     parsers = _make_parsers()[1]
-    known = {option for parser in parsers.values() for option in parser.options()}
+    known = {option for parser in parsers.values() for option in parser.options()} | {"--version"}
     for page in get_pages():
         lines = [
             line for block in read_code_blocks(page) for line in block.code.splitlines()

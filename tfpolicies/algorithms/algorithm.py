@@ -26,8 +26,9 @@ from tfpolicies.algorithms.config_completion import (
     record_resolved_settings,
 )
 from tfpolicies.algorithms.evaluator import Evaluator
-from tfpolicies.algorithms.health_checks import HealthChecks, PolicyStats, RunStats
+from tfpolicies.algorithms.health_checks import HealthChecks
 from tfpolicies.algorithms.learn import Callback, LearnResult, learn
+from tfpolicies.algorithms.run_description import describe_algorithm
 from tfpolicies.algorithms.run_logger import TrainingOptions
 from tfpolicies.algorithms.train_batch_sampler import TrainBatchSampler
 from tfpolicies.algorithms.training_checks import LearnerResultCheck, TrainableCheck
@@ -55,6 +56,7 @@ from tfpolicies.export.model_card import export_facts
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_checkpoints import get_path
+from tfpolicies.policy.policy_summary import format_policies
 from tfpolicies.rollout.curriculum import set_tasks
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -317,7 +319,9 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
         `recent_returns` with mean, std, min and max of the newest ones of these (those of the last
         10,000 environment steps or of the iteration, whichever is longer, but at least 5 episodes;
         early in a run, those of its last fifth), `timesteps_total`, `training_iteration`, `info`
-        with the learner's statistics by policy, counters, timers in ms and, when due, `evaluation`.
+        with the learner's statistics by policy, `policy_metrics` with further figures by policy
+        (see `RowMeter` and `ActionFacts.describe_entropy`; `updates` is the number of its gradient
+        updates), counters, timers in ms and, when due, `evaluation`.
         `load_time_ms` is the time to convert batches to the learner's columns; copying them to a
         device is part of `learn_time_ms`. `perf` has the CPU and memory load, on Linux and unless
         `log_sys_usage=False`. `trial_id` is "default"; Ray Tune fills in its own.
@@ -330,7 +334,7 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
         """
         self._require_running()
         self._metrics.begin_iteration()
-        self._train_batch_sampler.row_magnitudes.begin_iteration()
+        self._train_batch_sampler.row_meter.begin_iteration()
         learner: dict[str, Any] = {}
         evaluation = self._evaluation.start()
         while True:
@@ -339,7 +343,7 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
                 break
         self.iteration += 1
         result = self._metrics.make_result(self.iteration, learner, self.workers)
-        self._check_health(result, learner)
+        self._health_checks.check_iteration(self, result, self._train_batch_sampler.row_meter)
         self._evaluation.add_to(result, evaluation)
         self._report(result)
         self._last_result = result
@@ -481,25 +485,6 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
             raise
         return learner
 
-    def _check_health(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
-        episodes, policies = [*self._metrics.episodes], self.worker.policy_map
-        num_envs = self.workers.num_envs() * max(1, self.config.num_rollout_workers)
-        self._health_checks.check(
-            RunStats(result, self.config, episodes, num_envs, self._metrics.first_returns),
-            (
-                PolicyStats(
-                    pid,
-                    policy_result.get("learner_stats") or {},
-                    policy.config,
-                    policy.action_space,
-                    result,
-                    *self._train_batch_sampler.row_magnitudes.get(pid),
-                )
-                for pid, policy_result in learner.items()
-                for policy in [policies.get_handle(pid)]
-            ),
-        )
-
     # -- evaluation ---------------------------------------------------------------------------
 
     @suggest_for_unknown_keywords(lambda _, name: EVALUATE_ARGUMENTS.get(name, ""))
@@ -556,6 +541,19 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
                 "get_policy(%r) returns None; there are policies %s.", policy_id, policy_ids
             )
         return policy
+
+    def summary(self, print_fn: Callable[[str], object] = print) -> None:
+        """Prints the environment, the workers and all policies; see `TFPolicy.summary`.
+
+        Policies with the same networks are described once, by the first of them.
+
+        Args:
+            print_fn: called with each line.
+        """
+        policy_map = self.worker.policy_map
+        policies = {pid: policy_map.get_handle(pid) for pid in sorted(policy_map)}
+        for line in [*describe_algorithm(self), *format_policies(policies)]:
+            print_fn(line)
 
     def add_policy(
         self,

@@ -1,4 +1,4 @@
-"""The facts that an algorithm knows of its policies, for the model cards of their exports."""
+"""Facts of the policies of an algorithm, for the model cards of their exports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpolicies.system.machine_info import get_versions
 
 
 def make_algorithm_card(algorithm: AlgorithmProtocol, policy_id: str) -> ModelCard:
-    """Returns what an algorithm knows of one of its policies after its last iteration.
+    """Returns the facts of a policy after the last iteration of its algorithm.
 
     Args:
         algorithm: an `Algorithm`.

@@ -11,14 +11,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import keras
 from rich.console import Console
 
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.algorithms.episode_playback import PlaySetup, require_renderable
+from tfpolicies.algorithms.keras_callbacks import KerasCallbacks, is_keras_callback
 from tfpolicies.algorithms.run_logger import NullRunLogger, RunLogger, TrainingOptions
-from tfpolicies.algorithms.training_loop import TrainingLoop
+from tfpolicies.algorithms.training_loop import TrainingLoop, notify_callbacks
 from tfpolicies.algorithms.training_state import get_progress
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.config.callbacks import (
@@ -44,6 +46,7 @@ from tfpolicies.system.paths import resolve_path
 logger = logging.getLogger("tfpolicies")
 
 _ALGORITHM_CALLBACKS = (
+    *("on_run_start", "on_iteration_start", "on_iteration_end", "on_training_end", "on_run_end"),
     *("on_train_result", "on_evaluate_start", "on_evaluate_end"),
     *("on_workers_recreated", "on_checkpoint_loaded"),
 )
@@ -51,8 +54,8 @@ _GREEDY_NOTICE = "Evaluations are greedy, since evaluation_config does not set e
 _MAX_SETTINGS_SHOWN = 3  # different settings in a message
 _AUTO_SETTINGS = ("inference", "jit_compile")  # "auto" may resolve differently in another version
 
-Callback = DefaultCallbacks | Callable[..., object]
-"""A `DefaultCallbacks` instance or class, or a function `f(algorithm, result)`."""
+Callback: TypeAlias = DefaultCallbacks | keras.callbacks.Callback | Callable[..., object]
+"""A `DefaultCallbacks` or Keras callback, or a function `f(algorithm, result)`."""
 
 
 class LearnResult(NamedTuple):
@@ -98,6 +101,9 @@ def learn(
     if options.record_every:
         require_renderable(PlaySetup(algorithm))
     callback_objects, functions = _split_callbacks(callbacks)
+    for callback in callback_objects:
+        if isinstance(callback, KerasCallbacks):
+            callback.check(algorithm)
     console = Console(quiet=not progress, force_terminal=None if progress else False)
     print_line = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     iteration = algorithm.iteration
@@ -130,19 +136,21 @@ def learn(
                 loop.env_steps,
                 options.steps,
             )
+        run_path = None if run is None else run.path
         if run is not None and "finished" in run.settings:
             run.write_settings({"learn": type(algorithm).__name__})  # it continues
-        try:
-            reason = loop.train(lambda what: run_logger.emergency_save())
-        except BaseException as error:
-            if run is not None and isinstance(error, Exception):
-                run.write_error(error)
-            if not isinstance(error, NonFiniteError):  # then the newest checkpoint is better
-                _emergency_save(run_logger, run)
-            raise
-        if run is not None:
-            run.write_settings({"learn": type(algorithm).__name__, "finished": reason})
-    return LearnResult(loop.result, reason, None if run is None else run.path)
+        with notify_callbacks(algorithm, run_path) as end:
+            try:
+                end.reason = loop.train(lambda what: run_logger.emergency_save())
+            except BaseException as error:
+                if run is not None and isinstance(error, Exception):
+                    run.write_error(error)
+                if not isinstance(error, NonFiniteError):  # then the newest checkpoint is better
+                    _emergency_save(run_logger, run)
+                raise
+            if run is not None:
+                run.write_settings({"learn": type(algorithm).__name__, "finished": end.reason})
+    return LearnResult(loop.result, end.reason, run_path)
 
 
 def _validate_options(options: TrainingOptions, algorithm: AlgorithmProtocol) -> TrainingOptions:
@@ -282,12 +290,18 @@ def _normalize_stored_setting(
 def _split_callbacks(
     callbacks: Callback | Sequence[Callback],
 ) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
-    """Splits callbacks into `DefaultCallbacks` instances and plain functions."""
+    """Splits callbacks into `DefaultCallbacks` instances and plain functions.
+
+    Keras callbacks become one `KerasCallbacks`.
+    """
     callback_objects: list[DefaultCallbacks] = []
     functions: list[Callable[..., Any]] = []
+    keras_callbacks: list[Any] = []
     for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
         instance = callback() if isinstance(callback, type) else callback
-        if isinstance(instance, DefaultCallbacks):
+        if is_keras_callback(instance):
+            keras_callbacks.append(instance)
+        elif isinstance(instance, DefaultCallbacks):
             _require_algorithm_callbacks(instance)
             warn_of_unknown_methods(instance)
             callback_objects.append(instance)
@@ -295,9 +309,11 @@ def _split_callbacks(
             functions.append(instance)
         else:
             raise UsageError(
-                "callbacks must be functions f(algorithm, result), or DefaultCallbacks, got "
-                f"{callback!r:.200}.{suggest_callback(callback)}"
+                "callbacks must be functions f(algorithm, result), DefaultCallbacks or Keras "
+                f"callbacks, got {callback!r:.200}.{suggest_callback(callback)}"
             )
+    if keras_callbacks:
+        callback_objects.append(KerasCallbacks(keras_callbacks))
     return callback_objects, functions
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from tfpolicies.algorithms.health_checks import RowMagnitudes
+from tfpolicies.algorithms.health_stats import RowMeter
+from tfpolicies.algorithms.recent_actions import RecentActions
 from tfpolicies.algorithms.training_checks import TrainableCheck
 from tfpolicies.algorithms.training_metrics import TrainingMetrics
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
@@ -42,7 +43,8 @@ class TrainBatchSampler:
 
     Attributes:
         env_steps_per_row: environment steps per training row of the last train batch.
-        row_magnitudes: magnitudes of observations and rewards.
+        recent_actions: the newest actions of trained policies.
+        row_meter: measures observations and rewards.
     """
 
     def __init__(self, workers: WorkerSet, metrics: TrainingMetrics, check: TrainableCheck) -> None:
@@ -51,7 +53,8 @@ class TrainBatchSampler:
         self._check = check
         self.env_steps_per_row = 1.0
         self._has_fitted_filters = False
-        self.row_magnitudes = RowMagnitudes()
+        self.recent_actions = RecentActions()
+        self.row_meter = RowMeter()
 
     def sample(self, min_steps: int, *, while_learning: bool) -> dict[str, SampleBatch]:
         """Returns the rows of at least `min_steps` steps, by the id of the policy that learns.
@@ -80,7 +83,8 @@ class TrainBatchSampler:
         }
         self._check.check_sampled(trained_rows, policies.policy_map)
         for policy_id, rows in trained_rows.items():
-            self.row_magnitudes.measure(policy_id, rows)
+            self.recent_actions.add(policy_id, rows)
+            self.row_meter.measure(policy_id, rows)
         agent_steps = sum(rows.count for rows in trained_rows.values())
         self.env_steps_per_row = batch.env_steps() / max(1, agent_steps)
         self._metrics.add_time("sample", started_at)

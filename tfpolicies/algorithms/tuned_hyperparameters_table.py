@@ -470,3 +470,13 @@ _td3 = partial(_add, "TD3", _TD3)
 for _env, (_, _return) in _MUJOCO_RETURNS.items():
     _noise_settings = _explore_with(10_000, _GAUSSIAN_NOISE)
     _td3(_env + _MUJOCO, 1e6, _return, _noise_settings, notes=[_OTHER_VERSION.format("v3")])
+
+SB3_DEFAULTS: Mapping[str, Settings] = {
+    "PPO": _PPO,
+    "A2C": _A2C,
+    "DQN": _DQN,
+    "SAC": _SAC,
+    "TD3": _TD3,
+    "DDPG": _DDPG,
+}
+"""The defaults of Stable-Baselines3 that differ from those of this package, by algorithm."""

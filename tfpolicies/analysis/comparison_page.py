@@ -20,7 +20,13 @@ from tfpolicies.analysis.comparison_results import (
 )
 from tfpolicies.analysis.comparison_videos import Video
 from tfpolicies.analysis.html_elements import Html, element, join, make_data_url, make_table
-from tfpolicies.analysis.run_groups import DEFAULT, find_differences, get_algorithm_text, show_text
+from tfpolicies.analysis.run_groups import (
+    DEFAULT,
+    find_differences,
+    get_algorithm_text,
+    get_run_text,
+    show_text,
+)
 from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.analysis.run_summary import (
     STATISTICS,
@@ -30,7 +36,7 @@ from tfpolicies.analysis.run_summary import (
     get_last,
     get_speed,
 )
-from tfpolicies.analysis.seed_statistics import NUM_RESAMPLES, Interval
+from tfpolicies.analysis.seed_statistics import NUM_RESAMPLES, ConfidenceInterval
 from tfpolicies.reporting.learning_curve import format_duration
 from tfpolicies.reporting.progress_display import format_count
 
@@ -64,10 +70,10 @@ def format_value(value: float) -> str:
     return text.replace("-", _MINUS)
 
 
-def format_interval(interval: Interval) -> str:
+def format_interval(interval: ConfidenceInterval) -> str:
     """Formats the limits of an interval.
 
-    >>> format_interval(Interval(1.0, -0.5, 2.0))
+    >>> format_interval(ConfidenceInterval(1.0, -0.5, 2.0))
     '−0.5 to 2'
     """
     if not math.isfinite(interval.low):
@@ -121,7 +127,7 @@ def make_title(comparison: ComparisonResult) -> str:
     where = envs[0] if len(envs) == 1 else format_count(len(envs), "environment")
     if len(comparison.runs) == 1:
         [run] = comparison.runs
-        return f"{get_algorithm_text(run.algorithm)} on {where}: {show_text(run.name, 80)}"
+        return f"{get_algorithm_text(run.algorithm)} on {where}: {get_run_text(run)}"
     return f"{len(comparison.runs)} runs on {where}"
 
 
@@ -255,6 +261,11 @@ def _note_seeds(section: EnvComparison) -> str:
             f"{count} runs tell little: they give only {samples} different bootstrap samples, so "
             "the interval is too narrow. Train at least 5 seeds."
         )
+    if repeated := sorted({seed for x in section.groups for seed in x.group.duplicate_seeds}):
+        notes.append(
+            f"Some groups have several runs of a seed ({', '.join(map(str, repeated))}). These are "
+            "not independent, so the interval is too narrow: leave all but one out."
+        )
     return " ".join(notes)
 
 
@@ -267,7 +278,7 @@ def _has_shorter_runs(result: GroupResult) -> bool:
 def _explain_scores(section: EnvComparison) -> str:
     text = (
         f"The final return of a run is the mean of its {section.scored_by} returns over the last "
-        "tenth of its steps."
+        "tenth of its steps, also if it ended early."
     )
     evaluate = [x.label for x in section.groups if x.evaluation is not None]
     if section.scored_by == "training" and evaluate:
@@ -352,7 +363,7 @@ def _make_probabilities(section: EnvComparison) -> Html:
     )
 
 
-def _format_probability(interval: Interval) -> str:
+def _format_probability(interval: ConfidenceInterval) -> str:
     if not math.isfinite(interval.estimate):
         return _MISSING
     text = f"{interval.estimate:.2f}"
@@ -375,7 +386,7 @@ def _make_settings(section: EnvComparison) -> Html:
         header = ["Setting", *(result.label for result in section.groups)]
         parts.append(make_table("Settings that differ between groups", header, rows, numbers=False))
     if common:
-        text = "Settings that all groups share" if len(settings) > 1 else "Settings of the run"
+        text = "Settings that all groups share" if len(settings) > 1 else "Settings of all runs"
         table = make_table(
             "Settings that differ from the algorithm's defaults",
             ["Setting", "Value"],
@@ -416,7 +427,7 @@ def _make_runs_table(section: EnvComparison) -> Html:
         for run, score in zip(result.group.runs, result.scores, strict=True):
             rows.append(
                 [
-                    _mark_group(index, show_text(run.name, 80)),
+                    _mark_group(index, get_run_text(run)),
                     _MISSING if run.seed is None else run.seed,
                     format_value(float(score)),
                     _format_range([get_last(run, "env_steps")]),
@@ -435,7 +446,7 @@ def _make_run_details(section: EnvComparison, find: Findings | None) -> Iterator
         error = get_error_lines(run)
         if not error and find is None:
             continue
-        yield element("h4", show_text(run.name, 80))
+        yield element("h4", get_run_text(run))
         if error:
             yield element("p", "The last lines of the error that ended it:", class_="alert")
             yield element("pre", error)
@@ -457,7 +468,7 @@ def _make_videos(section: EnvComparison, videos: Mapping[str, Video]) -> Iterato
 
 
 def _make_video(label: str, video: Video) -> Html:
-    caption = f"{label}: {show_text(video.name, 100)} of {show_text(video.run, 80)}"
+    caption = f"{label}: {show_text(video.name, 100)} of {video.run}"
     if video.content is None:
         return element("p", f"{caption} is too large for this page; see {video.path}.")
     url = make_data_url(video.content, video.media_type)

@@ -158,7 +158,7 @@ def draw_statistics(
         figure = _make_figure(frame, 2.3 * num_rows, labels)
         axes = figure.subplots(num_rows, num_columns, sharex=True, squeeze=False).ravel()
         for each, name in zip(axes, names, strict=False):
-            _style_axes(each, frame)
+            _style_axes(each, frame, num_ticks=4)
             each.set_title(name, loc="left", size=frame.font_size + 1, color=_INK, pad=6)
             for index in range(len(section.groups)):
                 each.plot(section.grid, curves[name, index], **_get_line_style(index, 1.5))
@@ -231,7 +231,7 @@ def _cut(text: str, frame: _Frame) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def _style_axes(axes: Axes, frame: _Frame) -> None:
+def _style_axes(axes: Axes, frame: _Frame, num_ticks: int = 8) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_facecolor(_PAPER)
@@ -241,7 +241,9 @@ def _style_axes(axes: Axes, frame: _Frame) -> None:
     axes.grid(axis="y", color=_GRID, linewidth=1)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_GRAY, labelsize=frame.font_size - 0.5, length=0, pad=5)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if frame.is_narrow else 8, steps=_TICK_STEPS))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=4 if frame.is_narrow else num_ticks, steps=_TICK_STEPS)
+    )
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=_TICK_STEPS))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfpolicies.analysis.run_groups import RunGroup
 from tfpolicies.analysis.run_record import RunRecord
-from tfpolicies.analysis.seed_statistics import Curve, Interval
+from tfpolicies.analysis.seed_statistics import ConfidenceInterval, Curve
 from tfpolicies.reporting.progress_display import format_count
 
 AXES = {"steps": "env_steps", "time": "time_s"}
@@ -46,7 +46,7 @@ class GroupResult:
     training: Curve
     evaluation: Curve | None
     scores: np.ndarray
-    final: Interval
+    final: ConfidenceInterval
 
     @property
     def label(self) -> str:
@@ -76,7 +76,7 @@ class EnvComparison:
     grid: np.ndarray
     groups: tuple[GroupResult, ...]
     scored_by: str
-    probabilities: Mapping[tuple[int, int], Interval]
+    probabilities: Mapping[tuple[int, int], ConfidenceInterval]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

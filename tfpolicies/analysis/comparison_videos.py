@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tfpolicies.analysis.run_groups import RunGroup
+from tfpolicies.analysis.run_groups import RunGroup, get_run_text
 from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.system.paths import shorten_path
 from tfpolicies.system.regular_files import read_regular
@@ -38,7 +38,11 @@ def read_videos(groups: Iterable[RunGroup]) -> dict[str, Video]:
         content = _read(path, min(remaining, _MAX_VIDEO_BYTES))
         remaining -= len(content or b"")
         videos[group.key] = Video(
-            run.name, path.name, shorten_path(path), _MEDIA_TYPES[path.suffix.lower()], content
+            get_run_text(run),
+            path.name,
+            shorten_path(path),
+            _MEDIA_TYPES[path.suffix.lower()],
+            content,
         )
     return videos
 

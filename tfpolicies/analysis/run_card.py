@@ -1,4 +1,4 @@
-"""The facts that a run folder has of its policy, for the model cards of exports."""
+"""Facts of the policy of a run, read from its folder, for the model cards of exports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEFAULT_INPUT = "sampler"
 
 
 def make_run_card(run: RunRecord, iteration: int | None = None) -> ModelCard:
-    """Returns what a run knows of its policy after an iteration.
+    """Returns the facts of the policy of a run after an iteration.
 
     Args:
         run: the run.

@@ -13,7 +13,7 @@ from typing import Any
 from tfpolicies.analysis.run_record import RunRecord, read_run
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.run_folder import RunFolder, find_run_paths
+from tfpolicies.reporting.run_folder import SEED_PREFIX, RunFolder, find_run_paths
 from tfpolicies.system.paths import resolve_path, shorten_path
 
 DEFAULT = "default"
@@ -22,8 +22,12 @@ DEFAULT = "default"
 NO_ENV = "recorded experience"
 """The text of the environment of runs without one."""
 
+UNKNOWN_ENV = "unknown environment"
+"""The text of the environment of runs of earlier versions, which do not record it."""
+
 _MAX_LABEL_SETTINGS = 3
 _MAX_TEXT = 60  # characters of a value
+_MAX_DEPTH = 30  # levels of settings and places
 _OPTIONS_WITH_SETTINGS = ("num_envs", "lr", "set", "from_file", "no_tuned", "model", "data")
 
 
@@ -34,7 +38,7 @@ class RunGroup:
     Attributes:
         label: the algorithm and the settings in which it differs from others on its environment.
         algorithm: as in `RunRecord`.
-        env: as in `RunRecord`, or "recorded experience".
+        env: as in `RunRecord`, or "recorded experience" or "unknown environment".
         settings: those that differ from the algorithm's defaults, as texts by dotted name.
         runs: by seed and time.
     """
@@ -53,6 +57,12 @@ class RunGroup:
     @property
     def seeds(self) -> tuple[int | None, ...]:
         return tuple(run.seed for run in self.runs)
+
+    @property
+    def duplicate_seeds(self) -> tuple[int, ...]:
+        """Seeds of more than one run."""
+        seeds = [seed for seed in self.seeds if seed is not None]
+        return tuple(sorted({seed for seed in seeds if seeds.count(seed) > 1}))
 
     def __repr__(self) -> str:
         return f"RunGroup({self.label!r} on {self.env!r}, {len(self.runs)} runs)"
@@ -77,21 +87,42 @@ def read_runs(
     records, damaged = [], {}
     for folder in folders:
         try:
-            records.append(read_run(folder))
+            records.append(_read_shallow_run(folder))
         except CheckpointError as error:
             damaged[show_text(shorten_path(folder), 300)] = show_text(str(error), 500)
     records.sort(key=lambda record: (record.created.replace(tzinfo=None), str(record.folder.path)))
     return records, damaged
 
 
+def _read_shallow_run(folder: Path) -> RunRecord:
+    """Reads a run; refuses settings that are nested so deeply that showing them would fail."""
+    record = read_run(folder)
+    level: list[Any] = [[record.config, record.command, record.places]]
+    for _ in range(_MAX_DEPTH):
+        level = [x for value in level for x in _get_children(value)]
+    if level:
+        raise CheckpointError(
+            f"{str(record.folder.run_json)!r} is nested more than {_MAX_DEPTH} levels deep, "
+            "which no training writes. Restore the file."
+        )
+    return record
+
+
+def _get_children(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
+
 def _find_folders(path: str | PathLike[str]) -> list[Path]:
     folder = resolve_path(path)
     if (folder / "run.json").exists():
         return [folder]
-    folders = find_run_paths(folder)
+    parents = [folder, *(path for path in sorted(folder.glob("*")) if path.is_dir())]
+    folders = {path: None for parent in parents for path in find_run_paths(parent)}
     if not folders:
-        RunFolder.open(folder)  # raises, and lists the runs in it
-    return folders
+        RunFolder.open(folder)  # raises, and says why it is none
+    return [*folders]
 
 
 def group_runs(records: Sequence[RunRecord]) -> dict[str, list[RunGroup]]:
@@ -203,5 +234,15 @@ def get_algorithm_text(algorithm: str) -> str:
     return show_text(algorithm.rpartition(":")[2], _MAX_TEXT) or "unknown algorithm"
 
 
+def get_run_text(record: RunRecord) -> str:
+    """Returns the name of a run for display; of one of several seeds, with that of their folder."""
+    path = record.folder.path
+    name = f"{path.parent.name}/{path.name}" if path.name.startswith(SEED_PREFIX) else path.name
+    return show_text(name, _MAX_TEXT + 20)
+
+
 def get_env_text(record: RunRecord) -> str:
-    return show_text(record.env, _MAX_TEXT) if record.env else NO_ENV
+    if record.env:
+        return show_text(record.env, _MAX_TEXT)
+    is_described = bool(record.places or record.command)
+    return NO_ENV if is_described else UNKNOWN_ENV

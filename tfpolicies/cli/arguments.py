@@ -37,6 +37,7 @@ from tfpolicies.cli.arg_types import (
     positive_int,
 )
 from tfpolicies.cli.train_options import MODEL_GROUP, OPTIONS, RUN_GROUP, get_flag, parse_algorithm
+from tfpolicies.cli.tune_arguments import add_tune_arguments
 from tfpolicies.errors import ConfigError, UsageError, suggest_similar_names
 from tfpolicies.system.installed_distributions import import_or_explain
 
@@ -138,7 +139,7 @@ def _make_parsers(used_command: str = "") -> tuple[_Parser, dict[str, _Parser]]:
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
-            argument_default=argparse.SUPPRESS if name == "train" else None,
+            argument_default=argparse.SUPPRESS if name in ("train", "tune") else None,
             allow_abbrev=False,
         )
         parsers[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG_KWARGS)
@@ -155,7 +156,12 @@ _PREDICT = "add an exported policy's actions to the rows of a Parquet file"
 def _get_commands(used_command: str) -> dict[str, _Command]:
     """Returns all commands; of other packages, only the requested one is imported."""
     builtin_commands = {
-        "train": _Command("train a policy on an environment", _add_train_arguments, "training"),
+        "train": _Command(
+            "train a policy on an environment", _add_train_arguments, "train_command"
+        ),
+        "tune": _Command(
+            "search settings with which an algorithm learns well", _add_tune_arguments, "tuning"
+        ),
         "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
         "compare": _Command("compare runs side by side", _add_compare_arguments, "compare"),
         "record": _Command(
@@ -175,6 +181,7 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
         "data": _Command(
             "show or record experience to learn from", _add_data_arguments, "data_commands"
         ),
+        "doctor": _Command("say why a run does not learn", _add_doctor_arguments, "doctor"),
         "list": _Command(
             "list algorithms, environments and tuned settings",
             _add_list_arguments,
@@ -247,8 +254,8 @@ def _add_train_arguments(parser: _Parser) -> None:
 
 
 _CONFIG_HELP = (
-    'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}; --set and the '
-    "options above override it"
+    'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}, or a YAML file '
+    "of RL Baselines3 Zoo for the algorithm; --set and the options above override it"
 )
 _SEEDS_HELP = (
     "train several seeds side by side, in one folder, and compare them: a number of seeds from 0, "
@@ -259,6 +266,10 @@ _RESUME_HELP = (
     "resume a run, or the newest one of a folder of runs (default: that of --run-dir); stopping "
     "criteria may be changed"
 )
+
+
+def _add_tune_arguments(parser: _Parser) -> None:
+    add_tune_arguments(parser, config_help=_CONFIG_HELP, runs=RUNS)
 
 
 def _add_compare_arguments(parser: _Parser) -> None:
@@ -437,6 +448,12 @@ _DATA_COMMANDS = {
     ),
     "record": ("play episodes with a trained policy and write them", _add_data_record_arguments),
 }
+
+
+def _add_doctor_arguments(parser: _Parser) -> None:
+    run = f"a run folder, or a folder of runs (the newest is used; default {RUNS})"
+    parser.add_value("run_folder", "RUN", run, nargs="?", default=RUNS)
+    parser.add_switch("--json", "print the diagnosis as JSON")
 
 
 def _add_list_arguments(parser: _Parser) -> None:

@@ -174,7 +174,7 @@ def find_run_folder(checkpoint: Path) -> RunFolder | None:
 
 
 def make_checkpoint_card(checkpoint: Path) -> ModelCard:
-    """Returns what the run of a checkpoint knows of its policy; nothing if there is no run."""
+    """Returns the facts of a checkpoint's policy in its run folder; none if there is no run."""
     folder = find_run_folder(checkpoint)
     if folder is None:
         return ModelCard()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import secrets
 import shlex
 import shutil
@@ -13,7 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from tfpolicies.algorithms.training_loop import ENDED_BY_STEPS, ENDED_BY_TARGET
 from tfpolicies.cli.run_lookup import find_run
 from tfpolicies.cli.train_options import (
     IMPORT_OPTIONS,
@@ -26,13 +26,22 @@ from tfpolicies.cli.training_data import check_data_options, check_resumed_optio
 from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, check_environment_name
 from tfpolicies.envs.env_factory import check_env_name
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.run_folder import RunFolder, find_runs
+from tfpolicies.reporting.run_folder import (
+    ENDED_BY_CALLBACK,
+    ENDED_BY_STEPS,
+    ENDED_BY_TARGET,
+    RunFolder,
+    find_runs,
+)
 from tfpolicies.storage.allowed_objects import resolve_allowed
 from tfpolicies.storage.json_values import UnresolvedObject, find_unresolved
 from tfpolicies.system.paths import resolve_path, shorten_path
 from tfpolicies.system.regular_files import read_regular
 
+logger = logging.getLogger("tfpolicies")
+
 _DEFAULT_STEPS_WITH_TARGET = 1_000_000
+_YAML_SUFFIXES = (".yml", ".yaml")
 _MAX_CONFIG_BYTES = 1 << 20  # bytes of a file of settings
 
 
@@ -40,7 +49,17 @@ _MAX_CONFIG_BYTES = 1 << 20  # bytes of a file of settings
 
 
 def make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
-    from_file = _read_config_file(arguments.pop("config", None))
+    """Returns the settings of a new run.
+
+    Args:
+        arguments: the options that were given, by name, with `config`, the path of a file; changed.
+
+    Raises:
+        UsageError: for a file that cannot be read, or options that exclude each other.
+        EnvError: for an unknown environment.
+    """
+    path = arguments.pop("config", None)
+    from_file = _read_zoo_file(path, arguments) if is_zoo_file(path) else _read_config_file(path)
     for name in {"env", "seed"} & from_file.keys():  # the command line overrides these as well
         arguments.setdefault(name, from_file.pop(name))
     if "env" not in arguments and "data" not in arguments:
@@ -56,7 +75,13 @@ def make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
     if "until" in arguments:
         arguments.setdefault("steps", _DEFAULT_STEPS_WITH_TARGET)
     arguments["from_file"] = from_file
-    return TrainSettings(**{**arguments, "set": tuple(arguments.get("set", ()))})
+    lists = {name: tuple(arguments.get(name, ())) for name in ("set", "logger")}
+    return TrainSettings(**{**arguments, **lists})
+
+
+def is_zoo_file(path: str | None) -> bool:
+    """Whether `--config` names a file of RL Baselines3 Zoo, by its suffix."""
+    return path is not None and Path(path).suffix in _YAML_SUFFIXES
 
 
 def _read_config_file(path: str | None) -> dict[str, Any]:
@@ -78,6 +103,26 @@ def _read_config_file(path: str | None) -> dict[str, Any]:
             f"got {settings['env']!r:.60}."
         )
     return settings
+
+
+def _read_zoo_file(path: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings in a file of RL Baselines3 Zoo; completes the options of the command.
+
+    The run starts with these settings and its steps, not with tuned ones.
+    """
+    from tfpolicies.algorithms.zoo_file import read_zoo_file
+
+    if "env" not in arguments:
+        raise UsageError(
+            f"--config {path} has an entry for each environment. Name one: `tfpolicies train "
+            f"CartPole-v1 --algo PPO --config {path}`."
+        )
+    entry = read_zoo_file(path, arguments.get("algo", "PPO"), arguments["env"])
+    for warning in entry.warnings:
+        logger.warning("%s: %s.", path, warning)
+    arguments.setdefault("steps", entry.steps)
+    arguments["no_tuned"] = True
+    return entry.settings
 
 
 # -- resume -----------------------------------------------------------------------------------
@@ -123,7 +168,9 @@ def change_settings(
         UsageError: if an option cannot be changed, or an import must be named again.
     """
     import_texts = get_import_texts(settings)
-    if missing := [text for name, text in import_texts.items() if name not in arguments]:
+    missing = [text for name, text in import_texts.items() if name not in arguments]
+    missing += [] if "logger" in arguments else get_own_loggers(settings)
+    if missing:
         command = shlex.join(format_resume_command(folder, settings))
         raise UsageError(
             f"{shorten_path(folder)} uses {' and '.join(missing)}, but your code is only "
@@ -155,8 +202,18 @@ def get_import_texts(settings: TrainSettings) -> dict[str, str]:
     return {name: text for name, text in {"env": env, **imports}.items() if text is not None}
 
 
-def require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
-    """Refuses settings in run.json that would import something that the user did not name again."""
+def get_own_loggers(settings: TrainSettings) -> list[str]:
+    """Returns the loggers that are the user's code."""
+    return [name for name in settings.logger if ":" in name]
+
+
+def require_no_stored_imports(file: Path, settings: TrainSettings) -> None:
+    """Refuses stored settings that would import something that the user did not name again.
+
+    Args:
+        file: holds them.
+        settings: the stored ones.
+    """
     allowed = {} if settings.env is None else {settings.env: settings.env}
     missing = find_unresolved(
         resolve_allowed(settings.make_config().to_dict(), ALGORITHM_SETTINGS, objects=allowed)
@@ -164,7 +221,7 @@ def require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
     if missing:
         names = ", ".join(missing_object.name for missing_object in missing.values())
         raise UsageError(
-            f"{shorten_path(run.run_json)} sets {names}, but your code is only imported if you "
+            f"{shorten_path(file)} sets {names}, but your code is only imported if you "
             "name it. Start a new run with the same settings, or write a script."
         )
 
@@ -185,7 +242,11 @@ def make_run_json(settings: TrainSettings, finished: str | None = None) -> dict[
     return {"train": settings.as_json(), "finished": finished}
 
 
-_REASONS = {ENDED_BY_TARGET: "the target was reached", ENDED_BY_STEPS: "all steps were used"}
+_REASONS = {
+    ENDED_BY_TARGET: "the target was reached",
+    ENDED_BY_STEPS: "all steps were used",
+    ENDED_BY_CALLBACK: "a callback ended it",
+}
 
 
 def describe_reason(settings: TrainSettings, reason: str) -> str:
@@ -206,10 +267,12 @@ def format_resume_command(folder: Path, settings: TrainSettings) -> list[str]:
     import_texts = get_import_texts(settings)
     env = [import_texts.pop("env")] if "env" in import_texts else []
     options = [word for name, text in import_texts.items() for word in (get_flag(name), text)]
-    return [*_get_program(), "train", *env, "--resume", shorten_path(folder), *options]
+    if get_own_loggers(settings):
+        options += [word for name in settings.logger for word in ("--logger", name)]
+    return [*get_program(), "train", *env, "--resume", shorten_path(folder), *options]
 
 
-def _get_program() -> list[str]:
+def get_program() -> list[str]:
     """Returns how this program was called, as it can be typed again."""
     name = Path(sys.argv[0])
     if name.name == "__main__.py":

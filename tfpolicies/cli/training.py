@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import math
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from tfpolicies.algorithms.run_logger import RunLogger
-from tfpolicies.algorithms.training_loop import ENDED_BY_STEPS, ENDED_BY_TARGET, TrainingLoop
+from tfpolicies.algorithms.training_loop import TrainingLoop, notify_callbacks
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.exit_codes import (
     DONE,
@@ -39,6 +38,7 @@ from tfpolicies.cli.run_settings import (
     describe_reason,
     find_run_to_resume,
     get_import_texts,
+    get_own_loggers,
     is_finished,
     make_new_settings,
     make_resume_command,
@@ -50,7 +50,7 @@ from tfpolicies.cli.run_settings import (
 from tfpolicies.cli.train_options import (
     TrainSettings,
     get_algorithm_class,
-    require_no_duplicate_settings,
+    make_loggers,
 )
 from tfpolicies.cli.training_data import (
     check_data,
@@ -59,14 +59,19 @@ from tfpolicies.cli.training_data import (
     require_data,
     require_trust,
 )
-from tfpolicies.cli.training_seeds import train_seeds, trains_seeds
+from tfpolicies.config.callbacks import join_callbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.export.model_card import ReturnFigure, add_evaluation
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_row import RECENT_PREFIX, find_loss
-from tfpolicies.reporting.run_folder import RunFolder
+from tfpolicies.reporting.run_folder import (
+    ENDED_BY_CALLBACK,
+    ENDED_BY_STEPS,
+    ENDED_BY_TARGET,
+    RunFolder,
+)
 from tfpolicies.system.paths import resolve_path, shorten_path
 from tfpolicies.system.signal_handling import SignalInterrupt, get_active_handler, print_to_stderr
 
@@ -78,7 +83,6 @@ logger = logging.getLogger("tfpolicies")
 _EXTRA_BATCHES = 10  # further train batches if the exported policy missed the target
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-_NON_SETTING_ARGUMENTS = ("command", "debug", "run")
 
 
 class TrainingJob(NamedTuple):
@@ -90,19 +94,15 @@ class TrainingJob(NamedTuple):
     console: Console
 
 
-def train(args: argparse.Namespace) -> int:
-    """Trains, exports and plays; see `tfpolicies train --help`.
+def train(arguments: dict[str, Any], *, debug: bool) -> int:
+    """Trains, exports and plays; see `tfpolicies train --help`. Returns the exit status.
 
     Errors of settings, environment and construction are raised before a run folder is made.
+
+    Args:
+        arguments: the options of the command, by name.
+        debug: whether to show the traceback of an error.
     """
-    arguments = {
-        name: value for name, value in vars(args).items() if name not in _NON_SETTING_ARGUMENTS
-    }
-    require_no_duplicate_settings(arguments)
-    if trains_seeds(arguments):
-        return train_seeds(arguments)
-    if "parallel" in arguments:
-        raise UsageError("--parallel needs --seeds, or --resume with a folder of seeds.")
     run_folder = arguments.pop("run_folder", None)  # of one of several seeds
     model_work_limit = arguments.pop("model_work_limit", 1.0)  # not stored in the run folder
     console = CommandConsole()
@@ -118,9 +118,10 @@ def train(args: argparse.Namespace) -> int:
         else:
             settings = make_new_settings(arguments)
             console.print(settings.describe_tuned(), highlight=False, soft_wrap=True)
+        loggers = make_loggers(settings.logger)
         load_tensorflow_with_status(console)
         if run is not None:
-            require_no_stored_imports(run, settings)
+            require_no_stored_imports(run.run_json, settings)
             if settings.data:
                 require_data(settings, shlex.join(make_resume_command(run)))
         if settings.data:
@@ -132,6 +133,7 @@ def train(args: argparse.Namespace) -> int:
             check_data(algorithm, settings, console)
             console.print(describe_plan(algorithm, settings), highlight=False, soft_wrap=True)
         algorithm.warns_about_unserializable = False
+        algorithm.callbacks = join_callbacks([algorithm.callbacks, *loggers])
         _require_single_policy(algorithm, settings)
         _require_rendering(algorithm, settings)
         if run is None:
@@ -147,12 +149,16 @@ def train(args: argparse.Namespace) -> int:
         exit_stack.callback(records.close)
         training = TrainingLoop(algorithm, settings.goals, records, console)
         job = TrainingJob(run, settings, training, console)
-        try:
-            folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
-            console.print(folder, highlight=False)
-            return _train_and_export(job)
-        except BaseException as error:
-            return _handle_early_end(job, error, debug=args.debug)
+        algorithm.run_dir = run.path
+        folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
+        console.print(folder, highlight=False)
+        with notify_callbacks(algorithm, run.path) as end:
+            try:
+                status, end.reason = _train_and_export(job)
+                return status
+            except BaseException as error:
+                end.set_error(error)
+                return _handle_early_end(job, error, debug=debug)
 
 
 def _stop(algorithm: Algorithm) -> None:
@@ -217,8 +223,12 @@ def _require_rendering(algorithm: Algorithm, settings: TrainSettings) -> None:
 # -- training and exporting -------------------------------------------------------------------
 
 
-def _train_and_export(job: TrainingJob) -> int:
-    """Trains until the exported policy also reaches the target, or the steps are used up."""
+def _train_and_export(job: TrainingJob) -> tuple[int, str]:
+    """Trains until the exported policy also reaches the target, or the steps are used up.
+
+    Returns:
+        The exit status, and the reason why training ended.
+    """
     settings, training, console, run = job.settings, job.training, job.console, job.run
     extra_steps = 0
     while True:
@@ -228,7 +238,7 @@ def _train_and_export(job: TrainingJob) -> int:
         exported = _export_and_play(job, reason)
         mean_return = exported.mean_return
         if (
-            reason == ENDED_BY_STEPS
+            reason in (ENDED_BY_STEPS, ENDED_BY_CALLBACK)
             or mean_return is None
             or settings.until is None
             or mean_return >= settings.until
@@ -244,11 +254,11 @@ def _train_and_export(job: TrainingJob) -> int:
     evaluation = _get_last_evaluation(job)
     _print_summary(job, reason, exported, evaluation)
     if settings.until is None:
-        return DONE
+        return DONE, reason
     reached = reason == ENDED_BY_TARGET if mean_return is None else mean_return >= settings.until
     if mean_return is None and evaluation is not None:
         reached |= evaluation["episode_reward_mean"] >= settings.until
-    return DONE if reached else TARGET_MISSED
+    return DONE if reached else TARGET_MISSED, reason
 
 
 def _get_last_evaluation(job: TrainingJob) -> Mapping[str, Any] | None:
@@ -355,7 +365,7 @@ def _print_summary(
     job.console.print(make_summary_table(title, {**figures, **exported.figures}))
     job.console.print()
     print_files(job.console, files)
-    if get_import_texts(settings):
+    if get_import_texts(settings) or get_own_loggers(settings):
         text = "To train longer, name your code again:"
         print_hint(job.console, text, [*make_resume_command(run), "--steps", "..."])
 
@@ -374,7 +384,7 @@ def _handle_early_end(job: TrainingJob, error: BaseException, *, debug: bool) ->
         message = message.capitalize()
     else:
         message = f"tfpolicies: error: {message}"
-    if status == FAILED:
+    if status in (FAILED, NOT_FINITE):
         trace = "".join(traceback.format_exception(error))
         if debug:
             print_to_stderr(trace)

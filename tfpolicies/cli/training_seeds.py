@@ -48,12 +48,13 @@ _POLL_SECONDS = 0.2
 _LOAD_SECONDS = 0.5  # for measuring the load of the machine
 _MEMORY_PER_SEED = 1 << 30  # bytes that a process is expected to need
 _MAX_LOG_BYTES = 1 << 24
-_KILL_AFTER_SECONDS = 60.0  # after a signal, for processes that neither save nor end
 _THREAD_VARIABLES = (
     *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
 )
-_OTHER_FLAGS = ("run_dir", "config", "resume", "model_work_limit")
+_REPEATABLE = [
+    name for name, option in OPTIONS.items() if option.argparse_kwargs.get("action") == "append"
+]
 _STATUS_TEXTS = {TARGET_MISSED: "target missed", NOT_FINITE: "NaN or infinity"}
 
 
@@ -91,6 +92,13 @@ def count_free_cores() -> int:
     cores = len(os.sched_getaffinity(0))
     idle = cores * (1 - psutil.cpu_percent(_LOAD_SECONDS) / 100)
     return max(1, min(round(idle), get_available_memory() // _MEMORY_PER_SEED))
+
+
+def _count_threads(parallel: int) -> int:
+    """Returns the threads of each process: its share of the cores, unless the user sets them."""
+    text = os.environ.get(_THREAD_VARIABLES[0], "")
+    cores = len(os.sched_getaffinity(0))
+    return int(text) if text.isdecimal() and int(text) else max(1, cores // parallel)
 
 
 # -- preparing --------------------------------------------------------------------------------
@@ -165,14 +173,13 @@ def make_words(arguments: Mapping[str, Any]) -> list[str]:
     words = ["train"]
     if arguments.get("env") is not None:
         words.append(arguments["env"])
-    for name in [*OPTIONS, *_OTHER_FLAGS, "run_folder"]:
-        value = arguments.get(name)
-        if value is None or value is False:
+    for name, value in arguments.items():
+        if name == "env" or value is None or value is False:
             continue
         flag = get_flag(name)
         if value is True:
             words.append(flag)
-        elif name == "set":
+        elif name in _REPEATABLE:
             words += [word for text in value for word in (flag, text)]
         elif isinstance(value, list | tuple):
             words += [flag, *map(str, value)]
@@ -218,8 +225,7 @@ class SeedTraining:
         Args:
             parallel: how many train at once.
         """
-        cores = len(os.sched_getaffinity(0))
-        threads = max(1, cores // parallel)
+        threads = _count_threads(parallel)
         self.console.print(
             f"Folder of seeds: {shorten_path(self.folder.path)}  (seeds "
             f"{', '.join(map(str, self.commands))}; {parallel} at once, "
@@ -247,6 +253,9 @@ class SeedTraining:
         except KeyboardInterrupt as error:
             self._interrupt = error.number if isinstance(error, SignalInterrupt) else signal.SIGINT
             self._end_all(self._interrupt)
+        except BaseException:  # such as a process that cannot be started
+            self._end_all(signal.SIGTERM)
+            raise
         finally:
             for process in self._processes.values():
                 process.kill()
@@ -279,9 +288,7 @@ class SeedTraining:
         self.statuses[seed] = 128 - status if status < 0 else status
 
     def _get_total(self, seed: int) -> int | None:
-        """Returns the steps at which a seed ends; with recorded data, its run folder says it."""
-        if not self.settings.data:
-            return self.settings.steps
+        """Returns the steps at which a seed ends, as its run folder says once it is there."""
         try:
             return int(self.folder.get_run(seed).settings["train"]["steps"])
         except (TfPoliciesError, KeyError, TypeError, ValueError):
@@ -297,8 +304,7 @@ class SeedTraining:
         """Passes a signal on to all seeds, and waits until they have saved and ended."""
         for process in self._processes.values():
             process.send_signal(number)
-        deadline = time.monotonic() + _KILL_AFTER_SECONDS
-        while self._processes and time.monotonic() < deadline:
+        while self._processes:  # each of them ends in seconds, unless it saves
             time.sleep(_POLL_SECONDS / 4)
             for seed, process in [*self._processes.items()]:
                 if (status := process.poll()) is not None:

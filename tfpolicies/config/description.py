@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.base.type_aliases import Json
-from tfpolicies.config.config_serialization import encode_config
 
 _ALGORITHMS = "tfpolicies.algorithms."
 _MAX_SETTING_LENGTH = 2000  # characters of a setting as JSON; longer ones are summarised
@@ -15,6 +14,8 @@ _MAX_SETTING_LENGTH = 2000  # characters of a setting as JSON; longer ones are s
 
 def encode_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a flat config as a JSON file would hold them; see `encode_value`."""
+    from tfpolicies.config.config_serialization import encode_config  # imports Keras
+
     settings: dict[str, Any] = json.loads(json.dumps(encode_config(config)["settings"]))
     return settings
 
@@ -26,18 +27,27 @@ def get_changed_settings(config: Mapping[str, Any], defaults: Mapping[str, Any])
         config: complete settings.
         defaults: those to compare with. In nested settings, only the keys that differ are returned.
     """
-    changed = _find_changes(encode_settings(config), encode_settings(defaults))
+    changed = find_changes(encode_settings(config), encode_settings(defaults))
     return {name: _shorten(value) for name, value in changed.items()}
 
 
-def _find_changes(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def find_changes(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the encoded settings that differ from defaults; of nested settings, the keys.
+
+    A dict with another `type` than the default's is returned whole.
+
+    >>> find_changes({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 0}, "d": 3})
+    {'a': {'c': 2}}
+    """
     changed = {}
     for name, value in settings.items():
         default = defaults.get(name)
         if value == default and name in defaults:
             continue
         are_dicts = isinstance(value, dict) and isinstance(default, dict)
-        changed[name] = _find_changes(value, default) if are_dicts and default else value
+        if are_dicts and default and value.get("type") == default.get("type"):
+            value = find_changes(value, default)
+        changed[name] = value
     return changed
 
 

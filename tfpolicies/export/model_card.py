@@ -28,8 +28,7 @@ _OMITTED_SETTINGS = {
     *("extra_python_environs_for_driver", "extra_python_environs_for_worker"),
     *("inference", "jit_compile"),
 }
-"""Settings of files, variables, logs and speed on a machine, which do not change what is learned.
-"""
+"""Settings of files, variables, logs and speed on a machine, which learning does not depend on."""
 
 _MAX_SPACE_TEXT = 300  # characters
 

@@ -22,7 +22,7 @@ def make_policy_card(policy: Any) -> ModelCard:
     config, default_config = policy.config, policy.config_class()
     omitted = {*_DESCRIBED_ELSEWHERE, *_OF_ACTING, *policy.auto_settings}
     defaults = default_config.to_dict()
-    known = {name: x for name, x in config.items() if name in defaults and name not in omitted}
+    settings = {name: x for name, x in config.items() if name in defaults and name not in omitted}
     algorithm, env, seed = default_config.algo_class, config.get("env"), config.get("seed")
     environment = None if env is None else get_env_name(env)
     return get_export_facts().fill_in(
@@ -33,6 +33,6 @@ def make_policy_card(policy: Any) -> ModelCard:
             seed=seed if isinstance(seed, int) else None,
             gradient_updates=policy.num_grad_updates,
             commit=find_commit("."),
-            settings=get_changed_settings(known, defaults),
+            settings=get_changed_settings(settings, defaults),
         )
     )

@@ -316,6 +316,17 @@ class TFPolicy(TFPolicyHooks):
         scalings = {name: Scaling(*pair) for name, pair in zip(names, pairs, strict=True)}
         return to_plain_keras_model(model, self.program.ports, scalings)
 
+    def summary(self, print_fn: Callable[[str], object] = print) -> None:
+        """Prints the policy's spaces, networks, parameters and memory, and what acts and learns.
+
+        Args:
+            print_fn: called with each line.
+        """
+        from tfpolicies.policy.policy_summary import format_summary
+
+        for line in format_summary(self):
+            print_fn(line)
+
     def get_session(self) -> Any:
         """Returns the policy's `tf.compat.v1.Session` in graph mode, otherwise None.
 
@@ -700,8 +711,8 @@ class TFPolicy(TFPolicyHooks):
         """Writes the whole policy, preprocessing and mapping of actions included, for serving.
 
         The export is run and compared with the policy before this returns. Connectors are left out;
-        a log line says so. `MODEL_CARD.md`, next to `policy_spec.json`, says what is known of the
-        policy: more if an algorithm or the command `export` writes it.
+        a log line says so. `MODEL_CARD.md`, next to `policy_spec.json`, lists the known
+        facts of the policy; there are more if an algorithm or the command `export` writes it.
 
         Args:
             export_dir: the folder; created if missing. A SavedModel is written to the next numbered

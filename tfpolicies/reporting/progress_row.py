@@ -34,7 +34,9 @@ def make_progress_row(result: Mapping[str, Any]) -> dict[str, float]:
     The row has every name of `FIXED_COLUMNS` in their order, then `episode/<name>` for each further
     number `episode_<name>`, `recent_returns/<name>` for the newest episodes,
     `evaluation/episode_<name>` if the iteration evaluated, `custom/<name>` for `custom_metrics` of
-    callbacks (and `evaluation/custom/<name>`), and `learner/<policy id>/<statistic>`, sorted.
+    callbacks (and `evaluation/custom/<name>`), `env_steps_trained`, `learner/<policy
+    id>/<statistic>` and `policy/<policy id>/<figure>` (`policy_metrics`, and with several policies
+    `return_mean`, `return_min` and `return_max` of their agents), sorted.
     Numbers missing in the result are NaN; learner statistics that are not single numbers are left
     out.
 
@@ -68,9 +70,20 @@ def make_progress_row(result: Mapping[str, Any]) -> dict[str, float]:
             pid: policy_result.get("learner_stats")
             for pid, policy_result in learner_results.items()
         },
+        "env_steps_trained": result.get("num_env_steps_trained"),
+        "policy": _get_policy_figures(result),
         "recent_returns": result.get("recent_returns"),
     }
     return row | dict(sorted(_flatten(more_columns, "")))
+
+
+def _get_policy_figures(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns figures by policy: its metrics, and the returns of its agents."""
+    figures = {pid: dict(metrics) for pid, metrics in result.get("policy_metrics", {}).items()}
+    for name in ("mean", "min", "max"):
+        for pid, value in result.get(f"policy_reward_{name}", {}).items():
+            figures.setdefault(pid, {})[f"return_{name}"] = value
+    return figures
 
 
 def find_loss(row: Mapping[str, float]) -> float:
@@ -88,6 +101,19 @@ def find_loss(row: Mapping[str, float]) -> float:
         if losses:
             return sum(losses) / len(losses)
     return math.nan
+
+
+def select_known_numbers(row: Mapping[str, float]) -> dict[str, float]:
+    """Returns a row without means over no episode, which are NaN; a NaN of the learner stays.
+
+    >>> select_known_numbers({"env_steps": 8, "episode_reward_mean": math.nan})
+    {'env_steps': 8}
+    """
+    return {
+        name: value
+        for name, value in row.items()
+        if name.startswith("learner/") or not math.isnan(value)
+    }
 
 
 def to_number(value: object) -> float | None:

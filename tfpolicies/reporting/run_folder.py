@@ -25,6 +25,8 @@ from tfpolicies.system.regular_files import read_regular
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
+# Reasons why a training ended, as `finished` in the settings of a run:
+ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = "target", "steps", "callback"
 _TEARDOWN_SECONDS = 2.0  # seconds that the kernel may take to end a killed process
 _MAX_JSON_BYTES = 1 << 20  # bytes of a run.json
 _MAX_PLACES = 20  # versions and machines that a run.json lists
@@ -48,6 +50,7 @@ class RunFolder:
             checkpoints/
             export/             the policy for serving
             videos/             recorded episodes, if any
+            trackers/           the ids of this run in MLflow and W&B, if it is logged there
 
     Any process may read a run. A writer must hold it: from `create` or `acquire` until `release`,
     or until the end of a `with` statement. Only one process can hold it; the lock of a killed
@@ -68,6 +71,7 @@ class RunFolder:
         best: the best checkpoint; older ones may be next to it, as `iteration-000020`.
         export: the folder of the exported policy.
         videos: the folder of videos.
+        trackers: the folder of the ids of this run in experiment trackers.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -81,6 +85,7 @@ class RunFolder:
         self.latest, self.best = self.checkpoints / "latest", self.checkpoints / "best"
         self.export = self.path / "export"
         self.videos = self.path / "videos"
+        self.trackers = self.path / "trackers"
         self._lock: FolderLock | None = None
 
     def __repr__(self) -> str:

@@ -1,0 +1,400 @@
+"""A run read back from its folder, as the rules of diagnosis see it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.algorithms.algorithm_registry import find_algorithm, get_algorithm_names
+from tfpolicies.algorithms.health_stats import (
+    ActionFacts,
+    FirstReturns,
+    PolicyStats,
+    RunStats,
+    to_float,
+)
+from tfpolicies.algorithms.tuned_hyperparameters import find_tuned
+from tfpolicies.analysis.run_record import RunRecord
+from tfpolicies.config.run_sections import needs_environment
+from tfpolicies.errors import CheckpointError
+from tfpolicies.reporting.progress_row import RECENT_PREFIX
+from tfpolicies.storage.checkpoint import read_manifest
+from tfpolicies.storage.manifest import POLICIES
+from tfpolicies.storage.spaces_json import decode_space
+
+_ALGORITHM_MANIFEST = "algorithm.json"
+
+_LEARNER_PREFIX, _POLICY_PREFIX = "learner/", "policy/"
+_EVALUATION_STD = "evaluation/episode_reward_std"
+_WINDOW_SHARE = 0.1  # share of the points of a curve over which it is smoothed
+_SHORT_SHARE = 0.2  # share of the steps of tuned settings below which a run has just begun
+_MIN_FIRST_EPISODES = 5  # episodes of the first mean return
+_MAX_FORGOTTEN_SHARE = 0.5  # share of an improvement that a run may lose again
+_MIN_GOAL_SHARE = 0.25  # share of the way to the goal below which a flat curve is stuck
+
+
+class Curve(NamedTuple):
+    """Returns over the environment steps of a run, smoothed.
+
+    Attributes:
+        steps: float64 `[n]`.
+        values: smoothed returns, float64 `[n]`.
+        std: typical standard deviation of single returns; NaN if unknown.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+    std: float = math.nan
+
+    @classmethod
+    def smooth(cls, steps: np.ndarray, values: np.ndarray, std: float = math.nan) -> Curve:
+        """Makes a curve of trailing means; points that are not finite are left out."""
+        is_finite = np.isfinite(values)
+        steps, values = steps[is_finite], values[is_finite]
+        width = max(1, round(_WINDOW_SHARE * len(values)))
+        sums = np.concatenate([[0.0], np.cumsum(values)])
+        ends = np.arange(1, len(values) + 1)
+        starts = np.maximum(ends - width, 0)
+        return cls(steps, (sums[ends] - sums[starts]) / (ends - starts), std)
+
+    @property
+    def last(self) -> float:
+        return float(self.values[-1]) if len(self.values) else math.nan
+
+    @property
+    def best(self) -> float:
+        return float(self.values.max()) if len(self.values) else math.nan
+
+    @property
+    def best_step(self) -> int:
+        return int(self.steps[self.values.argmax()]) if len(self.values) else 0
+
+    def get_gain_of_last_half(self) -> float:
+        """Returns the mean of the last quarter minus that of the quarter before."""
+        quarter = len(self.values) // 4
+        if not quarter:
+            return math.nan
+        return float(self.values[-quarter:].mean() - self.values[-2 * quarter : -quarter].mean())
+
+
+class RunHistory:
+    """The iterations of a run, its settings and its curves.
+
+    Args:
+        record: of the run; it has iterations.
+
+    Attributes:
+        settings: all settings of the algorithm, with plain values.
+        policy_ids: of the policies that learned or had returns.
+        returns: of training episodes.
+        evaluation: the mean returns of evaluations.
+        first_returns: of the first episodes, or the first evaluation of recorded experience.
+        reads_data: whether it learns only from recorded experience.
+        goal: the return that counts as learned; NaN if unknown.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        self.record = record
+        self.settings, self._policy_facts = _read_settings(record)
+        self.steps = record.get_column("env_steps")
+        self.policy_ids = _find_policy_ids(record.columns)
+        self.reads_data = not needs_environment(self.settings.get("input_", "sampler"))
+        std = _median(record.get_column(f"{RECENT_PREFIX}std"))
+        self.returns = Curve.smooth(self.steps, record.get_returns(), std)
+        std = std if self.reads_data is False else _median(record.get_column(_EVALUATION_STD))
+        self.evaluation = Curve.smooth(self.steps, record.get_evaluation_returns(), std)
+        self.first_returns = self._get_first_returns()
+        self.goal = self._get_goal()
+
+    @property
+    def score(self) -> Curve:
+        """The curve that shows learning: evaluations if it learns from recorded experience."""
+        return self.evaluation if self.reads_data else self.returns
+
+    @property
+    def last_step(self) -> int:
+        return int(self.steps[-1])
+
+    @property
+    def num_envs(self) -> int:
+        envs, workers = (
+            to_float(self.settings.get(name)) for name in ("num_envs_per_worker", "num_workers")
+        )
+        return int(envs * max(1.0, workers)) if math.isfinite(envs * workers) else 1
+
+    def _get_first_returns(self) -> FirstReturns:
+        """Returns mean and deviation of the earliest iteration with enough episodes."""
+        values = self.record.get_column(f"{RECENT_PREFIX}mean")
+        if self.reads_data or np.isnan(values).all():
+            values = (
+                self.record.get_evaluation_returns()
+                if self.reads_data
+                else (self.record.get_returns())
+            )
+            finite = values[np.isfinite(values)]
+            return FirstReturns(float(finite[0]) if len(finite) else math.nan, 0.0)
+        episodes = np.nan_to_num(self.record.get_column(f"{RECENT_PREFIX}episodes"))
+        is_enough = np.flatnonzero((episodes >= _MIN_FIRST_EPISODES) & np.isfinite(values))
+        row = is_enough[0] if len(is_enough) else np.flatnonzero(np.isfinite(values))[-1]
+        stds = self.record.get_column(f"{RECENT_PREFIX}std")[: row + 1 + len(values) // 5]
+        # A few episodes hardly show the spread: that of the first fifth of the run counts as well
+        std = np.nanmax([0.0, stds[row], _median(stds)])
+        return FirstReturns(float(values[row]), float(std))
+
+    def _get_goal(self) -> float:
+        """Returns the target of the command, else of tuned settings or the environment."""
+        until, env = to_float(self.record.command.get("until")), self.record.env or ""
+        if not math.isnan(until) or self.record.config.get("env_config"):
+            return until
+        tuned, spec = find_tuned(self.record.algorithm, env), gym.registry.get(env)
+        thresholds = [tuned.threshold] if tuned is not None else []
+        thresholds += [spec.reward_threshold] if spec is not None else []
+        return next((float(goal) for goal in thresholds if goal is not None), math.nan)
+
+    # -- how far it has learned ---------------------------------------------------------------
+
+    def has_improved(self) -> bool:
+        """Returns whether the last returns exceed the first ones, in training or evaluation."""
+        return self.has_improved_in_training() or self.first_returns.are_exceeded_by(
+            self.evaluation.last
+        )
+
+    def has_improved_in_training(self) -> bool:
+        """Returns whether the last returns of training exceed the first ones."""
+        return self.first_returns.are_exceeded_by(self.returns.last)
+
+    def has_reached_goal(self) -> bool:
+        """Returns whether the last returns are those that count as learned."""
+        spread = max(0.05 * abs(self.goal), 0.0 if math.isnan(self.score.std) else self.score.std)
+        return max(self.returns.last, self.evaluation.last, key=_order) > self.goal - spread
+
+    def has_forgotten(self) -> bool:
+        """Returns whether most of an improvement is lost again."""
+        score = self.score
+        loss, gain = score.best - score.last, score.best - self.first_returns.mean
+        spread = max(self.first_returns.std, 0.0 if math.isnan(score.std) else score.std)
+        had_improved = self.first_returns.are_exceeded_by(score.best)
+        return had_improved and loss > max(_MAX_FORGOTTEN_SHARE * gain, spread)
+
+    def is_stuck(self) -> bool:
+        """Returns whether the run learns nothing, or hardly anything on the way to its goal."""
+        if self.has_reached_goal() or (self.reads_data and math.isnan(self.goal)):
+            return False  # imitation may be as good as the data from the first evaluation on
+        if not self.has_improved():
+            return True
+        gain, distance = (
+            self.score.best - self.first_returns.mean,
+            self.goal - self.first_returns.mean,
+        )
+        return self.is_flat() and gain < _MIN_GOAL_SHARE * distance
+
+    def is_short(self) -> bool:
+        """Returns whether tuned settings train for many times as many steps."""
+        tuned = find_tuned(self.record.algorithm, self.record.env or "")
+        return tuned is not None and self.last_step < _SHORT_SHARE * tuned.steps
+
+    def is_flat(self) -> bool:
+        """Returns whether the last half of the returns does not rise."""
+        gain, total = self.score.get_gain_of_last_half(), self.score.best - self.first_returns.mean
+        return not gain > max(0.1 * total, 0.0)
+
+    # -- iterations ---------------------------------------------------------------------------
+
+    def get_run_stats(self, row: int) -> RunStats:
+        """Returns the statistics of the run after an iteration, by the index of its row."""
+        record = self.record
+
+        def get(name: str) -> float:
+            return float(record.get_column(name)[row])
+
+        def get_increase(name: str) -> float:
+            return get(name) - (float(record.get_column(name)[row - 1]) if row else 0.0)
+
+        episodes = int(np.nan_to_num(get("episodes")))
+        smoothing = to_float(self.settings.get("metrics_num_episodes_for_smoothing", 100))
+        lengths = record.get_column("episode_len_mean")[: row + 1]
+        several = len(self.policy_ids) > 1
+        return RunStats(
+            settings=self.settings,
+            env_name=record.env or "",
+            num_envs=self.num_envs,
+            env_steps=int(get("env_steps")),
+            steps_sampled=get_increase("env_steps"),
+            steps_trained=get_increase("env_steps_trained"),
+            has_learned=any(
+                name.startswith(_LEARNER_PREFIX) and not math.isnan(values[row])
+                for name, values in record.columns.items()
+            ),
+            episodes_total=episodes,
+            window=int(min(episodes, smoothing)),
+            equal_return=self._get_equal_return(row),
+            length_mean=get("episode_len_mean"),
+            length_max=float(np.nanmax(lengths)) if np.isfinite(lengths).any() else math.nan,
+            mean=get("episode_reward_mean"),
+            recent_mean=float(record.get_returns()[row]),
+            first_returns=self.first_returns,
+            policy_means={
+                pid: get(f"{_POLICY_PREFIX}{pid}/return_mean") for pid in self.policy_ids if several
+            },
+        )
+
+    def _get_equal_return(self, row: int) -> float:
+        """Returns the return of the newest episodes if it is the same for all agents, else NaN."""
+        prefixes = ["episode_reward_", *(f"{_POLICY_PREFIX}{x}/return_" for x in self.policy_ids)]
+        for prefix in prefixes:
+            low, high = (self.record.get_column(f"{prefix}{x}")[row] for x in ("min", "max"))
+            if low != high and not (math.isnan(low) and prefix != prefixes[0]):
+                return math.nan
+        return float(self.record.get_column("episode_reward_min")[row])
+
+    def get_policy_stats(self, row: int, policy_id: str, run: RunStats) -> PolicyStats:
+        """Returns the statistics of a policy after an iteration."""
+        metrics = self._get_figures(f"{_POLICY_PREFIX}{policy_id}/", row)
+        low, high = (metrics.get(f"return_{x}", math.nan) for x in ("min", "max"))
+        return PolicyStats(
+            policy_id=policy_id,
+            stats=self._get_figures(f"{_LEARNER_PREFIX}{policy_id}/", row),
+            settings=self.get_policy_settings(policy_id),
+            actions=self.get_action_facts(policy_id),
+            run=run,
+            metrics=metrics,
+            equal_return=low if low == high else math.nan,
+            window=run.window,
+        )
+
+    def _get_figures(self, prefix: str, row: int) -> dict[str, float]:
+        return {
+            name.removeprefix(prefix): float(values[row])
+            for name, values in self.record.columns.items()
+            if name.startswith(prefix) and not math.isnan(values[row])
+        }
+
+    def get_column(self, policy_id: str, *names: str) -> np.ndarray:
+        """Returns the first of some statistics of a policy that the run has; NaNs without one."""
+        paths = [f"{prefix}{policy_id}/{name}" for name in names for prefix in _PREFIXES]
+        path = next((path for path in paths if path in self.record.columns), paths[0])
+        return self.record.get_column(path)
+
+    def get_changed_settings(self) -> Mapping[str, Any]:
+        """Returns the settings that differ from the defaults of the algorithm."""
+        changes: dict[str, Any] = _simplify(dict(self.record.config))
+        return changes
+
+    def get_policy_settings(self, policy_id: str) -> Mapping[str, Any]:
+        """Returns the settings of a policy: those of the algorithm, and its own."""
+        if policy_id in self._policy_facts:
+            return self._policy_facts[policy_id].settings
+        policies = self.settings.get("policies")
+        spec = policies.get(policy_id) if isinstance(policies, Mapping) else None
+        changes = spec[-1] if isinstance(spec, list) and spec else None
+        return {**self.settings, **changes} if isinstance(changes, Mapping) else self.settings
+
+    def get_action_facts(self, policy_id: str) -> ActionFacts:
+        """Returns the known facts about the actions of a policy."""
+        space = self.get_action_space(policy_id)
+        return ActionFacts() if space is None else ActionFacts.from_space(space)
+
+    def get_action_space(self, policy_id: str) -> gym.Space[Any] | None:
+        """Returns the action space of a policy, from the newest checkpoint; None without one."""
+        facts = self._policy_facts.get(policy_id)
+        return None if facts is None else facts.action_space
+
+    def get_observation_space(self, policy_id: str) -> gym.Space[Any] | None:
+        """Returns the observation space of a policy; None without a checkpoint."""
+        facts = self._policy_facts.get(policy_id)
+        return None if facts is None else facts.observation_space
+
+
+class _PolicyFacts(NamedTuple):
+    """Facts about a policy, from a checkpoint."""
+
+    settings: Mapping[str, Any]
+    observation_space: gym.Space[Any] | None = None
+    action_space: gym.Space[Any] | None = None
+
+
+_PREFIXES = (_LEARNER_PREFIX, _POLICY_PREFIX)
+
+
+def _find_policy_ids(columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    ids = {
+        name.removeprefix(prefix).rpartition("/")[0]
+        for name in columns
+        for prefix in _PREFIXES
+        if name.startswith(prefix)
+    }
+    return tuple(sorted(ids - {""}))
+
+
+def _order(value: float) -> float:
+    """Returns a key by which NaN is the smallest number."""
+    return -math.inf if math.isnan(value) else value
+
+
+def _median(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else math.nan
+
+
+def _read_settings(record: RunRecord) -> tuple[dict[str, Any], dict[str, _PolicyFacts]]:
+    """Returns the settings of a run, and facts about its policies by id.
+
+    They are those of the newest checkpoint. A run without one has the settings that it recorded,
+    and the defaults of this version; nothing is known of its policies then.
+    """
+    try:
+        return _read_checkpoint(record)
+    except (CheckpointError, KeyError, TypeError, AttributeError):
+        pass  # there is none, or it is damaged
+    defaults: Mapping[str, Any] = {}
+    if record.algorithm in get_algorithm_names():
+        from tfpolicies.algorithms.run_description import encode_settings
+
+        defaults = encode_settings(find_algorithm(record.algorithm).get_default_config())
+    settings = _simplify(_merge(defaults, record.config))
+    settings |= {name: record.config[name] for name in ("policies",) if name in record.config}
+    return _simplify(settings), {}
+
+
+def _read_checkpoint(record: RunRecord) -> tuple[dict[str, Any], dict[str, _PolicyFacts]]:
+    latest = record.folder.latest
+    manifest = read_manifest(latest, _ALGORITHM_MANIFEST, kind="Algorithm")
+    policies = {}
+    for policy_id, entry in manifest[POLICIES].items():
+        part = read_manifest(latest / entry["folder"], entry["manifest"], kind="Policy")
+        spaces = (part.get(f"{name}_space") for name in ("observation", "action"))
+        policies[policy_id] = _PolicyFacts(
+            _simplify(part["config"]["settings"]),
+            *(space and decode_space(space) for space in spaces),
+        )
+    return _simplify(manifest["config"]["settings"]), policies
+
+
+def _merge(defaults: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges settings; in nested ones, the changes are the keys that differ."""
+    merged = dict(defaults)
+    for name, value in changes.items():
+        old = merged.get(name)
+        are_dicts = isinstance(value, dict) and isinstance(old, dict)
+        merged[name] = _merge(old, value) if are_dicts and old else value
+    return merged
+
+
+def _simplify(value: Any) -> Any:
+    """Decodes numbers that JSON lacks, and tuples; names of objects stay as they are."""
+    if isinstance(value, list):
+        return [_simplify(x) for x in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"$float"}:
+        try:
+            return float(value["$float"])
+        except (TypeError, ValueError):
+            return math.nan
+    if value.keys() == {"$tuple"}:
+        return _simplify(value["$tuple"])
+    return {name: _simplify(x) for name, x in value.items()}
