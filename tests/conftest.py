@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import logging
+import os
 import signal
 import sys
 import weakref
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from helpers.chromium import Chromium
 
 settings.register_profile(  # machines are shared: how long an example takes says nothing
     "shared", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -101,3 +104,20 @@ def no_extensions(monkeypatch):
 
     for name in list(EXTENSIONS):
         monkeypatch.delitem(EXTENSIONS, name)
+
+
+@pytest.fixture(scope="session")
+def browser_tools():
+    """The folder that `tests/browser/prepare.sh` filled."""
+    folder = os.environ.get("BROWSER_TOOLS")
+    if not folder:
+        pytest.skip("BROWSER_TOOLS does not name the folder of tests/browser/prepare.sh")
+    assert Path(folder, "node_modules").is_dir(), f"run tests/browser/prepare.sh {folder}"
+    return Path(folder)
+
+
+@pytest.fixture(scope="module")
+def chromium(browser_tools):
+    browser = Chromium(browser_tools)
+    yield browser
+    browser.close()

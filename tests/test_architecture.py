@@ -75,6 +75,7 @@ def test_further_attributes_are_looked_up_in_one_place():
         str(path.relative_to(PACKAGE)) for path in core if "def __getattr__" in path.read_text()
     }
     assert modules_with_fallback == {
+        "algorithms/callback_model.py",  # the model inside
         "base/extensions.py",  # the registry
         "config/base_config.py",  # settings
         "envs/subprocess_adapter.py",  # methods of environments elsewhere

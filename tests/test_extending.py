@@ -41,15 +41,23 @@ from tfpolicies.extending import (
     setting,
 )
 from tfpolicies.testing import check_policy, random_batch
+from tools.site.code_blocks import read_code_blocks
 
-PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+FOLDER = Path(__file__).parent.parent / "docs" / "howto" / "extending"
+PAGES = [
+    FOLDER / f"{name}.md"
+    for name in (
+        *("algorithm", "loss", "targets", "networks", "distribution", "exploration"),
+        *("connector", "metric", "policy", "attributes"),
+    )
+]
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
-    """Runs the page as a module of its own; returns what is in it then."""
+    """Runs the pages in order as one module; returns its names."""
     home, before = tmp_path_factory.mktemp("page"), Path.cwd()
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    blocks = [block.code for page in PAGES for block in read_code_blocks(page)]
     (home / "page.py").write_text("\n".join(blocks))
     spec = importlib.util.spec_from_file_location("page", home / "page.py")
     page = sys.modules["page"] = importlib.util.module_from_spec(spec)
@@ -122,7 +130,8 @@ def test_the_custom_policy_of_the_page_plays_against_one_that_learns(names):
 
 
 def test_the_page_imports_from_the_doors_alone():
-    imports = re.findall(r"^from (tfpolicies[\w.]*) import", PAGE.read_text(), re.MULTILINE)
+    text = "".join(page.read_text() for page in [*PAGES, FOLDER / "index.md"])
+    imports = re.findall(r"^from (tfpolicies[\w.]*) import", text, re.MULTILINE)
     doors = {"", ".connectors", ".errors", ".extending", ".testing"}
     assert set(imports) == {f"tfpolicies{door}" for door in doors}
 
@@ -142,7 +151,7 @@ register_tuned setting
 def test_the_names_for_extending_stay_and_the_page_has_each():
     assert sorted(extending.__all__) == sorted(NAMES.split())
     assert not set(extending.__all__) & set(tfpolicies.__all__)
-    page = PAGE.read_text()
+    page = "".join(path.read_text() for path in [*PAGES, FOLDER / "index.md"])
     assert [name for name in extending.__all__ if not re.search(rf"\b{name}\b", page)] == []
 
 

@@ -66,7 +66,6 @@ ALLOWED_NAMES = {
     "generalized_advantages": "a quantity, by its usual name",
     "masked_mean": "a reduction, by its usual name",
     "sampled_logp": "RLlib's term for the log-probability of a sample",
-    "tuned": "the function of the command `tuned`",
     "is_one_of": "a predicate",
     "one_of": "a validator, as in schema languages",
     "_accepts_state_of": "a predicate",

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.ddpg import *
     from tfpolicies.algorithms.dqn import *
     from tfpolicies.algorithms.episode_playback import record_video as record_video
+    from tfpolicies.algorithms.keras_callbacks import KerasCallbacks as KerasCallbacks
     from tfpolicies.algorithms.marwil import *
     from tfpolicies.algorithms.pg import *
     from tfpolicies.algorithms.ppo import *
     from tfpolicies.algorithms.sac import *
     from tfpolicies.algorithms.td3 import *
+    from tfpolicies.analysis.comparison import compare_runs as compare_runs
     from tfpolicies.analysis.diagnosis import diagnose as diagnose
     from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
     from tfpolicies.batch.sample_batch import MultiAgentBatch as MultiAgentBatch
@@ -36,10 +38,13 @@ if TYPE_CHECKING:
     from tfpolicies.distributed.worker_set import WorkerSet as WorkerSet
     from tfpolicies.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from tfpolicies.importers.import_policy import import_policy as import_policy
+    from tfpolicies.loggers.mlflow_logger import MLflowLogger as MLflowLogger
+    from tfpolicies.loggers.wandb_logger import WandbLogger as WandbLogger
     from tfpolicies.policy.policy import Policy as Policy
     from tfpolicies.policy.tf_policy import TFPolicy as TFPolicy
     from tfpolicies.policy_map.policy_map import PolicyMap as PolicyMap
     from tfpolicies.rollout.rollout_worker import RolloutWorker as RolloutWorker
+    from tfpolicies.tuning.tuner import tune as tune
 
 _MODULES = {
     **get_exported_names(),
@@ -47,6 +52,8 @@ _MODULES = {
     "AlgorithmConfig": "tfpolicies.config.algorithm_config",
     "DEFAULT_POLICY_ID": "tfpolicies.config.policy_spec",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
+    "KerasCallbacks": "tfpolicies.algorithms.keras_callbacks",
+    "MLflowLogger": "tfpolicies.loggers.mlflow_logger",
     "MultiAgentBatch": "tfpolicies.batch.sample_batch",
     "MultiAgentEnv": "tfpolicies.envs.multi_agent_env",
     "Policy": "tfpolicies.policy.policy",
@@ -56,12 +63,15 @@ _MODULES = {
     "SampleBatch": "tfpolicies.batch.sample_batch",
     "TFPolicy": "tfpolicies.policy.tf_policy",
     "ViewRequirement": "tfpolicies.batch.view_requirement",
+    "WandbLogger": "tfpolicies.loggers.wandb_logger",
     "WorkerSet": "tfpolicies.distributed.worker_set",
+    "compare_runs": "tfpolicies.analysis.comparison",
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
     "diagnose": "tfpolicies.analysis.diagnosis",
     "import_policy": "tfpolicies.importers.import_policy",
     "record_video": "tfpolicies.algorithms.episode_playback",
+    "tune": "tfpolicies.tuning.tuner",
 }
 
 __all__ = [*_MODULES, "__version__"]

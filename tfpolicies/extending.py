@@ -1,7 +1,7 @@
 """Public base classes and functions for custom algorithms, policies and exploration strategies.
 
-`docs/extending.md` shows how to use them. These names are stable; the modules that they come from
-may change.
+`docs/howto/extending/index.md` shows how to use them. These names are stable; the modules that they
+come from may change.
 """
 
 from __future__ import annotations

@@ -87,13 +87,13 @@ SCRIPTS = {
 _BROKEN = "fails with RLlib, too:"
 _NEW = "RLlib's new API stack"
 _OFFLINE = "offline data"
-_REMOTE = "remote_worker_envs: see docs/porting.md"
+_REMOTE = "remote_worker_envs: see docs/migrate/rllib.md"
 _SERVER = "policy server and client"
 
 NOT_COUNTED = {
     "action_masking": _NEW,
     "attention_net_supervised": f"{_BROKEN} imports a module `rllib`",
-    "complex_struct_space": "Repeated spaces: see docs/porting.md",
+    "complex_struct_space": "Repeated spaces: see docs/migrate/rllib.md",
     "compute_adapted_gae_on_postprocess_trajectory": "callbacks to import, no script",
     "connectors/connector_v2_frame_stacking": _NEW,
     "connectors/connector_v2_mean_std_filtering": _NEW,

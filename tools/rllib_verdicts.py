@@ -1,8 +1,8 @@
 """What `tools.rllib_tests` knows of single tests of RLlib: repairs, and why some do not count.
 
 A test of a repaired file counts as "ok*": it passes with another name for a private one, another
-text of a message, or a difference that `docs/porting.md` names. Tests in `NOT_COUNTED` are run,
-too, but are no part of the share.
+text of a message, or a difference that `docs/migrate/rllib.md` names. Tests in `NOT_COUNTED` also
+run, but are not part of the share.
 """
 
 import re

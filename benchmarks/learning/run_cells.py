@@ -1,12 +1,16 @@
 """Trains algorithms beside Stable-Baselines3 and SBX, and files what they learn.
 
 `python -m benchmarks.learning.run_cells` runs the cells that `benchmarks/results/learning.csv` has
-not yet: a cell is a task, a library and a seed. It can be killed and started again. `--report`
-writes `docs/learning.md` from that file.
+not yet, the shortest first: a cell is a task, a library and a seed. It can be killed and started
+again. `--list` shows what is missing and the time that it needs; `--report` writes
+`docs/tables/learning.md` from that file.
 """
 
 import argparse
+import math
+import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks import RESULTS
@@ -30,7 +34,29 @@ def main() -> int:
         _list(chosen, table)
         return 0
     finished = {} if options.again else table.finished()
-    return _run([cell for cell in chosen if key_of(cell) not in finished], table, options)
+    waiting = [cell for cell in chosen if key_of(cell) not in finished]
+    minutes = estimate_minutes(waiting, table)
+    waiting.sort(key=minutes.__getitem__)
+    return _run(waiting, table, options)
+
+
+def estimate_minutes(cells: Iterable[Cell], table: Table) -> dict[Cell, float]:
+    """Returns the minutes on one core that each cell will take; infinity if nothing is known.
+
+    It is the median of the finished cells of its algorithm, environment, steps and library, or of
+    those of other libraries.
+    """
+    seconds: dict[tuple[str, ...], list[float]] = {}
+    for key, row in table.finished().items():
+        name = (row["algorithm"], row["env"], row["steps"])
+        for group in (name, (*name, key.library)):
+            seconds.setdefault(group, []).append(float(row["cpu_seconds"]))
+    results = {}
+    for cell in cells:
+        name = (cell.task.algorithm, cell.task.env, str(cell.task.steps))
+        known = seconds.get((*name, cell.library)) or seconds.get(name)
+        results[cell] = statistics.median(known) / 60 if known else math.inf
+    return results
 
 
 def _run(waiting: list[Cell], table: Table, options: argparse.Namespace) -> int:
@@ -47,12 +73,19 @@ def _run(waiting: list[Cell], table: Table, options: argparse.Namespace) -> int:
 
 
 def _list(chosen: list[Cell], table: Table) -> None:
-    """Prints what is known of each cell."""
+    """Prints the result of each cell; for one that waits, the minutes that it needs."""
     rows = table.rows()
+    waiting = [cell for cell in chosen if not rows.get(key_of(cell), {}).get("return_mean")]
+    minutes = estimate_minutes(waiting, table)
     for cell in chosen:
         row = rows.get(key_of(cell), {})
         known = row.get("error") or row.get("return_mean")
-        print(f"{cell.task.name:44} {cell.library:5} {cell.seed}  {known or 'waits'}")
+        known = known or f"waits: about {minutes[cell]:.1f} minutes"
+        print(f"{cell.task.name:44} {cell.library:5} {cell.seed}  {known}")
+    total = sum(value for value in minutes.values() if value < math.inf)
+    unknown = sum(value == math.inf for value in minutes.values())
+    print(f"{len(waiting)} cells wait: {total:.0f} minutes on one core", end="")
+    print(f", and {unknown} of unknown duration." if unknown else ".")
 
 
 def _parse() -> argparse.Namespace:
@@ -69,7 +102,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, choices=(1, 2), default=2, help="processes")
     parser.add_argument("--again", action="store_true", help="runs finished cells, too")
     parser.add_argument("--list", action="store_true", help="only says what is known of each cell")
-    parser.add_argument("--report", action="store_true", help="only writes docs/learning.md")
+    parser.add_argument("--report", action="store_true", help="only writes docs/tables/learning.md")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV")
     parser.add_argument("--work", type=Path, default=RESULTS / "runs", help="folder of run folders")
     parser.add_argument(

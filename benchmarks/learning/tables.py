@@ -1,8 +1,10 @@
-"""What becomes of the cells: a verdict for each task, tables in `docs/learning.md`, a figure.
+"""Compares the results of the cells: verdicts, and the tables and figure of the learning page.
 
-With five seeds a task is passed if our median is at least the peer's lower quartile, and no more of
-our seeds failed than of the peer's. With three it is our median that must be at least the peer's
-less half its range. Without a peer it must be the threshold of the settings' source.
+One rule holds for every number of seeds, from three on. A task is passed if our median is at least
+the lower quartile of the peer's seeds, and if the share of our seeds that failed is not larger than
+the peer's. Without a peer, our median must reach the return that the source of the settings
+reports, and no seed may have failed. A seed has failed below half the reference: the peer's median,
+or the source's return.
 """
 
 import json
@@ -19,10 +21,10 @@ from benchmarks.learning.cells import Table, key_of
 from benchmarks.learning.tasks import LIBRARIES, NAMES, TASKS, Cell, Task, source
 
 DOCS = ROOT / "docs"
-PAGE = DOCS / "learning.md"
+PAGE = DOCS / "tables" / "learning.md"
 FIGURE = DOCS / "images" / "learning.png"
 _COLOURS = {"ours": "#0b5fa5", "sb3": "#e08214", "sbx": "#4d9221"}
-_FIVE, _THREE = 5, 3  # seeds, by which the rule is chosen
+_MIN_SEEDS = 3  # fewer are not compared
 
 Scores = dict[str, list[float]]  # library -> a mean return per seed
 
@@ -47,60 +49,65 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return float(low), float(middle), float(high)
 
 
-def failures(values: Iterable[float], peer_median: float) -> int:
-    """Counts seeds below half the peer's median; where that is negative, below twice it.
+def count_failed(values: Iterable[float], reference: float) -> int:
+    """Counts seeds below half a reference return; where that is negative, below twice it.
 
-    >>> failures([100.0, 249.0, 500.0], 500.0), failures([-150.0, -310.0], -150.0)
+    >>> count_failed([100.0, 249.0, 500.0], 500.0), count_failed([-150.0, -310.0], -150.0)
     (2, 1)
     """
-    limit = peer_median / 2 if peer_median >= 0 else peer_median * 2
+    limit = reference / 2 if reference >= 0 else reference * 2
     return sum(value < limit for value in values)
 
 
 def verdict(ours: Sequence[float], peer: Sequence[float]) -> Verdict:
     """Compares the returns of our seeds with a peer's."""
-    seeds = min(len(ours), len(peer))
-    if seeds < _THREE:
-        return Verdict(None, "stated")
-    rule = _of_five if seeds >= _FIVE else _of_three
-    return rule(ours, peer)
-
-
-def _of_five(ours: Sequence[float], peer: Sequence[float]) -> Verdict:
+    if min(len(ours), len(peer)) < _MIN_SEEDS:
+        return Verdict(None, "not compared: too few seeds")
     low, middle, _ = quartiles(peer)
     median = statistics.median(ours)
-    failed, allowed = failures(ours, middle), failures(peer, middle)
+    failed, allowed = count_failed(ours, middle), count_failed(peer, middle)
     words = f"{_number(median)} against a lower quartile of {_number(low)}; "
-    words += f"failed seeds {failed} against {allowed}"
-    return Verdict(median >= low and failed <= allowed, words)
+    words += f"failed seeds {failed} of {len(ours)} against {allowed} of {len(peer)}"
+    return Verdict(median >= low and failed / len(ours) <= allowed / len(peer), words)
 
 
-def _of_three(ours: Sequence[float], peer: Sequence[float]) -> Verdict:
-    median = statistics.median(ours)
-    limit = statistics.median(peer) - (max(peer) - min(peer)) / 2
-    return Verdict(median >= limit, f"{_number(median)} against {_number(limit)}")
-
-
-def alone(ours: Sequence[float], threshold: float | None) -> Verdict:
-    """Compares the returns of our seeds with what the settings' source reports, if it does."""
+def compare_with_source(ours: Sequence[float], threshold: float | None) -> Verdict:
+    """Compares the returns of our seeds with the return that the settings' source reports."""
     if threshold is None:
-        return Verdict(None, "stated")
-    median = statistics.median(ours)
-    return Verdict(median >= threshold, f"{_number(median)} against {_number(threshold)}")
+        return Verdict(None, "not compared")
+    if len(ours) < _MIN_SEEDS:
+        return Verdict(None, "not compared: too few seeds")
+    median, failed = statistics.median(ours), count_failed(ours, threshold)
+    words = f"{_number(median)} against the source's {_number(threshold)}; failed seeds {failed}"
+    return Verdict(median >= threshold and failed == 0, f"{words} of {len(ours)}")
 
 
 def verdicts(task: Task, scores: Scores) -> dict[str, Verdict]:
-    """Returns a verdict for each peer of a task, or for "" if it has none.
+    """Returns a verdict for each peer of a task that has results, or for "" if it has no peer.
 
-    A peer with cells that are not finished, or of ours, has none yet.
+    Seeds that are not finished do not count; the table says how many there are.
     """
-    complete = {name for name, count in task.seeds.items() if len(scores.get(name, ())) >= count}
-    if "ours" not in complete:
-        return {}  # not finished, or peers alone
+    ours = scores.get("ours")
+    if not ours:
+        return {}  # not begun, or peers alone
     peers = [name for name in task.seeds if name != "ours"]
     if not peers:
-        return {"": alone(scores["ours"], task.threshold())}
-    return {name: verdict(scores["ours"], scores[name]) for name in peers if name in complete}
+        return {"": compare_with_source(ours, task.threshold())}
+    return {name: verdict(ours, scores[name]) for name in peers if scores.get(name)}
+
+
+def list_by_outcome(table: Table) -> dict[bool, dict[Task, str]]:
+    """Returns the compared tasks: those passed against each peer under True, others under False.
+
+    The values are the words of the first verdict that was missed, or "".
+    """
+    results: dict[bool, dict[Task, str]] = {True: {}, False: {}}
+    for task in TASKS:
+        outcomes = verdicts(task, scores_of(task, table)).values()
+        missed = [result.words for result in outcomes if result.passed is False]
+        if missed or any(result.passed for result in outcomes):
+            results[not missed][task] = missed[0] if missed else ""
+    return results
 
 
 # -- the page ---------------------------------------------------------------------------------
@@ -121,7 +128,8 @@ def write(table: Table) -> None:
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     draw(table, FIGURE)
     text = PAGE.read_text()
-    for name, lines in (("results", _results(table)), ("settings", _settings())):
+    parts = {"summary": _summary(table), "results": _results(table), "settings": _settings()}
+    for name, lines in parts.items():
         text = between(text, name, lines)
     PAGE.write_text(text)
 
@@ -138,25 +146,49 @@ def between(text: str, name: str, lines: Sequence[str]) -> str:
     return "\n".join([before + begin, *lines, end + after])
 
 
+def _summary(table: Table) -> list[str]:
+    passed, missed = (list_by_outcome(table)[outcome] for outcome in (True, False))
+    lines = [f"Of {len(passed) + len(missed)} compared tasks, {len(passed)} are passed and "]
+    lines[0] += f"{len(missed)} are missed."
+    if missed:
+        lines += ["", "Missed:", ""]
+        lines += [f"- {_title(task)}: {words}" for task, words in missed.items()]
+    return lines
+
+
 def _results(table: Table) -> list[str]:
     lines = [
-        "| task | library | seeds | median | quartiles | each seed | verdict |",
-        "|---|---|---|---|---|---|---|",
+        "| task | library | seeds | failed seeds | median | quartiles | each seed | verdict |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for task in TASKS:
         scores = scores_of(task, table)
         result = verdicts(task, scores)
-        lines += [_row(task, name, scores[name], result) for name in LIBRARIES if scores.get(name)]
+        reference = _get_reference(scores)
+        lines += [
+            _row(task, name, scores[name], reference, result.get("" if name == "ours" else name))
+            for name in LIBRARIES
+            if scores.get(name)
+        ]
     return lines
 
 
-def _row(task: Task, library: str, values: Sequence[float], outcomes: dict[str, Verdict]) -> str:
+def _get_reference(scores: Scores) -> float:
+    """Returns the median that defines failed seeds: of the first peer, or else of our seeds."""
+    order = [*LIBRARIES[1:], LIBRARIES[0]]
+    samples = [scores[name] for name in order if len(scores.get(name, ())) >= _MIN_SEEDS]
+    return statistics.median(samples[0]) if samples else float("nan")
+
+
+def _row(
+    task: Task, library: str, values: Sequence[float], reference: float, result: Verdict | None
+) -> str:
     low, middle, high = quartiles(values)
-    result = outcomes.get("" if library == "ours" else library)
     cells = (
         _title(task),
         NAMES[library],
         f"{len(values)} of {task.seeds[library]}",
+        str(count_failed(values, reference)) if len(values) >= _MIN_SEEDS else "",
         _number(middle),
         f"{_number(low)} to {_number(high)}",
         ", ".join(map(_number, values)),
@@ -168,7 +200,7 @@ def _row(task: Task, library: str, values: Sequence[float], outcomes: dict[str, 
 def _said(result: Verdict) -> str:
     if result.passed is None:
         return result.words
-    return f"{'passed' if result.passed else 'missed'}: {result.words}"
+    return f"{'passed' if result.passed else '**missed**'}: {result.words}"
 
 
 def _title(task: Task) -> str:

@@ -118,8 +118,8 @@ def test_help_is_there_without_tensorflow():
 
 @pytest.mark.core
 def test_the_name_of_an_algorithm_may_be_written_in_small_letters(succeed, refuse):
-    shown = succeed("tuned --algo Sac")
-    assert shown == succeed("tuned --algo SAC")
+    shown = succeed("list tuned --algo Sac")
+    assert shown == succeed("list tuned --algo SAC")
     assert "HalfCheetah-v5" in shown
     shown = refuse("train CartPole-v1 --algo sac --lr fast")
     assert "--lr: must be a number, got 'fast'" in shown

@@ -496,8 +496,8 @@ def test_several_policies_learn_from_one_recording(tmp_path):
 
 
 def test_the_reader_of_the_guide_works(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
-    section = page.partition("\n### Recorded experience\n")[2].partition("\n### ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "migrate" / "rllib.md").read_text()
+    section = page.partition("\n## Recorded experience\n")[2].partition("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     rows = {"obs": np.zeros((3, 4), np.float32)}
     write(tmp_path / "logs", [make_line(i, **rows) for i in range(8)])

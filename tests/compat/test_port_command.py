@@ -266,7 +266,7 @@ def test_files_are_changed_where_they_are(script, capsys):
     assert stat.S_IMODE(script.stat().st_mode) == 0o755
     assert capsys.readouterr().out == (
         "script.py:2: ray.rllib.env.external_env.ExternalEnv was not changed: "
-        'see "Environments" in docs/porting.md\nChanged: 1 of 1.\n'
+        'see "Environments" in docs/migrate/rllib.md\nChanged: 1 of 1.\n'
     )
     assert main(["port", "script.py", "--check"]) == 1  # for the name that stays
     assert "ExternalEnv was not changed" in capsys.readouterr().out
@@ -360,6 +360,6 @@ from ray.tune.registry import register_input
     ]
     d4rl, estimator, cql = [remark.advice for remark in port_script(old.encode()).remarks]
     assert d4rl.startswith("Use Minari: offline_data(input_=")
-    assert d4rl.endswith('see "Recorded experience" in docs/porting.md')
+    assert d4rl.endswith('see "Recorded experience" in docs/migrate/rllib.md')
     assert estimator.startswith("Set evaluation(evaluation_interval=...) with an environment")
     assert cql.startswith("Use SAC or BC with offline_data(input_=...).")

@@ -1,17 +1,14 @@
 """Exported policies in Chromium: offline, with the policy's own actions, and a pole that stays up.
 
-`tests/export/browser/prepare.sh FOLDER` installs the tools; set `BROWSER_TOOLS=FOLDER` to use them.
+`tests/browser/prepare.sh FOLDER` installs the tools; set `BROWSER_TOOLS=FOLDER` to use them.
 `tox -e browser` does both.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -21,6 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers import factories
+from helpers.chromium import served
 from helpers.onnx_graphs import disguise
 from tfpolicies import DQNTF2Policy
 from tfpolicies.export import web
@@ -74,35 +72,12 @@ DECIDE = """
 
 
 @pytest.fixture(scope="module")
-def tools():
-    folder = os.environ.get("BROWSER_TOOLS")
-    if not folder:
-        pytest.skip("BROWSER_TOOLS does not name the folder of tests/export/browser/prepare.sh")
-    assert Path(folder, "node_modules").is_dir(), f"run tests/export/browser/prepare.sh {folder}"
-    return Path(folder)
+def dist(browser_tools):
+    return browser_tools / "node_modules" / "onnxruntime-web" / "dist"
 
 
 @pytest.fixture(scope="module")
-def dist(tools):
-    return tools / "node_modules" / "onnxruntime-web" / "dist"
-
-
-@pytest.fixture(scope="module")
-def helpers():
-    sys.path.insert(0, str(HERE / "browser"))
-    yield importlib.import_module("chromium")
-    sys.path.remove(str(HERE / "browser"))
-
-
-@pytest.fixture(scope="module")
-def chromium(helpers, tools):
-    browser = helpers.Chromium(tools)
-    yield browser
-    browser.close()
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory, dist, helpers):
+def exported(tmp_path_factory, dist):
     """Gives a policy by name, and the address of its page, which needs nothing from elsewhere."""
     root, made = tmp_path_factory.mktemp("pages"), {}
 
@@ -112,7 +87,7 @@ def exported(tmp_path_factory, dist, helpers):
             made[name].export_model(root / name, web=True, ort_web=dist)
         return made[name], f"{address}{name}/"
 
-    with helpers.served(root) as address:
+    with served(root) as address:
         yield export
 
 

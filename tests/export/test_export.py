@@ -572,7 +572,7 @@ def test_versions_count_up_and_onnx_files_are_replaced(tmp_path):
     before = get_digests(tmp_path)
     factories.varied(policy, 1).export_model(tmp_path, onnx=True)
     changed = {name for name, value in get_digests(tmp_path).items() if before[name] != value}
-    assert changed == {"model.onnx", "model_sample.onnx", "policy_spec.json"}
+    assert changed == {"model.onnx", "model_sample.onnx", "policy_spec.json", "MODEL_CARD.md"}
     assert policy.export_model(tmp_path / "new" / "place").path == tmp_path / "new" / "place" / "1"
 
 

@@ -437,8 +437,8 @@ def test_a_spec_that_tells_no_form_is_nobodys(content, mixed, tmp_path):
 
 def test_the_exports_of_the_page_can_be_made_as_they_stand_there(mixed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
-    (block,) = re.findall(r"```py\n(policy.export_model.*?)```", page, re.DOTALL)[:1]
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "engines.md").read_text()
+    (block,) = re.findall(r"```python\n(policy.export_model.*?)```", page, re.DOTALL)[:1]
     exec(block, {"policy": mixed})
     names = {"tf_serving", "triton", "mlserver", "kserve", "kubernetes"}
     assert {path.name for path in tmp_path.iterdir()} == names

@@ -22,7 +22,7 @@ from tfpolicies.export.web import PAGE_FILES, RUNTIME, WebPage
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
-EXPORTED = {"model.onnx", "model_sample.onnx", "play.py", "policy_spec.json"}
+EXPORTED = {"MODEL_CARD.md", "model.onnx", "model_sample.onnx", "play.py", "policy_spec.json"}
 SCRIPT, WASM = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
 
 

@@ -1,4 +1,4 @@
-"""What docs/serving.md says is so: its code runs, against a server and on Ray."""
+"""What docs/howto/serving.md says is so: its code runs, against a server and on Ray."""
 
 import http.server
 import json
@@ -17,13 +17,18 @@ from helpers.serving import MATRIX, Server, export
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "serving.md"
 POLE = spaces.Box(-1.0, 1.0, (4,), np.float32)
 OBS = np.array([[0.1, 0.2, 0.0, -0.3]], np.float32)
 
 
 def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.S)
+
+
+def find_block(text):
+    (code,) = [block for block in blocks("python") if text in block]
+    return code
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +53,15 @@ def server(folder):
 
 
 def in_place(server, code):
-    return code.replace("localhost:8000", server.http).replace("localhost:8001", server.grpc)
+    for address in ("localhost:8000", "localhost:8010"):
+        code = code.replace(address, server.http)
+    return code.replace("localhost:8001", server.grpc)
 
 
 def test_the_clients_of_the_page_get_actions(server, pole):
-    http_client, grpc_client, step = blocks("python")[:3]
+    http_client, grpc_client, step = map(
+        find_block, ('InferenceServerClient("localhost:8000', "tritonclient.grpc", "def step(")
+    )
     names = {}
     exec(in_place(server, http_client), names)
     zeros = pole.compute_actions(np.zeros((2, 4), np.float32), explore=False).actions
@@ -102,7 +111,8 @@ def test_the_rest_form_of_tensorflow_serving_fits_the_saved_model(folder, pole):
     with http.server.HTTPServer(("127.0.0.1", 0), Predict) as other:
         threading.Thread(target=other.handle_request, daemon=True).start()
         names = {}
-        exec(blocks("python")[4].replace("localhost:8501", f"127.0.0.1:{other.server_port}"), names)
+        code = find_block("localhost:8501")
+        exec(code.replace("localhost:8501", f"127.0.0.1:{other.server_port}"), names)
 
     assert names["actions"] == pole.compute_actions(OBS, explore=False).actions.tolist()
 

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.algorithms import algorithm_checkpoints
+from tfpolicies.algorithms.algorithm_card import make_algorithm_card
 from tfpolicies.algorithms.algorithm_checkpoints import SaveResult, StoredAlgorithm, save
 from tfpolicies.algorithms.algorithm_evaluation import AlgorithmEvaluation
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
@@ -27,6 +28,7 @@ from tfpolicies.algorithms.config_completion import (
 from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.algorithms.health_checks import HealthChecks
 from tfpolicies.algorithms.learn import Callback, LearnResult, learn
+from tfpolicies.algorithms.run_description import describe_algorithm
 from tfpolicies.algorithms.run_logger import TrainingOptions
 from tfpolicies.algorithms.train_batch_sampler import TrainBatchSampler
 from tfpolicies.algorithms.training_checks import LearnerResultCheck, TrainableCheck
@@ -50,9 +52,11 @@ from tfpolicies.distributed.tune import make_default_config, make_resource_reque
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
+from tfpolicies.export.model_card import export_facts
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_checkpoints import get_path
+from tfpolicies.policy.policy_summary import format_policies
 from tfpolicies.rollout.curriculum import set_tasks
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -395,8 +399,9 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
             run_dir: the run folder, created if missing; None: nothing is written.
             progress: whether to show a progress bar, or a line per 10 seconds without a terminal.
             callbacks: functions `f(algorithm, result)`, called after each iteration, which end
-                training by returning False; and `DefaultCallbacks`, instances or classes, with
-                training and evaluation methods.
+                training by returning False; Keras callbacks, for which an iteration is an epoch
+                (see `KerasCallbacks`); loggers such as `MLflowLogger`; and `DefaultCallbacks`,
+                instances or classes, with training and evaluation methods.
             until: ends training early when the mean return of recent training episodes,
                 `result["recent_returns"]["mean"]`, reaches it; at least 5 episodes are needed.
             checkpoint_every: iterations between checkpoints.
@@ -537,6 +542,19 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
                 "get_policy(%r) returns None; there are policies %s.", policy_id, policy_ids
             )
         return policy
+
+    def summary(self, print_fn: Callable[[str], object] = print) -> None:
+        """Prints the environment, the workers and all policies; see `TFPolicy.summary`.
+
+        Policies with the same networks are described once, by the first of them.
+
+        Args:
+            print_fn: called with each line.
+        """
+        policy_map = self.worker.policy_map
+        policies = {pid: policy_map.get_handle(pid) for pid in sorted(policy_map)}
+        for line in [*describe_algorithm(self), *format_policies(policies)]:
+            print_fn(line)
 
     def add_policy(
         self,
@@ -778,7 +796,9 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
             UnknownPolicyError: if the id is unknown.
             ExportError: if the policy cannot be exported; the folder is unchanged then.
         """
-        return self.policies.get(policy_id).export_model(export_dir, onnx, **format_options)
+        policy = self.policies.get(policy_id)
+        with export_facts(make_algorithm_card(self, policy_id)):
+            return policy.export_model(export_dir, onnx, **format_options)
 
     def export_policy_checkpoint(
         self, export_dir: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID

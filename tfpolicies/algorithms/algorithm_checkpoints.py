@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from tfpolicies.algorithms.algorithm_card import make_algorithm_card
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol, PolicyStateDicts
 from tfpolicies.algorithms.training_state import MALFORMED_ERRORS, get_progress, read_training_state
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -41,6 +42,7 @@ from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.envs.env_factory import EnvContext, make_any_environments
 from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError, UnsupportedMethodError
+from tfpolicies.export.model_card import export_facts
 from tfpolicies.models.size_check import limit_to_stored_weights
 from tfpolicies.models.work import limit_work
 from tfpolicies.offline.experience_io import UnavailableData
@@ -207,7 +209,8 @@ def _export_models(
         if policy_id in states:
             policy = policy.copy()
             policy.set_state(states[policy_id])
-        with contextlib.suppress(UnsupportedMethodError):
+        card = make_algorithm_card(algorithm, policy_id)
+        with contextlib.suppress(UnsupportedMethodError), export_facts(card):
             policy.export_model(folder / "policies" / quote(policy_id, safe=" ") / "model")
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.evaluator import Evaluator
+from tfpolicies.algorithms.train_batch_sampler import TrainBatchSampler
 from tfpolicies.algorithms.training_metrics import TrainingMetrics
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
@@ -32,7 +33,9 @@ class AlgorithmProtocol(Protocol):
     warns_about_unserializable: bool
     _evaluator: Evaluator
     _last_finite_checkpoint: str | None
+    _last_result: dict[str, Any]
     _metrics: TrainingMetrics
+    _train_batch_sampler: TrainBatchSampler
 
     @property
     def worker(self) -> RolloutWorker: ...

@@ -26,6 +26,7 @@ from tfpolicies.envs.rendering import (
 )
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import Policy
+from tfpolicies.reporting.notebook import make_media_html
 from tfpolicies.reporting.video import open_video, require_video_packages
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.sampler import EvaluationDuration
@@ -44,6 +45,11 @@ class Recording(NamedTuple):
     paths: list[Path]  # the files, absolute
     returns: list[float]  # of each episode
     lengths: list[int]  # of each episode, in steps
+
+    def _repr_html_(self) -> str:
+        """Shows the video in a notebook."""
+        returns = ", ".join(f"{value:.6g}" for value in self.returns)
+        return make_media_html(self.paths, f"Video of episodes with the returns {returns}")
 
 
 class PlaySetup(NamedTuple):

@@ -28,6 +28,9 @@ from tfpolicies.algorithms.health_stats import (
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 
+if TYPE_CHECKING:
+    pass
+
 logger = logging.getLogger("tfpolicies")
 
 MIN_EPISODES = 40

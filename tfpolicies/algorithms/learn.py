@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import html
 import logging
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import keras
 from rich.console import Console
 
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
 from tfpolicies.algorithms.episode_playback import PlaySetup, require_renderable
-from tfpolicies.algorithms.run_description import encode_settings
+from tfpolicies.algorithms.keras_callbacks import KerasCallbacks, is_keras_callback
 from tfpolicies.algorithms.run_logger import NullRunLogger, RunLogger, TrainingOptions
-from tfpolicies.algorithms.training_loop import TrainingLoop
+from tfpolicies.algorithms.training_loop import TrainingLoop, notify_callbacks
 from tfpolicies.algorithms.training_state import get_progress
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.config.callbacks import (
@@ -28,22 +29,24 @@ from tfpolicies.config.callbacks import (
     overrides,
     warn_of_unknown_methods,
 )
+from tfpolicies.config.description import encode_settings
 from tfpolicies.config.migration_hints import suggest_callback
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
 from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
+from tfpolicies.reporting.notebook import make_media_html
 from tfpolicies.reporting.progress_row import to_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.rollout.experience_output import set_log_dir
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
 from tfpolicies.storage.migrations import migrate_settings
-from tfpolicies.system.atomic import write_atomically
 from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
 
 _ALGORITHM_CALLBACKS = (
+    *("on_run_start", "on_iteration_start", "on_iteration_end", "on_training_end", "on_run_end"),
     *("on_train_result", "on_evaluate_start", "on_evaluate_end"),
     *("on_workers_recreated", "on_checkpoint_loaded"),
 )
@@ -51,8 +54,8 @@ _GREEDY_NOTICE = "Evaluations are greedy, since evaluation_config does not set e
 _MAX_SETTINGS_SHOWN = 3  # different settings in a message
 _AUTO_SETTINGS = ("inference", "jit_compile")  # "auto" may resolve differently in another version
 
-Callback = DefaultCallbacks | Callable[..., object]
-"""A `DefaultCallbacks` instance or class, or a function `f(algorithm, result)`."""
+Callback: TypeAlias = DefaultCallbacks | keras.callbacks.Callback | Callable[..., object]
+"""A `DefaultCallbacks` or Keras callback, or a function `f(algorithm, result)`."""
 
 
 class LearnResult(NamedTuple):
@@ -74,6 +77,14 @@ class LearnResult(NamedTuple):
             parts.append(f"run_dir={str(self.run_dir)!r}")
         return f"LearnResult({', '.join(parts)})"
 
+    def _repr_html_(self) -> str:
+        """Shows the learning curve in a notebook, if the run has one."""
+        summary = f"<p>{html.escape(repr(self))}</p>"
+        curve = None if self.run_dir is None else RunFolder(self.run_dir).learning_curve
+        if curve is None or not curve.exists():
+            return summary
+        return summary + make_media_html([curve], "Learning curve")
+
 
 def learn(
     algorithm: AlgorithmProtocol,
@@ -90,6 +101,9 @@ def learn(
     if options.record_every:
         require_renderable(PlaySetup(algorithm))
     callback_objects, functions = _split_callbacks(callbacks)
+    for callback in callback_objects:
+        if isinstance(callback, KerasCallbacks):
+            callback.check(algorithm)
     console = Console(quiet=not progress, force_terminal=None if progress else False)
     print_line = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     iteration = algorithm.iteration
@@ -122,15 +136,21 @@ def learn(
                 loop.env_steps,
                 options.steps,
             )
-        try:
-            reason = loop.train(lambda what: run_logger.emergency_save())
-        except BaseException as error:
-            if isinstance(error, Exception) and run is not None:
-                _write_error(run, error)
-            if not isinstance(error, NonFiniteError):  # the newest checkpoint is better then
-                _emergency_save(run_logger, run)
-            raise
-    return LearnResult(loop.result, reason, None if run is None else run.path)
+        run_path = None if run is None else run.path
+        if run is not None and "finished" in run.settings:
+            run.write_settings({"learn": type(algorithm).__name__})  # it continues
+        with notify_callbacks(algorithm, run_path) as end:
+            try:
+                end.reason = loop.train(lambda what: run_logger.emergency_save())
+            except BaseException as error:
+                if run is not None and isinstance(error, Exception):
+                    run.write_error(error)
+                if not isinstance(error, NonFiniteError):  # then the newest checkpoint is better
+                    _emergency_save(run_logger, run)
+                raise
+            if run is not None:
+                run.write_settings({"learn": type(algorithm).__name__, "finished": end.reason})
+    return LearnResult(loop.result, end.reason, run_path)
 
 
 def _validate_options(options: TrainingOptions, algorithm: AlgorithmProtocol) -> TrainingOptions:
@@ -165,13 +185,6 @@ def _emergency_save(run_logger: RunLogger | NullRunLogger, run: RunFolder | None
         return
     if run is not None and run.has_checkpoint:
         logger.warning("Training ended early. Its state is saved in %s.", run.latest)
-
-
-def _write_error(run: RunFolder, error: Exception) -> None:
-    """Writes the traceback of the error that ended the training; ignores a full disk."""
-    text = "".join(traceback.format_exception(error))
-    with contextlib.suppress(OSError):
-        write_atomically(run.error_txt, text.encode(errors="replace"))
 
 
 # -- the folder -------------------------------------------------------------------------------
@@ -224,12 +237,12 @@ def _require_same_settings(
 
     Settings that the run lacks, from an earlier version, count as defaults, also within dicts.
     """
-    defaults = encode_settings(algorithm.get_default_config())
+    defaults = encode_settings(algorithm.get_default_config().to_dict())
     settings = {**defaults, **migrate_settings(manifest["config"]["settings"])}
     stored_settings = {"the class": manifest["algorithm_class"], **settings}
     settings_now = {
         "the class": encode_value(type(algorithm)),
-        **encode_settings(algorithm.config),
+        **encode_settings(algorithm.config.to_dict()),
     }
     different_names = sorted(
         name
@@ -267,7 +280,7 @@ def _normalize_stored_setting(
     """Returns a stored setting as configs normalise it now, for example an absolute folder."""
     with contextlib.suppress(ConfigError):
         config = algorithm.get_default_config().update_from_dict({name: stored_settings[name]})
-        return encode_settings(config)[name]
+        return encode_settings(config.to_dict())[name]
     return stored_settings.get(name)
 
 
@@ -277,12 +290,18 @@ def _normalize_stored_setting(
 def _split_callbacks(
     callbacks: Callback | Sequence[Callback],
 ) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
-    """Splits callbacks into `DefaultCallbacks` instances and plain functions."""
+    """Splits callbacks into `DefaultCallbacks` instances and plain functions.
+
+    Keras callbacks become one `KerasCallbacks`.
+    """
     callback_objects: list[DefaultCallbacks] = []
     functions: list[Callable[..., Any]] = []
+    keras_callbacks: list[Any] = []
     for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
         instance = callback() if isinstance(callback, type) else callback
-        if isinstance(instance, DefaultCallbacks):
+        if is_keras_callback(instance):
+            keras_callbacks.append(instance)
+        elif isinstance(instance, DefaultCallbacks):
             _require_algorithm_callbacks(instance)
             warn_of_unknown_methods(instance)
             callback_objects.append(instance)
@@ -290,9 +309,11 @@ def _split_callbacks(
             functions.append(instance)
         else:
             raise UsageError(
-                "callbacks must be functions f(algorithm, result), or DefaultCallbacks, got "
-                f"{callback!r:.200}.{suggest_callback(callback)}"
+                "callbacks must be functions f(algorithm, result), DefaultCallbacks or Keras "
+                f"callbacks, got {callback!r:.200}.{suggest_callback(callback)}"
             )
+    if keras_callbacks:
+        callback_objects.append(KerasCallbacks(keras_callbacks))
     return callback_objects, functions
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfpolicies.algorithms.run_description import describe_run
 from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.reporting.tensorboard_events import EventWriter, get_event_scalars
+from tfpolicies.reporting.video import make_preview
 from tfpolicies.rollout.episode_summaries import MIN_RECENT_EPISODES
 from tfpolicies.system.machine_info import get_machine, get_versions
 from tfpolicies.system.signal_handling import get_interrupt_handler
@@ -36,6 +36,7 @@ _STEPS_COUNTER = "num_env_steps_sampled"
 _VIDEO_SEEDS = (0,)  # seeds of the episodes of a video; the same in each, for comparison
 _SECONDS_BETWEEN_CURVES = 15.0
 _FAST_SNAPSHOT_SECONDS = 0.02  # seconds up to which a snapshot is made in every iteration
+_MAX_HISTOGRAM_TIME_SHARE = 0.01  # maximum share of training time
 _MAX_SNAPSHOT_TIME_SHARE = 0.05  # maximum share of training time for slower snapshots
 
 
@@ -89,8 +90,14 @@ class RunLogger:
     def __init__(
         self, run: RunFolder, algorithm: AlgorithmProtocol, options: TrainingOptions
     ) -> None:
+        from tfpolicies.algorithms.run_description import (  # imports Keras
+            describe_run,
+            get_compared_settings,
+        )
+
         self.run = run
         run.describe(describe_run(algorithm), get_versions(), get_machine())
+        run.clear_error()
         self._algorithm = algorithm
         self._options = options
         config = algorithm.config
@@ -107,6 +114,8 @@ class RunLogger:
         self._csv.drop_after(algorithm.iteration)
         steps = algorithm.counters[_STEPS_COUNTER]
         self._events = EventWriter(run.events, resume_step=steps)
+        self._events.write_hyperparameters(get_compared_settings(algorithm))
+        self._histograms_due_at = -math.inf
         self._curve_drawn_at = time.monotonic()
         self._protected_checkpoint = (
             algorithm._last_finite_checkpoint
@@ -149,8 +158,19 @@ class RunLogger:
             self._save_if_best(row)
         self._csv.append(row)
         self._events.write_scalars(int(row["env_steps"]), get_event_scalars(row))
+        self._write_histograms(int(row["env_steps"]))
         if time.monotonic() - self._curve_drawn_at > _SECONDS_BETWEEN_CURVES:
             self._draw_curve()
+
+    def _write_histograms(self, env_steps: int) -> None:
+        """Writes histograms of the newest actions, so that they take at most 1% of the time."""
+        if time.monotonic() < self._histograms_due_at:
+            return
+        started_at = time.thread_time()
+        actions = self._algorithm._train_batch_sampler.recent_actions.get_components()
+        self._events.write_histograms(env_steps, actions)
+        seconds = time.thread_time() - started_at
+        self._histograms_due_at = time.monotonic() + seconds / _MAX_HISTOGRAM_TIME_SHARE
 
     def save(self) -> None:
         """Replaces the run's checkpoint, atomically."""
@@ -194,6 +214,7 @@ class RunLogger:
         path = self.run.videos / f"iteration-{iteration:06}-steps-{steps:09}.mp4"
         try:
             record_episodes(PlaySetup(self._algorithm), [path], _VIDEO_SEEDS)
+            self._events.write_gif(steps, "videos", *make_preview(path))
         except Exception as error:
             logger.warning("There is no video of iteration %d: %s", iteration, error)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tfpolicies.algorithms.health_stats import RowMeter
+from tfpolicies.algorithms.recent_actions import RecentActions
 from tfpolicies.algorithms.training_checks import TrainableCheck
 from tfpolicies.algorithms.training_metrics import TrainingMetrics
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
@@ -42,6 +43,7 @@ class TrainBatchSampler:
 
     Attributes:
         env_steps_per_row: environment steps per training row of the last train batch.
+        recent_actions: the newest actions of trained policies.
         row_meter: measures observations and rewards.
     """
 
@@ -51,6 +53,7 @@ class TrainBatchSampler:
         self._check = check
         self.env_steps_per_row = 1.0
         self._has_fitted_filters = False
+        self.recent_actions = RecentActions()
         self.row_meter = RowMeter()
 
     def sample(self, min_steps: int, *, while_learning: bool) -> dict[str, SampleBatch]:
@@ -80,6 +83,7 @@ class TrainBatchSampler:
         }
         self._check.check_sampled(trained_rows, policies.policy_map)
         for policy_id, rows in trained_rows.items():
+            self.recent_actions.add(policy_id, rows)
             self.row_meter.measure(policy_id, rows)
         agent_steps = sum(rows.count for rows in trained_rows.values())
         self.env_steps_per_row = batch.env_steps() / max(1, agent_steps)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,6 +26,7 @@ from tfpolicies.reporting.progress_row import (
     find_loss,
     make_progress_row,
 )
+from tfpolicies.reporting.run_folder import ENDED_BY_CALLBACK, ENDED_BY_STEPS, ENDED_BY_TARGET
 from tfpolicies.system.signal_handling import get_interrupt_handler
 
 if TYPE_CHECKING:
@@ -31,15 +34,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfpolicies")
 
-ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = (
-    "target",
-    "steps",
-    "callback",
-)  # reasons why training ended
+ENDED_BY_SIGNAL, ENDED_BY_ERROR = "signal", "error"
+"""Further reasons why training ended, for callbacks."""
 
 _RECENT_MEAN = f"{RECENT_PREFIX}mean"  # callbacks may remove it from a row
 _MEAN_Q = "learner/default_policy/mean_q"
 _SPEED_SMOOTHING = 0.9  # weight of the previous speed in the exponential mean over iterations
+
+
+class RunEnd:
+    """The reason why a run ended, for `on_run_end` of callbacks."""
+
+    reason = ENDED_BY_ERROR
+
+    def set_error(self, error: BaseException) -> None:
+        is_signal = isinstance(error, KeyboardInterrupt)
+        self.reason = ENDED_BY_SIGNAL if is_signal else ENDED_BY_ERROR
+
+
+@contextlib.contextmanager
+def notify_callbacks(algorithm: AlgorithmProtocol, run_dir: Path | None) -> Iterator[RunEnd]:
+    """Calls `on_run_start` of the algorithm's callbacks, and in the end `on_run_end`.
+
+    The block sets the reason of the result; an error that leaves it is one.
+    """
+    callbacks, end = algorithm.callbacks, RunEnd()
+    callbacks.on_run_start(algorithm=algorithm, run_dir=run_dir)
+    try:
+        yield end
+    except BaseException as error:
+        end.set_error(error)
+        raise
+    finally:
+        with get_interrupt_handler().allow_unlimited_time():
+            callbacks.on_run_end(algorithm=algorithm, run_dir=run_dir, ended_by=end.reason)
 
 
 class TrainingLoop:
@@ -136,10 +164,12 @@ class TrainingLoop:
                     return self._finish(ENDED_BY_CALLBACK)
                 if self.algorithm.iteration % self.options.checkpoint_every == 0:
                     self.run_logger.save()
-            return self._finish(ENDED_BY_STEPS)
+            return self._finish(ENDED_BY_STEPS, is_interrupted=signals.requested is not None)
 
     def _iterate(self) -> bool:
         """Trains and records one iteration; returns whether training continues."""
+        callbacks = self.algorithm.callbacks
+        callbacks.on_iteration_start(algorithm=self.algorithm)
         self.run_logger.before_iteration()
         self.result = self.algorithm.train()
         self._has_learned |= bool(self.result["info"]["learner"])
@@ -150,7 +180,8 @@ class TrainingLoop:
             speed = _SPEED_SMOOTHING * self._speed + (1 - _SPEED_SMOOTHING) * speed
         self._speed = speed
         self.run_logger.snapshot()
-        return_values = [callback(self.algorithm, self.result) for callback in self._callbacks]
+        return_values = [callbacks.on_iteration_end(algorithm=self.algorithm, row=dict(row))]
+        return_values += [callback(self.algorithm, self.result) for callback in self._callbacks]
         return not any(value is False for value in return_values)
 
     def _describe_learning(self) -> str:
@@ -170,7 +201,9 @@ class TrainingLoop:
             parts.append(f"evaluation {self._evaluation_mean:,.4g}{target}")
         return " | ".join(parts) or "no update yet"
 
-    def _finish(self, reason: str) -> str:
+    def _finish(self, reason: str, *, is_interrupted: bool = False) -> str:
+        if not is_interrupted:
+            self.algorithm.callbacks.on_training_end(algorithm=self.algorithm, ended_by=reason)
         self.run_logger.finish()
         reason_for_no_update = describe_too_short(
             self.algorithm.config, self.env_steps - self._env_steps_at_start

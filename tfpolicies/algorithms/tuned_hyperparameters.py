@@ -1,6 +1,6 @@
 """Access to settings that are known to learn well, by algorithm and environment.
 
-`tfpolicies train` starts from these, and `tfpolicies tuned` lists them; in a script:
+`tfpolicies train` starts from these, and `tfpolicies list tuned` lists them; in a script:
 
 >>> from tfpolicies import PPOConfig
 >>> PPOConfig.from_tuned("CartPole-v1").num_envs_per_worker
@@ -46,8 +46,8 @@ def require_tuned(algo: str, env: str) -> TunedSettings:
         nearest = suggest_tuned(algo, env)
         suggestion = f"nearest are {nearest}" if nearest else "none are near"
         raise ConfigError(
-            f"There are no tuned settings for {algo} on {env}; {suggestion}. `tfpolicies tuned` "
-            "lists all of them."
+            f"There are no tuned settings for {algo} on {env}; {suggestion}. `tfpolicies list "
+            "tuned` lists all of them."
         )
     return entry
 

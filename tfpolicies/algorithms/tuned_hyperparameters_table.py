@@ -1,7 +1,7 @@
 """Table of settings that learn, by algorithm and environment; `tuned.py` gives access to it.
 
 Each entry names its source, the environment steps and mean return of the source, and the deviations
-from it. `docs/tuned.md` shows all of them.
+from it. `docs/tables/tuned.md` shows all of them.
 
 RL Baselines3 Zoo means release 2.9.0a2: `hyperparams/<algorithm>.yml` for the settings and
 `benchmark.md` for the returns. Settings that are not in an entry of the Zoo have
@@ -470,3 +470,13 @@ _td3 = partial(_add, "TD3", _TD3)
 for _env, (_, _return) in _MUJOCO_RETURNS.items():
     _noise_settings = _explore_with(10_000, _GAUSSIAN_NOISE)
     _td3(_env + _MUJOCO, 1e6, _return, _noise_settings, notes=[_OTHER_VERSION.format("v3")])
+
+SB3_DEFAULTS: Mapping[str, Settings] = {
+    "PPO": _PPO,
+    "A2C": _A2C,
+    "DQN": _DQN,
+    "SAC": _SAC,
+    "TD3": _TD3,
+    "DDPG": _DDPG,
+}
+"""The defaults of Stable-Baselines3 that differ from those of this package, by algorithm."""

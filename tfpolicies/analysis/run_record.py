@@ -14,7 +14,7 @@ import numpy as np
 
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError
-from tfpolicies.reporting.progress_csv import read_progress
+from tfpolicies.reporting.progress_csv import read_progress_columns
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.system.regular_files import read_regular
@@ -40,8 +40,10 @@ class RunRecord:
             `{"started": time, "versions": {...}, "machine": {...}}`.
         columns: the numbers of each iteration by column of `progress.csv`, float64
             `[iterations]`, NaN where a cell is empty.
-        ended_by: "target" or "steps" if the command reached its goal, else None.
+        ended_by: "target" or "steps" if the run reached its goal, "callback" if one ended it, else
+            None.
         error: the traceback of the last error that ended the training, or None.
+        commit: that was checked out in the folder where the run was started last, or None.
     """
 
     folder: RunFolder
@@ -55,6 +57,7 @@ class RunRecord:
     columns: Mapping[str, np.ndarray]
     ended_by: str | None
     error: str | None
+    commit: str | None = None
 
     def __repr__(self) -> str:
         return f"RunRecord({str(self.folder.path)!r}, {self.num_iterations} iterations)"
@@ -102,7 +105,7 @@ def read_run(path: str | PathLike[str]) -> RunRecord:
     seed = description.get("seed", command.get("seed"))
     places = description.get("places")
     places = places if isinstance(places, list) else []
-    ended_by = settings.get("finished")
+    ended_by, commit = settings.get("finished"), description.get("commit")
     return RunRecord(
         folder=folder,
         created=folder.creation_time,
@@ -112,23 +115,16 @@ def read_run(path: str | PathLike[str]) -> RunRecord:
         config=_get_dict(description, "config"),
         command=command,
         places=tuple(place for place in places if isinstance(place, dict)),
-        columns=_read_columns(folder.progress_csv),
+        columns=read_progress_columns(folder.progress_csv),
         ended_by=ended_by if isinstance(ended_by, str) else None,
         error=_read_error(folder.error_txt),
+        commit=commit if isinstance(commit, str) else None,
     )
 
 
 def _get_dict(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = content.get(name)
     return dict(value) if isinstance(value, dict) else {}
-
-
-def _read_columns(path: Path) -> dict[str, np.ndarray]:
-    if not path.exists():
-        return {}
-    rows = read_progress(path)
-    names = list(rows[0]) if rows else []
-    return {name: np.array([row[name] for row in rows], np.float64) for name in names}
 
 
 def _read_error(path: Path) -> str | None:

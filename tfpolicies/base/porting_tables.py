@@ -1,6 +1,6 @@
-"""Reads the tables of `docs/porting.md`: names of other libraries, and the names to use here.
+"""Reads the tables of `docs/migrate`: names of other libraries, and the names to use here.
 
-They are in one file, `porting_tables.md`. The guide has copies of them. The command
+They are in one file, `porting_tables.md`. The pages have copies of them. The command
 `tfpolicies port`, config aliases and error messages use its rows.
 """
 

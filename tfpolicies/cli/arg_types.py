@@ -14,6 +14,7 @@ from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 _LAST_PORT = 65_535
+_MAX_SEEDS = 1000
 _MAX_FILE_BYTES = 1 << 20
 
 
@@ -58,6 +59,23 @@ positive_int = _make_integer_type(1, math.inf, "1 or more")
 onnx_opset = _make_integer_type(
     ONNX_OPSETS[0], ONNX_OPSETS[-1], f"from {ONNX_OPSETS[0]} to {ONNX_OPSETS[-1]}"
 )
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Parses `--seeds`: a number of seeds, which are 0, 1, ..., or a list with commas.
+
+    >>> parse_seeds("3"), parse_seeds("3,7,11"), parse_seeds("3,")
+    ((0, 1, 2), (3, 7, 11), (3,))
+    """
+    if "," not in text:
+        number = positive_int(text)
+        if number > _MAX_SEEDS:
+            raise argparse.ArgumentTypeError(f"must be {_MAX_SEEDS:,} seeds or fewer, got {text}")
+        return tuple(range(number))
+    seeds = tuple(non_negative_int(word) for word in text.split(",") if word.strip())
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"must be different seeds with commas, got {text!r:.200}")
+    return seeds
 
 
 def port_number(text: str) -> int:
@@ -116,7 +134,8 @@ def column_names(text: str) -> list[str]:
     return names
 
 
-positive_float.__name__, port_number.__name__ = (
+positive_float.__name__, port_number.__name__, parse_seeds.__name__ = (
     "number",
     "integer",
+    "list of seeds",
 )  # argparse shows them in its messages

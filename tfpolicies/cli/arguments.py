@@ -31,11 +31,13 @@ from tfpolicies.cli.arg_types import (
     non_negative_int,
     onnx_opset,
     parse_columns,
+    parse_seeds,
     port_number,
     positive_float,
     positive_int,
 )
 from tfpolicies.cli.train_options import MODEL_GROUP, OPTIONS, RUN_GROUP, get_flag, parse_algorithm
+from tfpolicies.cli.tune_arguments import add_tune_arguments
 from tfpolicies.errors import ConfigError, UsageError, suggest_similar_names
 from tfpolicies.system.installed_distributions import import_or_explain
 
@@ -98,6 +100,7 @@ class _Command(NamedTuple):
     summary: str
     add_arguments: Callable[[_Parser], None]
     module: str  # of `cli/`, imported to run it unless the arguments set `run`: has its function
+    function: str = ""  # its name, if not that of the command
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -130,16 +133,17 @@ def _make_parsers(used_command: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     parser.add_argument("--debug", **_DEBUG_KWARGS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     parsers = {}
-    for name, (summary, add_arguments, module) in _get_commands(used_command).items():
+    for name, command in _get_commands(used_command).items():
+        summary, add_arguments, module, function = command
         parsers[name] = commands.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
-            argument_default=argparse.SUPPRESS if name == "train" else None,
+            argument_default=argparse.SUPPRESS if name in ("train", "tune") else None,
             allow_abbrev=False,
         )
         parsers[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG_KWARGS)
-        parsers[name].set_defaults(run=partial(_run_command, module))
+        parsers[name].set_defaults(run=partial(_run_command, module, function))
         add_arguments(parsers[name])
     return parser, parsers
 
@@ -152,8 +156,14 @@ _PREDICT = "add an exported policy's actions to the rows of a Parquet file"
 def _get_commands(used_command: str) -> dict[str, _Command]:
     """Returns all commands; of other packages, only the requested one is imported."""
     builtin_commands = {
-        "train": _Command("train a policy on an environment", _add_train_arguments, "training"),
+        "train": _Command(
+            "train a policy on an environment", _add_train_arguments, "train_command"
+        ),
+        "tune": _Command(
+            "search settings with which an algorithm learns well", _add_tune_arguments, "tuning"
+        ),
         "evaluate": _Command(_EVALUATE, partial(_add_play_arguments, episodes=100), "commands"),
+        "compare": _Command("compare runs side by side", _add_compare_arguments, "compare"),
         "record": _Command(
             "make a video of a trained policy", _add_record_arguments, "show_policy"
         ),
@@ -172,8 +182,11 @@ def _get_commands(used_command: str) -> dict[str, _Command]:
             "show or record experience to learn from", _add_data_arguments, "data_commands"
         ),
         "doctor": _Command("say why a run does not learn", _add_doctor_arguments, "doctor"),
-        "tuned": _Command(
-            "list tuned settings and their sources", _add_tuned_arguments, "commands"
+        "list": _Command(
+            "list algorithms, environments and tuned settings",
+            _add_list_arguments,
+            "listing",
+            "show_list",
         ),
     }
     if used_command in builtin_commands:
@@ -203,14 +216,14 @@ def _load_installed_command(entry_point: EntryPoint, used_command: str) -> _Comm
     return _Command(module.SUMMARY, add_arguments, "")
 
 
-def _run_command(module: str, args: argparse.Namespace) -> int:
+def _run_command(module: str, function: str, args: argparse.Namespace) -> int:
     """Runs a command of this package; returns its exit status.
 
     Raises:
         MissingPackageError: if it needs a package that is not installed.
     """
     command_module = import_or_explain(f"`tfpolicies {args.command}`", f"{__package__}.{module}")
-    return int(getattr(command_module, args.command.replace("-", "_"))(args))
+    return int(getattr(command_module, function or args.command.replace("-", "_"))(args))
 
 
 def _add_train_arguments(parser: _Parser) -> None:
@@ -224,6 +237,13 @@ def _add_train_arguments(parser: _Parser) -> None:
     groups[MODEL_GROUP].add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     run_dir_help = f"folder of all runs (default {RUNS})"
     groups[RUN_GROUP].add_argument("--run-dir", metavar="DIR", help=run_dir_help)
+    groups[MODEL_GROUP].add_argument(
+        "--seeds", type=parse_seeds, metavar="N_OR_LIST", help=_SEEDS_HELP
+    )
+    groups[MODEL_GROUP].add_argument(
+        "--parallel", type=positive_int, metavar="N", help=_PARALLEL_HELP
+    )
+    parser.add_argument("--run-folder", help=argparse.SUPPRESS)  # of one of several seeds
     groups[RUN_GROUP].add_argument("--resume", nargs="?", metavar="RUN", help=_RESUME_HELP)
     limit_help = (
         "with --resume: factor on the computation limit of a stored Keras model (default 1)"
@@ -234,13 +254,33 @@ def _add_train_arguments(parser: _Parser) -> None:
 
 
 _CONFIG_HELP = (
-    'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}; --set and the '
-    "options above override it"
+    'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}, or a YAML file '
+    "of RL Baselines3 Zoo for the algorithm; --set and the options above override it"
 )
+_SEEDS_HELP = (
+    "train several seeds side by side, in one folder, and compare them: a number of seeds from 0, "
+    "or a list such as 3,7,11. Options such as --until and --export apply to each seed"
+)
+_PARALLEL_HELP = "with --seeds: how many train at once (default: as many as cores are free)"
 _RESUME_HELP = (
     "resume a run, or the newest one of a folder of runs (default: that of --run-dir); stopping "
     "criteria may be changed"
 )
+
+
+def _add_tune_arguments(parser: _Parser) -> None:
+    add_tune_arguments(parser, config_help=_CONFIG_HELP, runs=RUNS)
+
+
+def _add_compare_arguments(parser: _Parser) -> None:
+    runs = "run folders, or folders of runs; of one run it is a report"
+    parser.add_value("runs", "RUNS", runs, nargs="+")
+    to = "folder to write the page and the pictures into (default: comparison)"
+    parser.add_value("--to", "DIR", to, default="comparison")
+    by = "x axis: environment steps, or seconds of training (default steps)"
+    parser.add_value("--by", None, by, choices=("steps", "time"), default="steps")
+    estimate = "estimate over seeds; iqm: interquartile mean (default iqm)"
+    parser.add_value("--estimate", None, estimate, choices=("iqm", "median", "mean"), default="iqm")
 
 
 def _add_record_arguments(parser: _Parser) -> None:
@@ -416,10 +456,15 @@ def _add_doctor_arguments(parser: _Parser) -> None:
     parser.add_switch("--json", "print the diagnosis as JSON")
 
 
-def _add_tuned_arguments(parser: _Parser) -> None:
-    names, algo_help = get_algorithm_names(), "only of this algorithm"
+def _add_list_arguments(parser: _Parser) -> None:
+    subjects = ("algorithms", "environments", "tuned")
+    what = f"one of {', '.join(subjects)} (default: an overview)"
+    parser.add_value("subject", "WHAT", what, nargs="?", choices=subjects)
+    names, algo_help = get_algorithm_names(), "only this algorithm, or its tuned settings"
     parser.add_value("--algo", None, algo_help, type=parse_algorithm, choices=names)
-    parser.add_value("--env", "PART", "only environments whose name contains PART", default="")
+    part = "only names with PART in them; of tuned settings, those of environments"
+    parser.add_value("--filter", "PART", part, default="")
+    parser.add_switch("--json", "print JSON instead of tables")
 
 
 def _add_play_arguments(

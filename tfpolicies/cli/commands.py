@@ -1,4 +1,4 @@
-"""The commands `evaluate`, `export`, `play-exported` and `tuned`."""
+"""The commands `evaluate`, `export` and `play-exported`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfpolicies.algorithms.algorithm_registry import find_algorithm, get_registered_names
-from tfpolicies.algorithms.tuned_hyperparameters import get_tuned_entries
 from tfpolicies.cli.exit_codes import DONE
 from tfpolicies.cli.export_playback import describe_loaded_packages, find_export, play_in_subprocess
-from tfpolicies.cli.run_lookup import export_policy, find_checkpoint, load_policy, print_files
+from tfpolicies.cli.run_lookup import (
+    export_policy,
+    find_checkpoint,
+    load_policy,
+    make_checkpoint_card,
+    print_files,
+)
 from tfpolicies.cli.show_policy import make_title, open_recording_source
 from tfpolicies.envs.env_factory import check_env_name, make_environments
-from tfpolicies.errors import ConfigError
 from tfpolicies.export.web import WebPage
 from tfpolicies.reporting.progress_display import CommandConsole, make_summary_table
 from tfpolicies.system.paths import resolve_path, shorten_path
@@ -83,7 +86,7 @@ def export(args: argparse.Namespace) -> int:
     default_formats = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     formats = {name: getattr(args, name) for name in ("layout", "litert", "web", "ort_web")}
     formats |= {name: getattr(args, name) or default_formats for name in ("onnx", "saved_model")}
-    exported = export_policy(policy, target, console, formats)
+    exported = export_policy(policy, target, console, formats, make_checkpoint_card(checkpoint))
     console.print(make_summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)
     if args.web:
@@ -110,31 +113,4 @@ def play_exported(args: argparse.Namespace) -> int:
     }
     title = f"{shorten_path(path)} through ONNX Runtime, {describe_loaded_packages(report)}"
     CommandConsole().print(make_summary_table(title, figures))
-    return DONE
-
-
-def tuned(args: argparse.Namespace) -> int:
-    """Lists tuned settings; for a single entry, with all details."""
-    if args.algo not in (None, *get_registered_names()):
-        find_algorithm(args.algo)  # importing another package registers its tuned settings
-    entries = get_tuned_entries(args.algo or "", args.env)
-    console = CommandConsole()
-    if not entries:
-        raise ConfigError(
-            f"No tuned settings are for an environment with {args.env!r} in its name."
-        )
-    widths = [max(map(len, names)) for names in zip(*entries, strict=True)]
-    for (algo, env), entry in entries.items():
-        goal = "no score" if entry.threshold is None else f"score {entry.threshold:,.1f}"
-        console.print(
-            f"{algo:{widths[0]}}  {env:{widths[1]}}  {goal:>14}  {entry.steps:>10,} steps  "
-            f"{entry.source}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if len(entries) == 1:
-        (entry,) = entries.values()
-        console.print(make_summary_table("Settings", entry.settings))
-        for deviation in entry.deviations:
-            console.print(f"Unlike the source: {deviation}.", highlight=False, soft_wrap=True)
     return DONE

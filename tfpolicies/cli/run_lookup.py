@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tfpolicies.algorithms.algorithm_registry import get_algorithm_names
+from tfpolicies.analysis.run_card import make_run_card
+from tfpolicies.analysis.run_record import read_run
 from tfpolicies.cli.train_options import (
     TrainSettings,
     get_algorithm_class,
@@ -21,8 +24,9 @@ from tfpolicies.cli.train_options import (
 )
 from tfpolicies.config.settings_allowlist import check_environment_name
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
+from tfpolicies.export.model_card import ModelCard, export_facts
 from tfpolicies.reporting.run_folder import RunFolder, find_newest_run, find_runs
-from tfpolicies.storage.checkpoint import make_missing_checkpoint_error
+from tfpolicies.storage.checkpoint import make_missing_checkpoint_error, read_manifest
 from tfpolicies.storage.json_values import UnresolvedObject
 from tfpolicies.storage.manifest import POLICIES
 from tfpolicies.system.log_suppression import load_tensorflow
@@ -169,6 +173,21 @@ def find_run_folder(checkpoint: Path) -> RunFolder | None:
     return None
 
 
+def make_checkpoint_card(checkpoint: Path) -> ModelCard:
+    """Returns the facts of a checkpoint's policy in its run folder; none if there is no run."""
+    folder = find_run_folder(checkpoint)
+    if folder is None:
+        return ModelCard()
+    from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
+
+    root = next(x for x in (checkpoint, *checkpoint.parents) if x.parent == folder.checkpoints)
+    manifest = read_manifest(root, ALGORITHM_MANIFEST, kind="Algorithm")
+    card = make_run_card(read_run(folder.path), int(manifest["progress"]["iteration"]))
+    if len(manifest[POLICIES]) == 1:
+        return card
+    return replace(card, training=None, evaluation=None, settings=None)  # those of all policies
+
+
 def get_environment(config: Mapping[str, Any], env: str | None) -> Any:
     """Returns the environment to play in: the given one, or else that of the config."""
     source = check_environment_name(config["env"]) if env is None else env
@@ -183,7 +202,11 @@ def get_environment(config: Mapping[str, Any], env: str | None) -> Any:
 
 
 def export_policy(
-    policy: TFPolicy, folder: Path, console: Console, formats: Mapping[str, Any]
+    policy: TFPolicy,
+    folder: Path,
+    console: Console,
+    formats: Mapping[str, Any],
+    card: ModelCard,
 ) -> ExportedPolicy:
     """Exports a policy and verifies each format against it.
 
@@ -195,12 +218,13 @@ def export_policy(
         folder: the destination.
         console: shows a status for each format.
         formats: the values of those options of `tfpolicies export` that choose formats, by name.
+        card: facts for the model cards that the policy does not know.
     """
     onnx, layout, litert = (formats.get(name) for name in ("onnx", "layout", "litert"))
     results: dict[str, ExportResult] = {}
 
     def export(name: str, description: str, *arguments: Any, **options: Any) -> None:
-        with console.status(f"exporting {description}"):
+        with console.status(f"exporting {description}"), export_facts(card):
             results[name] = policy.export_model(*arguments, **options)
 
     if formats.get("saved_model"):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.algorithms.run_logger import TrainingOptions
     from tfpolicies.config.algorithm_config import AlgorithmConfig
+    from tfpolicies.config.callbacks import DefaultCallbacks
 
 _DATA_SETTINGS = {name: {"lr": 1e-3, "sgd_minibatch_size": 128} for name in ("BC", "MARWIL")}
 """Settings with which algorithms start on recorded experience, where none are tuned."""
@@ -49,6 +50,11 @@ _DATA_SETTINGS = {name: {"lr": 1e-3, "sgd_minibatch_size": 128} for name in ("BC
 _DEFAULT_NUM_ENVS = 8  # num_envs_per_worker, unless the command or tuned settings set it
 _SPACES = ("observation_space", "action_space")
 _CONSTANTS = {"true": True, "false": False, "none": None}  # accepted in any case
+
+_LOGGERS = {
+    "mlflow": "tfpolicies.loggers.mlflow_logger:MLflowLogger",
+    "wandb": "tfpolicies.loggers.wandb_logger:WandbLogger",
+}
 
 MODEL_GROUP = "algorithm and environment"
 DATA_GROUP = "recorded experience"
@@ -116,6 +122,37 @@ def _parse_learning_rate(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"must be a number{suggest_learning_rate(text)}, got {text!r:.200}"
         ) from None
+
+
+def _parse_logger(text: str) -> str:
+    if ":" in text or text in _LOGGERS:
+        return text
+    choices = describe_invalid_choice(text, [*_LOGGERS])
+    raise argparse.ArgumentTypeError(f"{choices} Or name your own logger, as module:Class")
+
+
+def make_loggers(names: Sequence[str]) -> list[DefaultCallbacks]:
+    """Returns the loggers that `--logger` names.
+
+    Args:
+        names: of built-in loggers, or `"module:name"` of callables, given by the user and not by a
+            file.
+
+    Raises:
+        UsageError: if one cannot be imported, or does not make `DefaultCallbacks`.
+    """
+    from tfpolicies.config.callbacks import DefaultCallbacks
+
+    loggers = []
+    for name in names:
+        logger = import_option("logger", _LOGGERS.get(name, name))()
+        if not isinstance(logger, DefaultCallbacks):
+            raise UsageError(
+                f"--logger: {name!r} must make a logger, such as MLflowLogger or a subclass of "
+                f"DefaultCallbacks, got {logger!r:.100}."
+            )
+        loggers.append(logger)
+    return loggers
 
 
 def is_custom_algorithm(algo: str) -> bool:
@@ -214,7 +251,7 @@ class TrainSettings:
     no_tuned: bool = _option(
         MODEL_GROUP,
         "start with the algorithm's defaults (RLlib's), not with settings tuned for ENV "
-        "(tfpolicies tuned)",
+        "(tfpolicies list tuned)",
         False,
     )
     data: tuple[str, ...] = _resumable_option(
@@ -303,6 +340,15 @@ class TrainSettings:
     record_every: int = _optional_number(
         DURING_GROUP, "record a video of an episode every N iterations (default: never)"
     )
+    logger: tuple[str, ...] = _resumable_option(
+        DURING_GROUP,
+        "also log the run to mlflow or wandb, set up by their environment variables, or to your "
+        "own logger, a class or function without arguments; repeatable",
+        (),
+        action="append",
+        type=_parse_logger,
+        metavar="{mlflow,wandb,MODULE:NAME}",
+    )
     export: bool = _resumable_option(
         AFTER_GROUP, "write SavedModel and ONNX, and verify them", False
     )
@@ -364,7 +410,7 @@ class TrainSettings:
         from tfpolicies.storage.json_values import encode_value
 
         from_file = encode_value(dict(self.from_file))
-        lists = {"set": list(self.set), "data": list(self.data)}
+        lists = {name: list(getattr(self, name)) for name in ("set", "data", "logger")}
         return {**dataclasses.asdict(self), **lists, "from_file": from_file}
 
     @classmethod
@@ -392,6 +438,7 @@ class TrainSettings:
                     **content,
                     "set": tuple(map(migrate_assignment, content["set"])),
                     "data": tuple(map(str, content.get("data", ()))),
+                    "logger": tuple(map(str, content.get("logger", ()))),
                     "from_file": from_file,
                 }
             )
@@ -459,7 +506,8 @@ class TrainSettings:
             "the algorithm's defaults" if is_custom_algorithm(self.algo) else "RLlib's defaults"
         )
         if self.no_tuned:
-            return f"Settings: {defaults}."
+            changed = f", except {len(self.from_file)} of --config" if self.from_file else ""
+            return f"Settings: {defaults}{changed}."
         if entry is None and self.algo in _DATA_SETTINGS and self.data:
             texts = [f"{name}={value:g}" for name, value in _DATA_SETTINGS[self.algo].items()]
             return (

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
-import json
 import logging
 import math
-import secrets
 import shlex
-import shutil
 import statistics
-import sys
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
 from tfpolicies.algorithms.run_logger import RunLogger
-from tfpolicies.algorithms.training_loop import ENDED_BY_STEPS, ENDED_BY_TARGET, TrainingLoop
+from tfpolicies.algorithms.training_loop import TrainingLoop, notify_callbacks
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.exit_codes import (
     DONE,
@@ -35,43 +28,51 @@ from tfpolicies.cli.export_playback import describe_loaded_packages, play_in_sub
 from tfpolicies.cli.run_lookup import (
     ExportedPolicy,
     export_policy,
-    find_run,
     format_export_command,
     load_policy,
     load_tensorflow_with_status,
+    make_checkpoint_card,
     print_files,
 )
+from tfpolicies.cli.run_settings import (
+    describe_reason,
+    find_run_to_resume,
+    get_import_texts,
+    get_own_loggers,
+    is_finished,
+    make_new_settings,
+    make_resume_command,
+    make_resumed_settings,
+    make_run_json,
+    print_hint,
+    require_no_stored_imports,
+)
 from tfpolicies.cli.train_options import (
-    IMPORT_OPTIONS,
-    OPTIONS,
     TrainSettings,
     get_algorithm_class,
-    get_flag,
-    is_custom_algorithm,
-    require_no_duplicate_settings,
+    make_loggers,
 )
 from tfpolicies.cli.training_data import (
     check_data,
-    check_data_options,
-    check_resumed_options,
     complete_data_settings,
     describe_plan,
     require_data,
     require_trust,
 )
+from tfpolicies.config.callbacks import join_callbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, check_environment_name
-from tfpolicies.envs.env_factory import check_env_name
 from tfpolicies.errors import CheckpointError, UsageError
+from tfpolicies.export.model_card import ReturnFigure, add_evaluation
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.progress_row import RECENT_PREFIX, find_loss
-from tfpolicies.reporting.run_folder import RunFolder, find_runs
-from tfpolicies.storage.allowed_objects import resolve_allowed
-from tfpolicies.storage.json_values import UnresolvedObject, find_unresolved
-from tfpolicies.system.atomic import write_atomically
+from tfpolicies.reporting.run_folder import (
+    ENDED_BY_CALLBACK,
+    ENDED_BY_STEPS,
+    ENDED_BY_TARGET,
+    RunFolder,
+)
 from tfpolicies.system.paths import resolve_path, shorten_path
-from tfpolicies.system.regular_files import read_regular
 from tfpolicies.system.signal_handling import SignalInterrupt, get_active_handler, print_to_stderr
 
 if TYPE_CHECKING:
@@ -79,12 +80,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfpolicies")
 
-_DEFAULT_STEPS_WITH_TARGET = 1_000_000
 _EXTRA_BATCHES = 10  # further train batches if the exported policy missed the target
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-_MAX_CONFIG_BYTES = 1 << 20  # bytes of a file of settings
-_NON_SETTING_ARGUMENTS = ("command", "debug", "run")
 
 
 class TrainingJob(NamedTuple):
@@ -96,15 +94,16 @@ class TrainingJob(NamedTuple):
     console: Console
 
 
-def train(args: argparse.Namespace) -> int:
-    """Trains, exports and plays; see `tfpolicies train --help`.
+def train(arguments: dict[str, Any], *, debug: bool) -> int:
+    """Trains, exports and plays; see `tfpolicies train --help`. Returns the exit status.
 
     Errors of settings, environment and construction are raised before a run folder is made.
+
+    Args:
+        arguments: the options of the command, by name.
+        debug: whether to show the traceback of an error.
     """
-    arguments = {
-        name: value for name, value in vars(args).items() if name not in _NON_SETTING_ARGUMENTS
-    }
-    require_no_duplicate_settings(arguments)
+    run_folder = arguments.pop("run_folder", None)  # of one of several seeds
     model_work_limit = arguments.pop("model_work_limit", 1.0)  # not stored in the run folder
     console = CommandConsole()
     with contextlib.ExitStack() as exit_stack:
@@ -112,18 +111,19 @@ def train(args: argparse.Namespace) -> int:
         if "resume" in arguments:
             resume_path = arguments.pop("resume")
             path = arguments.pop("run_dir", RUNS) if resume_path is None else resume_path
-            run = exit_stack.enter_context(_find_run_to_resume(path).acquire())
-            settings = require_trust(_make_resumed_settings(run, arguments), arguments)
-            if not arguments and _is_finished(run, console):
+            run = exit_stack.enter_context(find_run_to_resume(path).acquire())
+            settings = require_trust(make_resumed_settings(run, arguments), arguments)
+            if not arguments and is_finished(run, console):
                 return DONE
         else:
-            settings = _make_new_settings(arguments)
+            settings = make_new_settings(arguments)
             console.print(settings.describe_tuned(), highlight=False, soft_wrap=True)
+        loggers = make_loggers(settings.logger)
         load_tensorflow_with_status(console)
         if run is not None:
-            _require_no_stored_imports(run, settings)
+            require_no_stored_imports(run.run_json, settings)
             if settings.data:
-                require_data(settings, shlex.join(_make_resume_command(run)))
+                require_data(settings, shlex.join(make_resume_command(run)))
         if settings.data:
             settings = complete_data_settings(settings, arguments, console, is_new=run is None)
         with console.status("building"):
@@ -133,23 +133,32 @@ def train(args: argparse.Namespace) -> int:
             check_data(algorithm, settings, console)
             console.print(describe_plan(algorithm, settings), highlight=False, soft_wrap=True)
         algorithm.warns_about_unserializable = False
+        algorithm.callbacks = join_callbacks([algorithm.callbacks, *loggers])
         _require_single_policy(algorithm, settings)
         _require_rendering(algorithm, settings)
         if run is None:
-            run_json = _make_run_json(settings)
-            run = exit_stack.enter_context(RunFolder.create(parent, settings.run_name, run_json))
+            run_json = make_run_json(settings)
+            run = exit_stack.enter_context(
+                RunFolder.create(parent, settings.run_name, run_json)
+                if run_folder is None
+                else RunFolder.create_at(run_folder, run_json)
+            )
         elif arguments:
-            run.write_settings(_make_run_json(settings))
+            run.write_settings(make_run_json(settings))
         records = RunLogger(run, algorithm, settings.goals)
         exit_stack.callback(records.close)
         training = TrainingLoop(algorithm, settings.goals, records, console)
         job = TrainingJob(run, settings, training, console)
-        try:
-            folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
-            console.print(folder, highlight=False)
-            return _train_and_export(job)
-        except BaseException as error:
-            return _handle_early_end(job, error, debug=args.debug)
+        algorithm.run_dir = run.path
+        folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
+        console.print(folder, highlight=False)
+        with notify_callbacks(algorithm, run.path) as end:
+            try:
+                status, end.reason = _train_and_export(job)
+                return status
+            except BaseException as error:
+                end.set_error(error)
+                return _handle_early_end(job, error, debug=debug)
 
 
 def _stop(algorithm: Algorithm) -> None:
@@ -160,48 +169,7 @@ def _stop(algorithm: Algorithm) -> None:
         logger.warning("The environments could not be closed: %r", error)
 
 
-# -- settings ---------------------------------------------------------------------------------
-
-
-def _make_new_settings(arguments: dict[str, Any]) -> TrainSettings:
-    from_file = _read_config_file(arguments.pop("config", None))
-    for name in {"env", "seed"} & from_file.keys():  # the command line overrides these as well
-        arguments.setdefault(name, from_file.pop(name))
-    if "env" not in arguments and "data" not in arguments:
-        raise UsageError(
-            "train takes an environment, or recorded experience: `tfpolicies train CartPole-v1`, "
-            "`tfpolicies train --data logs.parquet`."
-        )
-    if "env" in arguments:
-        check_env_name(arguments["env"])
-    check_data_options(arguments)
-    arguments.pop("run_dir", None)
-    arguments.setdefault("seed", secrets.randbelow(10_000))
-    if "until" in arguments:
-        arguments.setdefault("steps", _DEFAULT_STEPS_WITH_TARGET)
-    arguments["from_file"] = from_file
-    return TrainSettings(**{**arguments, "set": tuple(arguments.get("set", ()))})
-
-
-def _read_config_file(path: str | None) -> dict[str, Any]:
-    """Returns the settings in a JSON file; none without a file."""
-    if path is None:
-        return {}
-    try:
-        settings = json.loads(read_regular(resolve_path(path), _MAX_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"--config: {path!r} cannot be read as JSON: {error}.") from error
-    if not isinstance(settings, dict):
-        raise UsageError(
-            f'--config: {path!r} must hold an object of settings, such as {{"lr": 0.001}}, got '
-            f"{settings!r:.60}."
-        )
-    if not isinstance(settings.get("env", ""), str):
-        raise UsageError(
-            f'--config: {path!r}: env must be the name of an environment, such as "CartPole-v1", '
-            f"got {settings['env']!r:.60}."
-        )
-    return settings
+# -- building ---------------------------------------------------------------------------------
 
 
 def restore_or_build(
@@ -252,129 +220,15 @@ def _require_rendering(algorithm: Algorithm, settings: TrainSettings) -> None:
         require_renderable(PlaySetup(algorithm))
 
 
-# -- resume -----------------------------------------------------------------------------------
-
-
-def _find_run_to_resume(path: str) -> RunFolder:
-    run = find_run(path)
-    if run is not None:
-        return run
-    unsaved_runs = [shorten_path(run.path) for run in find_runs(path)]
-    hint = (
-        f" {unsaved_runs[0]} has no checkpoint yet; name it to restart it." if unsaved_runs else ""
-    )
-    raise CheckpointError(
-        f"--resume needs a run folder, or a folder of runs, but {path!r} has no run with a "
-        f"checkpoint.{hint}"
-    )
-
-
-def _make_resumed_settings(run: RunFolder, arguments: dict[str, Any]) -> TrainSettings:
-    content = run.settings
-    if "learn" in content:
-        raise UsageError(
-            f"{shorten_path(run.path)} was trained by a script. Resume it there: "
-            f"algorithm.learn(..., run_dir={str(run.path)!r})."
-        )
-    settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
-    import_texts = _get_import_texts(settings)
-    if missing := [text for name, text in import_texts.items() if name not in arguments]:
-        raise UsageError(
-            f"{shorten_path(run.path)} uses {' and '.join(missing)}, but your code is only "
-            f"imported if you name it. Name it again: `{shlex.join(_make_resume_command(run))}`."
-        )
-    repeated = [name for name in ("env", "algo", *IMPORT_OPTIONS) if name in arguments]
-    for name in repeated:
-        if arguments[name] == getattr(settings, name):
-            del arguments[name]
-    changeable = [name for name, word in OPTIONS.items() if word.may_change_on_resume]
-    unchangeable = [name for name in arguments if name not in changeable]
-    if unchangeable:
-        raise UsageError(
-            f"{', '.join(map(get_flag, unchangeable))} cannot be given with --resume: "
-            f"{shorten_path(run.path)} has fixed settings. These may be changed: "
-            f"{', '.join(map(get_flag, changeable))}."
-        )
-    if settings.data:
-        check_resumed_options(settings, arguments)
-    return dataclasses.replace(settings, **arguments)
-
-
-def _get_import_texts(settings: TrainSettings) -> dict[str, str]:
-    """Returns the imports that the user must name again on resuming, by setting."""
-    imports = {name: getattr(settings, name) for name in IMPORT_OPTIONS}
-    imports["algo"] = settings.algo if is_custom_algorithm(settings.algo) else None
-    is_import = isinstance(check_environment_name(settings.env), UnresolvedObject)
-    env = settings.env if is_import else None
-    return {name: text for name, text in {"env": env, **imports}.items() if text is not None}
-
-
-def _require_no_stored_imports(run: RunFolder, settings: TrainSettings) -> None:
-    """Refuses settings in run.json that would import something that the user did not name again."""
-    allowed = {} if settings.env is None else {settings.env: settings.env}
-    missing = find_unresolved(
-        resolve_allowed(settings.make_config().to_dict(), ALGORITHM_SETTINGS, objects=allowed)
-    )
-    if missing:
-        names = ", ".join(missing_object.name for missing_object in missing.values())
-        raise UsageError(
-            f"{shorten_path(run.run_json)} sets {names}, but your code is only imported if you "
-            "name it. Start a new run with the same settings, or write a script."
-        )
-
-
-def _is_finished(run: RunFolder, console: Console) -> bool:
-    """Prints a hint if a run has reached its goals."""
-    finished = run.settings.get("finished")
-    if finished is None:
-        return False
-    settings = TrainSettings.from_json(run.settings.get("train", {}), str(run.run_json))
-    end = _describe_end(settings, finished)
-    console.print(f"{shorten_path(run.path)} is finished: {end}.", highlight=False)
-    _print_hint(console, "To train longer, use:", [*_make_resume_command(run), "--steps", "..."])
-    return True
-
-
-def _make_run_json(settings: TrainSettings, finished: str | None = None) -> dict[str, Any]:
-    return {"train": settings.as_json(), "finished": finished}
-
-
-_REASONS = {ENDED_BY_TARGET: "the target was reached", ENDED_BY_STEPS: "all steps were used"}
-
-
-def _describe_end(settings: TrainSettings, reason: str) -> str:
-    if settings.data and reason == ENDED_BY_STEPS:
-        return "all rows were read"
-    return _REASONS[reason]
-
-
-def _make_resume_command(run: RunFolder) -> list[str]:
-    """Returns the command that resumes a run; it repeats the imports that a file may not name."""
-    train_settings = run.settings.get("train", {})
-    import_texts = _get_import_texts(TrainSettings.from_json(train_settings, str(run.run_json)))
-    env = [import_texts.pop("env")] if "env" in import_texts else []
-    options = [word for name, text in import_texts.items() for word in (get_flag(name), text)]
-    return [*_get_program(), "train", *env, "--resume", shorten_path(run.path), *options]
-
-
-def _get_program() -> list[str]:
-    """Returns how this program was called, as it can be typed again."""
-    name = Path(sys.argv[0])
-    if name.name == "__main__.py":
-        return [_shorten_program(sys.executable), "-m", "tfpolicies"]
-    return [_shorten_program(sys.argv[0])] if name.name == "tfpolicies" else ["tfpolicies"]
-
-
-def _shorten_program(program: str) -> str:
-    name = Path(program).name
-    return name if shutil.which(name) == program else shorten_path(Path(program))
-
-
 # -- training and exporting -------------------------------------------------------------------
 
 
-def _train_and_export(job: TrainingJob) -> int:
-    """Trains until the exported policy also reaches the target, or the steps are used up."""
+def _train_and_export(job: TrainingJob) -> tuple[int, str]:
+    """Trains until the exported policy also reaches the target, or the steps are used up.
+
+    Returns:
+        The exit status, and the reason why training ended.
+    """
     settings, training, console, run = job.settings, job.training, job.console, job.run
     extra_steps = 0
     while True:
@@ -384,7 +238,7 @@ def _train_and_export(job: TrainingJob) -> int:
         exported = _export_and_play(job, reason)
         mean_return = exported.mean_return
         if (
-            reason == ENDED_BY_STEPS
+            reason in (ENDED_BY_STEPS, ENDED_BY_CALLBACK)
             or mean_return is None
             or settings.until is None
             or mean_return >= settings.until
@@ -396,15 +250,15 @@ def _train_and_export(job: TrainingJob) -> int:
             highlight=False,
         )
         extra_steps = _EXTRA_BATCHES * training.algorithm.config.train_batch_size
-    run.write_settings(_make_run_json(settings, reason))
+    run.write_settings(make_run_json(settings, reason))
     evaluation = _get_last_evaluation(job)
     _print_summary(job, reason, exported, evaluation)
     if settings.until is None:
-        return DONE
+        return DONE, reason
     reached = reason == ENDED_BY_TARGET if mean_return is None else mean_return >= settings.until
     if mean_return is None and evaluation is not None:
         reached |= evaluation["episode_reward_mean"] >= settings.until
-    return DONE if reached else TARGET_MISSED
+    return DONE if reached else TARGET_MISSED, reason
 
 
 def _get_last_evaluation(job: TrainingJob) -> Mapping[str, Any] | None:
@@ -431,10 +285,11 @@ def _export_and_play(job: TrainingJob, reason: str) -> ExportedPolicy:
     settings, run, algorithm = job.settings, job.run, job.training.algorithm
     if not (settings.export or settings.play):
         return ExportedPolicy({}, {})
-    policy = algorithm.get_policy()
+    policy, checkpoint = algorithm.get_policy(), run.latest
     if reason != ENDED_BY_TARGET and settings.keep_best and run.best.exists():
-        policy = load_policy(run.best, job.console, settings)
-    exported = export_policy(policy, run.export, job.console, {"onnx": True, "saved_model": True})
+        policy, checkpoint = load_policy(run.best, job.console, settings), run.best
+    card, formats = make_checkpoint_card(checkpoint), {"onnx": True, "saved_model": True}
+    exported = export_policy(policy, run.export, job.console, formats, card)
     if not settings.play or settings.env is None:
         return exported
     with job.console.status(
@@ -443,6 +298,9 @@ def _export_and_play(job: TrainingJob, reason: str) -> ExportedPolicy:
         config = algorithm.config.env_config
         report = play_in_subprocess(run.export, settings.env, settings.play, _PLAY_SEED, config)
     mean, std = float(report["mean_return"]), report["std_return"]
+    evaluation = ReturnFigure(mean_return=mean, episodes=settings.play, explores=False)
+    for path in exported.files.values():
+        add_evaluation(path.parent if path.is_file() else path, evaluation)
     episodes = format_count(settings.play, "greedy episode")
     figure = (
         f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over {episodes}, {describe_loaded_packages(report)}"
@@ -503,18 +361,13 @@ def _print_summary(
         "videos": run.videos,
     }
     job.console.print()
-    title = f"{settings.title}: {_describe_end(settings, reason)}"
+    title = f"{settings.title}: {describe_reason(settings, reason)}"
     job.console.print(make_summary_table(title, {**figures, **exported.figures}))
     job.console.print()
     print_files(job.console, files)
-    if _get_import_texts(settings):
+    if get_import_texts(settings) or get_own_loggers(settings):
         text = "To train longer, name your code again:"
-        _print_hint(job.console, text, [*_make_resume_command(run), "--steps", "..."])
-
-
-def _print_hint(console: Console, text: str, command: list[str]) -> None:
-    console.print(text)
-    console.print(f"  {shlex.join(command)}", markup=False, highlight=False, soft_wrap=True)
+        print_hint(job.console, text, [*make_resume_command(run), "--steps", "..."])
 
 
 # -- early ends -------------------------------------------------------------------------------
@@ -535,10 +388,11 @@ def _handle_early_end(job: TrainingJob, error: BaseException, *, debug: bool) ->
         trace = "".join(traceback.format_exception(error))
         if debug:
             print_to_stderr(trace)
-        with contextlib.suppress(OSError):
-            write_atomically(job.run.error_txt, trace.encode(errors="replace"))
+        job.run.write_error(error)
+        if job.run.error_txt.exists():
             message = f"{message}.\nThe traceback is in {shorten_path(job.run.error_txt)}"
     if status == NOT_FINITE:  # the state is not worth saving
+        job.run.write_error(error)
         print_to_stderr(f"{message}. Nothing was saved.")
         _print_resume_command(job.run)
         return status
@@ -565,4 +419,4 @@ def _save_after_error(job: TrainingJob, message: str) -> None:
 
 
 def _print_resume_command(run: RunFolder) -> None:
-    print_to_stderr(f"Resume with:\n  {shlex.join(_make_resume_command(run))}")
+    print_to_stderr(f"Resume with:\n  {shlex.join(make_resume_command(run))}")

@@ -1,7 +1,7 @@
 """Names of RLlib's TensorFlow stack, for ported code only.
 
-Nothing else in the package uses this subpackage; `docs/porting.md` lists the names to use instead
-in new code. Names are imported on first use.
+Nothing else in the package uses this subpackage; `docs/migrate/rllib.md` lists the names to use
+instead in new code. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def __getattr__(name: str) -> Any:
     from tfpolicies.compat.rllib_names import ALTERNATIVES
 
     if name in ALTERNATIVES:  # `from ... import` would drop an AttributeError's text
-        raise ImportError(f"{__name__} has no {name}. {ALTERNATIVES[name]} See docs/porting.md.")
+        raise ImportError(
+            f"{__name__} has no {name}. {ALTERNATIVES[name]} See docs/migrate/rllib.md."
+        )
     return resolve_lazy_attribute(name, _MODULE_BY_NAME, globals())
 
 

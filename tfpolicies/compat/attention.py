@@ -22,8 +22,8 @@ from tfpolicies.models.model_config import complete_model_config
 class GTrXLNet(RecurrentNetwork):
     """The attention of `use_attention` applied to the observation, as a model or a part of one.
 
-    `docs/models.md` describes the computation. The state has one tensor `[S, memory_inference,
-    attention_dim]` per unit, and then the number of steps in it, `[S, 1]`.
+    `docs/howto/models.md` describes the computation. The state has one tensor per unit,
+    `[S, memory_inference, attention_dim]`, and then the number of steps in it, `[S, 1]`.
 
     Args:
         observation_space: the space; it is flattened.

@@ -45,8 +45,8 @@ def build_tf_policy(
     """Returns a subclass of `TFPolicy` whose methods are the given functions.
 
     Each function gets the policy first, and then the arguments of the method of `TFPolicy`. Traced
-    functions can read `policy.config`, but not the state of one policy; `docs/porting.md` lists
-    them. The model estimates values, so a loss may call `model.value_function()`.
+    functions can read `policy.config`, but not the state of one policy; `docs/migrate/rllib.md`
+    lists them. The model estimates values, so a loss may call `model.value_function()`.
 
     Args:
         name: the class's name.

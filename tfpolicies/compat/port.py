@@ -346,4 +346,4 @@ def _must_come_first(node: ast.stmt) -> bool:
 
 
 def _make_reference(name: str) -> str:
-    return f'see "{find_section(name)}" in docs/porting.md'
+    return f'see "{find_section(name)}" in docs/migrate/rllib.md'

@@ -84,7 +84,7 @@ SECTIONS = {
     "ray.train": "Ray Tune",
     "ray.tune": "Ray Tune",
 }
-"""Sections of `docs/porting.md` about names without a replacement, by module prefix."""
+"""Sections of `docs/migrate/rllib.md` about names without a replacement, by module prefix."""
 
 
 def find_section(module: str) -> str:

@@ -471,8 +471,8 @@ class AlgorithmConfig(BaseConfig):
 
         >>> config = AlgorithmConfig().training(train_batch_size=4000)
         >>> config = config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto")
-        >>> [config.get_fragment_length(worker_index=i) for i in (1, 2, 3)]
-        [1334, 1333, 1333]
+        >>> config.get_fragment_length(worker_index=1), config.get_fragment_length(worker_index=2)
+        (1334, 1333)
         """
         if self.rollout_fragment_length != "auto":
             return int(self.rollout_fragment_length)
@@ -524,7 +524,7 @@ class AlgorithmConfig(BaseConfig):
     def from_tuned(cls, env: str) -> AlgorithmConfig:
         """Returns a config with settings that are known to learn well in an environment.
 
-        `tfpolicies tuned` lists them with their sources; see also `docs/tuned.md`.
+        `tfpolicies list tuned` lists them with their sources; see also `docs/tables/tuned.md`.
 
         Args:
             env: the environment's registered name; the config's `env` is set to it.

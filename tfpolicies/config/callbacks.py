@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfpolicies.base.allowlist import allow_in_checkpoint
@@ -76,6 +77,31 @@ class DefaultCallbacks:
 
     def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
         """Called with the result of each training iteration; the return value is ignored."""
+
+    def on_run_start(self, *, algorithm: Any, run_dir: Path | None) -> None:
+        """Called by `learn` and `tfpolicies train` before the first iteration.
+
+        `run_dir` is the run folder; None if nothing is written.
+        """
+
+    def on_iteration_start(self, *, algorithm: Any) -> None:
+        """Called before each iteration of `learn` and `tfpolicies train`."""
+
+    def on_iteration_end(self, *, algorithm: Any, row: dict[str, float]) -> bool | None:
+        """Called with the numbers that `progress.csv` gets; ends training by returning False."""
+
+    def on_training_end(self, *, algorithm: Any, ended_by: str) -> None:
+        """Called after the last iteration, before the final checkpoint is written.
+
+        It is not called if a signal or an error ends training, since that can be resumed.
+        `ended_by` is "steps", "target" or "callback".
+        """
+
+    def on_run_end(self, *, algorithm: Any, run_dir: Path | None, ended_by: str) -> None:
+        """Called when all files of the run are written.
+
+        `ended_by` may also be "signal" or "error".
+        """
 
     def on_evaluate_start(self, *, algorithm: Any) -> None:
         """Called before an evaluation."""

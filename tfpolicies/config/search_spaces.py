@@ -29,7 +29,7 @@ def require_values(search_spaces: Mapping[str, Any]) -> None:
             "without it to Ray Tune: tune.Tuner(tune_trainable(config), "
             f"param_space={{{name!r}: ...}}), with tfpolicies.distributed.tune.tune_trainable; or "
             'the whole config, as RLlib\'s scripts do: tune.Tuner("PPO", param_space=config), with '
-            "the `tune` that docs/porting.md names."
+            "the `tune` that docs/migrate/rllib.md names."
         )
 
 

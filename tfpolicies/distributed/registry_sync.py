@@ -6,7 +6,7 @@ import contextlib
 import logging
 from typing import Any
 
-from ray import cloudpickle
+import cloudpickle
 
 from tfpolicies.base.extensions import EXTENSIONS
 from tfpolicies.envs.env_registry import ENVIRONMENTS

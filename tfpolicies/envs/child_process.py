@@ -97,7 +97,7 @@ class ChildProcess:
         with child_socket:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, *arguments],
-                stdin=subprocess.PIPE,  # closed when the worker ends: see `_end_with_worker`
+                stdin=subprocess.PIPE,  # closed when the worker ends: see `end_with_parent`
                 pass_fds=files,
                 env={**dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"), **os.environ},
                 start_new_session=True,  # Ctrl-C is for this process

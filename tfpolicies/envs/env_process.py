@@ -33,6 +33,7 @@ from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, unflatten
 from tfpolicies.envs.vector_adapters import StepResult, SyncEnvAdapter, VectorEnvAdapter
 from tfpolicies.errors import EnvError, show_value
+from tfpolicies.system.parent_process import end_with_parent
 
 TRACE_SIGNAL = signal.SIGUSR1
 """Makes the process write its traceback, even if it hangs in native code."""
@@ -391,7 +392,7 @@ def serve(process: int, requests: int, memory: int, trace: int) -> None:
         memory: descriptor of the shared memory.
         trace: descriptor of the file for tracebacks of crashes and of calls that hang.
     """
-    _end_with_worker()
+    end_with_parent()
     atexit.register(os.killpg, os.getpgrp(), signal.SIGKILL)  # after the environments' own
     faulthandler.enable(trace)
     faulthandler.register(TRACE_SIGNAL, trace)
@@ -424,17 +425,3 @@ def _load(request: bytes) -> Any:
             "Put its class into a module that Python finds and that can be imported by itself; "
             "PYTHONPATH=FOLDER adds a folder."
         ) from error
-
-
-def _end_with_worker() -> None:
-    """Has the system end this process and its children when the worker's process ends.
-
-    The worker holds the other end of standard input. When that is closed, however the worker ended,
-    the kernel sends a signal to the whole process group, even if a call hangs in native code.
-    """
-    import fcntl
-
-    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpgrp())
-    if hasattr(fcntl, "F_SETSIG"):  # Linux; elsewhere it is SIGIO, which also ends processes
-        fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)

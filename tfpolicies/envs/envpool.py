@@ -34,13 +34,18 @@ def is_envpool_name(name: str) -> bool:
 def get_task(name: str) -> str:
     """Returns the EnvPool task of a name."""
     task = name.removeprefix(PREFIX)
-    tasks = _import_envpool().list_all_envs()
+    tasks = list_tasks()
     if task not in tasks:
         raise EnvError(
             f"EnvPool has no task {task!r}.{suggest_similar_names(task, tasks)} Its tasks are "
             "listed by `envpool.list_all_envs()`."
         )
     return task
+
+
+def list_tasks() -> list[str]:
+    """Returns the tasks of EnvPool, without the prefix of their names."""
+    return list(_import_envpool().list_all_envs())
 
 
 def make_envpool_environments(

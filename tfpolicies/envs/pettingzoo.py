@@ -90,6 +90,16 @@ def get_pettingzoo_creator(name: str) -> Callable[..., Any]:
     )
 
 
+def list_registered_names() -> list[str]:
+    """Returns the names of PettingZoo's registered environments; importing them may need more."""
+    registry = importlib.import_module("pettingzoo").aec_registry
+    return [f"pettingzoo:{_to_module_name(registered)}" for registered in registry]
+
+
+def _to_module_name(registered: str) -> str:
+    return re.sub(r"-(v\d+)$", r"_\1", registered)
+
+
 def _get_registered_creator(name: str) -> Callable[..., Any]:
     """Returns the creator of a registered environment: its parallel form if it has one.
 
@@ -107,9 +117,7 @@ def _get_registered_creator(name: str) -> Callable[..., Any]:
     registry_id = re.sub(r"_(v\d+)$", r"-\1", name)
     form = next((form for form, registry in registries.items() if registry_id in registry), None)
     if form is None:
-        registered = [
-            re.sub(r"-(v\d+)$", r"_\1", registered) for registered in package.aec_registry
-        ]
+        registered = [_to_module_name(registered) for registered in package.aec_registry]
         hint = (
             MPE_MOVED_HINT
             if name.partition("/")[0] == "mpe"

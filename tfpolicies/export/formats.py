@@ -15,6 +15,7 @@ from tfpolicies.export.layouts.mlserver import export_mlserver
 from tfpolicies.export.layouts.tf_serving import export_tf_serving
 from tfpolicies.export.layouts.triton import export_triton
 from tfpolicies.export.litert_writer import WEIGHTS, export_litert
+from tfpolicies.export.model_card import ModelCard
 from tfpolicies.export.onnx_writer import check_opset, export_onnx
 from tfpolicies.export.publish import list_version_folders
 from tfpolicies.export.saved_model_writer import export_saved_model
@@ -57,10 +58,11 @@ def export_policy(
     observations: Structure | None = None,
     web: bool = False,
     ort_web: str | os.PathLike[str] | None = None,
+    card: ModelCard | None = None,
 ) -> ExportResult:
     """Writes a Program with a state in one format.
 
-    For the arguments see `TFPolicy.export_model`.
+    For the arguments see `TFPolicy.export_model`; `card` has the known facts of the policy.
     """
     opset = OPSET if onnx is None or isinstance(onnx, bool) else check_opset(onnx)
     export_format = _choose_format(onnx, layout, litert, web)
@@ -73,7 +75,8 @@ def export_policy(
             "litert=True, 'float16' or 'int8', or leave observations out."
         )
     weights = litert if isinstance(litert, str) else "float32"
-    job = ExportJob(program, state.copy(), export_dir, opset, page, weights, observations)
+    state, card = state.copy(), card or ModelCard()
+    job = ExportJob(program, state, export_dir, opset, page, weights, observations, card)
     return _WRITERS[export_format](job)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tfpolicies.export.model_card import ModelCard
 from tfpolicies.export.web import WebPage
 from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.program import Program
@@ -21,3 +22,4 @@ class ExportJob(NamedTuple):
     page: WebPage | None = None  # for the browser, next to the ONNX files
     weights: str = "float32"  # their dtype in LiteRT files
     observations: Any = None  # to compare actions of LiteRT; None for random ones
+    card: ModelCard = ModelCard()  # the known facts of the policy

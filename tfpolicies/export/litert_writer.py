@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfpolicies.errors import ExportError, MissingPackageError
 from tfpolicies.export.action_agreement import check_observations, measure_agreement
 from tfpolicies.export.job import ExportJob
+from tfpolicies.export.model_card import CARD_FILE
 from tfpolicies.export.publish import open_staging_folder, publish_files
 from tfpolicies.export.serving_functions import GREEDY, ServingFunctions
 from tfpolicies.export.spec_writer import SPEC_FILE, ExportResult, wrap_export_errors, write_spec
@@ -53,8 +54,8 @@ def export_litert(job: ExportJob) -> ExportResult:
         parity = verify(run, program, state, [GREEDY], tolerance)
         acting = measure_agreement(run, program, state, observations)
         entries = {"opset": None, "weights": weights, "agreement": acting._asdict()}
-        write_spec(staging, "litert", serving, parity, {GREEDY: MODEL_FILE}, **entries)
-        publish_files(staging, target, [MODEL_FILE, SPEC_FILE])
+        write_spec(staging, "litert", serving, parity, job.card, {GREEDY: MODEL_FILE}, **entries)
+        publish_files(staging, target, [CARD_FILE, MODEL_FILE, SPEC_FILE])
     path = target / MODEL_FILE
     use = f"Load it with ai_edge_litert.interpreter.Interpreter({str(path)!r})."
     return ExportResult(path, parity, use, acting)

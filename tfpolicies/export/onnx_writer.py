@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfpolicies.base.acting_runtimes import ONNX_OPSETS
 from tfpolicies.errors import ExportError, MissingPackageError
 from tfpolicies.export.job import ExportJob
+from tfpolicies.export.model_card import CARD_FILE
 from tfpolicies.export.publish import open_staging_folder, publish_files
 from tfpolicies.export.serving_functions import GREEDY, ServingFunctions, ServingPort
 from tfpolicies.export.spec_writer import SPEC_FILE, ExportResult, wrap_export_errors, write_spec
@@ -29,8 +30,8 @@ _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it has 
 def export_onnx(job: ExportJob) -> ExportResult:
     """Writes `model.onnx` (greedy) and `model_sample.onnx` (with `noise`), verified.
 
-    Also writes `policy_spec.json` and `play.py`, a client that needs only NumPy and ONNX Runtime.
-    Files of an earlier export are replaced.
+    Also writes `policy_spec.json`, `MODEL_CARD.md` and `play.py`, a client that needs only NumPy
+    and ONNX Runtime. Files of an earlier export are replaced.
 
     Raises:
         MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
@@ -76,10 +77,13 @@ def write_onnx(job: ExportJob, extra_files: Mapping[str, bytes], **entries: obje
             )
             (folder / name).write_bytes(content)
         parity = verify_onnx(folder, job.program, job.state)
-        write_spec(folder, "onnx", serving, parity, ONNX_FILES, opset=job.opset, **entries)
+        write_spec(
+            folder, "onnx", serving, parity, job.card, ONNX_FILES, opset=job.opset, **entries
+        )
         for name, content in extra_files.items():
             (folder / name).write_bytes(content)
-        publish_files(folder, job.target, [*extra_files, *ONNX_FILES.values(), SPEC_FILE])
+        names = [CARD_FILE, *extra_files, *ONNX_FILES.values(), SPEC_FILE]
+        publish_files(folder, job.target, names)
     return parity
 
 

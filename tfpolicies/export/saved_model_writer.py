@@ -46,7 +46,7 @@ def export_saved_model(job: ExportJob, add_files: AddFiles | None = None) -> Exp
             serving.module.__call__ = serving.as_callable()
             tf.saved_model.save(serving.module, str(folder), signatures=serving.signatures)
         parity = verify_saved_model(folder, program, state)
-        write_spec(folder, "saved_model", serving, parity, opset=None)
+        write_spec(folder, "saved_model", serving, parity, job.card, opset=None)
         if add_files is not None:
             add_files(folder, serving)
         link_newest(staging, staging)

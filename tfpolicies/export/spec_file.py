@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 from tfpolicies.system.regular_files import read_regular
 
@@ -21,11 +22,23 @@ def read_format(spec: Path) -> str | None:
     For example "triton", "onnx" or "saved_model"; None if there is no file or no such entry.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        record = json.loads(read_regular(spec, _MAX_BYTES))
-        if isinstance(record, dict):
-            export_format = record.get("layout") or record.get("artefact")
-            return export_format if isinstance(export_format, str) else None
+        record = read_spec(spec)
+        export_format = record.get("layout") or record.get("artefact")
+        return export_format if isinstance(export_format, str) else None
     return None
+
+
+def read_spec(spec: Path) -> dict[str, Any]:
+    """Returns the content of a spec file.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is not a JSON object.
+    """
+    record = json.loads(read_regular(spec, _MAX_BYTES))
+    if not isinstance(record, dict):
+        raise ValueError(f"{spec.name} is not a JSON object")
+    return record
 
 
 def list_versions(folder: Path) -> dict[str, Path]:

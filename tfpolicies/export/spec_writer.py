@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,13 @@ from tfpolicies._version import __version__
 from tfpolicies.errors import ExportError
 from tfpolicies.export.action_agreement import Agreement
 from tfpolicies.export.distribution import describe_distribution
+from tfpolicies.export.model_card import (
+    CARD_FILE,
+    ModelCard,
+    format_card,
+    format_spec,
+    make_card_entry,
+)
 from tfpolicies.export.serving_functions import ServingFunctions, ServingPort
 from tfpolicies.export.spec_file import SPEC_FILE
 from tfpolicies.export.verify import Parity
@@ -60,16 +66,20 @@ def write_spec(
     artefact: str,
     serving: ServingFunctions,
     parity: Parity,
+    card: ModelCard,
     files: Mapping[str, str] | None = None,
     **entries: object,
 ) -> None:
     """Writes `policy_spec.json`, with everything that a program needs to use the export.
 
+    Also writes `MODEL_CARD.md`, for readers.
+
     Args:
-        folder: of the file.
+        folder: of the files.
         artefact: "saved_model", "onnx" or "litert".
         serving: has inputs and outputs, spaces and policy class.
         parity: the result of the verification.
+        card: the known facts of the policy.
         files: of each signature, in the folder; None for a SavedModel.
         **entries: additional entries of this format.
     """
@@ -112,8 +122,10 @@ def write_spec(
         },
         "distribution": describe_distribution(program),
         "parity": parity.to_json(),
+        "card": make_card_entry(card),
     }
-    (folder / SPEC_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (folder / SPEC_FILE).write_text(format_spec(record), encoding="utf-8")
+    (folder / CARD_FILE).write_text(format_card(record), encoding="utf-8")
 
 
 def _port_to_json(serving_port: ServingPort) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
         if not ports.memory and any(isinstance(x, keras.layers.RNN) for x in get_all_layers(model)):
             hint = (
                 " A policy acts step by step, so its memory is passed from call to call: let "
-                "model={'use_lstm': True} build it, or see 'Memory' in docs/models.md."
+                "model={'use_lstm': True} build it, or see 'Memory' in docs/howto/models.md."
             )
         subject = "a dict of these inputs" if len(shapes) > 1 else "encoded observations of shape"
         raise ModelError(

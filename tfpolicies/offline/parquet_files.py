@@ -1,4 +1,15 @@
-"""Parquet files as a data source: one row per step, one column per observation leaf or number."""
+"""Parquet files as a data source: one row per step, one column per observation leaf or number.
+
+A file has the steps of one policy, and the rows of an episode follow each other. Columns have the
+names of a batch. Parts of nested spaces are separate columns, `obs.camera` and `obs.arms.0`. An
+array is a list of fixed size, in row-major order. The metadata of the file have an entry
+`tfpolicies`, JSON::
+
+    {"version": 1, "observation_space": ..., "action_space": ..., "policy_id": "main"}
+
+Spaces and `policy_id` may be missing. Other columns, and files without the entry, can be read with
+`input_config={"columns": ...}`.
+"""
 
 from __future__ import annotations
 

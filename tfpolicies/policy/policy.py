@@ -531,7 +531,8 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """The columns that acting and learning read, and their source columns, by name.
 
         A view that you set becomes a column of the policy's batches, for postprocessing and
-        learning; see "Views" in `docs/models.md`. Set it in the constructor of the policy's class.
+        learning; see "Views" in `docs/howto/models.md`. Set it in the constructor of the policy's
+        class.
 
         Raises:
             UnsupportedMethodError: when a view is not supported, and on changes of other columns.

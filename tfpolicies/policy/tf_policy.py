@@ -49,6 +49,7 @@ from tfpolicies.policy.hooks import TFPolicyHooks
 from tfpolicies.policy.input_reader import StateCountError
 from tfpolicies.policy.learning import PolicyLearner
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy.policy_card import make_policy_card
 from tfpolicies.policy.policy_checkpoints import reduce_policy
 from tfpolicies.policy.policy_config import AUTO_SETTINGS, complete_config, derive_seed
 from tfpolicies.policy.state_dict import PolicyStateDict, match_arrays
@@ -314,6 +315,17 @@ class TFPolicy(TFPolicyHooks):
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         scalings = {name: Scaling(*pair) for name, pair in zip(names, pairs, strict=True)}
         return to_plain_keras_model(model, self.program.ports, scalings)
+
+    def summary(self, print_fn: Callable[[str], object] = print) -> None:
+        """Prints the policy's spaces, networks, parameters and memory, and what acts and learns.
+
+        Args:
+            print_fn: called with each line.
+        """
+        from tfpolicies.policy.policy_summary import format_summary
+
+        for line in format_summary(self):
+            print_fn(line)
 
     def get_session(self) -> Any:
         """Returns the policy's `tf.compat.v1.Session` in graph mode, otherwise None.
@@ -699,7 +711,8 @@ class TFPolicy(TFPolicyHooks):
         """Writes the whole policy, preprocessing and mapping of actions included, for serving.
 
         The export is run and compared with the policy before this returns. Connectors are left out;
-        a log line says so.
+        a log line says so. `MODEL_CARD.md`, next to `policy_spec.json`, lists the known
+        facts of the policy; there are more if an algorithm or the command `export` writes it.
 
         Args:
             export_dir: the folder; created if missing. A SavedModel is written to the next numbered
@@ -737,6 +750,7 @@ class TFPolicy(TFPolicyHooks):
             observations=observations,
             web=web,
             ort_web=ort_web,
+            card=make_policy_card(self),
         )
 
     def import_model_from_h5(

@@ -77,6 +77,14 @@ class Optimizers:
         return [item.network for item in self._items]
 
     @property
+    def class_names(self) -> dict[str, list[str]]:
+        """The names of the optimizers' classes, by the name of their network."""
+        names: dict[str, list[str]] = {}
+        for item in self._items:
+            names.setdefault(item.network, []).append(type(item.optimizer).__name__)
+        return names
+
+    @property
     def gradient_variables(self) -> list[Any]:
         """The variable of each gradient: the trainable ones of each loss's network."""
         return [variable for item in self._items for variable in item.variables]

@@ -115,8 +115,8 @@ def _style_axes(axes: Axes) -> None:
     axes.tick_params(axis="x", length=4)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=_TICK_STEPS, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_TICK_STEPS))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _format_number(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _format_number(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     axes.set_xlabel("training progress (environment steps)", color=_GRAY, size=11, labelpad=8)
     axes.set_ylabel("return (reward per episode)", color=_GRAY, size=11, labelpad=8)
 
@@ -172,7 +172,7 @@ def _draw_evaluations(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[A
 
 def _draw_target(axes: Axes, target: float) -> Artist:
     style: _Style = {"linewidth": 1.6, "linestyle": (0, (5, 3)), "zorder": 2}
-    return axes.axhline(target, color=_GREEN, label=f"target {_format_number(target)}", **style)
+    return axes.axhline(target, color=_GREEN, label=f"target {format_number(target)}", **style)
 
 
 def _set_y_limits(axes: Axes, rows: Sequence[Mapping[str, float]], target: float | None) -> None:
@@ -211,10 +211,10 @@ def _mark_target_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target
         linestyle=":",
         zorder=2,
     )
-    text = f"target reached\nat {_format_number(steps[index_reached])} steps"
+    text = f"target reached\nat {format_number(steps[index_reached])} steps"
     seconds = {row["env_steps"]: row.get("time_s") for row in rows}[steps[index_reached]]
     if seconds is not None and math.isfinite(seconds):
-        text += f"\nafter {_format_duration(seconds)}"
+        text += f"\nafter {format_duration(seconds)}"
     left_half = steps[index_reached] < axes.get_xlim()[1] / 2
     side, shift = ("left", 10) if left_half else ("right", -10)
     foot = steps[index_reached], low + 0.05 * (high - low)
@@ -257,19 +257,19 @@ def _get_value(row: Mapping[str, float], column: str) -> float:
     return value if math.isfinite(value) else row.get(f"episode_reward_{column}", math.nan)
 
 
-def _format_number(value: float) -> str:
+def format_number(value: float) -> str:
     """Formats a number with thousands separators.
 
-    >>> _format_number(20000.0), _format_number(0.25), _format_number(-1200)
+    >>> format_number(20000.0), format_number(0.25), format_number(-1200)
     ('20,000', '0.25', '−1,200')
     """
     return f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _format_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats seconds with their two largest units.
 
-    >>> _format_duration(7.4), _format_duration(75), _format_duration(3725)
+    >>> format_duration(7.4), format_duration(75), format_duration(3725)
     ('7 s', '1 min 15 s', '1 h 2 min')
     """
     total_seconds = round(seconds)

@@ -9,12 +9,16 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
+
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.progress_row import FIXED_COLUMNS, to_number
 from tfpolicies.system.atomic import write_atomically
-from tfpolicies.system.regular_files import read_regular
+from tfpolicies.system.regular_files import get_size, open_regular, read_content, read_regular
 
 Row = dict[str, float]
+
+_TAIL_BYTES = 1 << 16  # more than two rows have
 
 
 class ProgressCsv:
@@ -125,22 +129,68 @@ def _format_rows(rows: Iterable[Mapping[str, float | str]], columns: list[str]) 
     return text.getvalue()
 
 
+def read_progress_columns(path: str | PathLike[str]) -> dict[str, np.ndarray]:
+    """Reads a progress file by columns, float64 `[iterations]`; NaN where a cell is empty.
+
+    It is faster than `read_progress` for long files, and has the same errors for damaged ones; a
+    missing file has no columns.
+    """
+    path = Path(path)
+    names, lines = _read_cells(path)
+    if not lines:
+        return {}
+    try:
+        cells = zip(*lines, strict=True)
+        columns = {
+            name: np.array([float(cell) if cell else math.nan for cell in column])
+            for name, column in zip(names, cells, strict=True)
+        }
+        is_valid = bool(np.isfinite(columns["iteration"]).all())
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        _read_rows(path)  # names the damaged line
+    return columns
+
+
+def read_last_row(path: str | PathLike[str]) -> Row:
+    """Reads the last complete row of a progress file; empty if there is none, or it is damaged."""
+    try:
+        with open_regular(path) as file:
+            size = get_size(file)
+            start = read_content(file, size) if size <= 2 * _TAIL_BYTES else file.read(_TAIL_BYTES)
+            if size > 2 * _TAIL_BYTES:
+                file.seek(size - _TAIL_BYTES)
+                start = start.partition(b"\n")[0] + b"\n" + file.read(_TAIL_BYTES)
+        lines = start.decode("utf-8", errors="replace").split("\n")[:-1]
+        names, *rows = csv.reader([lines[0], *lines[-1:]])
+        return _parse_row(Path(path), len(lines), names, rows[0]) if len(lines) > 1 else {}
+    except (OSError, IndexError, CheckpointError):
+        return {}
+
+
 def _read_rows(path: Path) -> list[Row]:
     """Returns the complete rows of the file, without empty cells; [] if there is no file."""
+    columns, lines = _read_cells(path)
+    return [_parse_row(path, number, columns, line) for number, line in enumerate(lines, start=2)]
+
+
+def _read_cells(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Returns the columns and the cells of the complete rows; none if there is no file."""
     if not path.exists():
-        return []
+        return [], []
     complete, newline, unfinished = _read_bytes(path).rpartition(b"\n")
     text = (complete if newline else unfinished).decode("utf-8", errors="replace")
     lines = list(csv.reader(io.StringIO(text, newline="")))
     if not lines:
-        return []
+        return [], []
     columns, *lines = lines
     if tuple(columns[: len(FIXED_COLUMNS)]) != FIXED_COLUMNS:
         raise CheckpointError(
             f"{str(path)!r} is not a progress file: its first line must begin with "
             f"{','.join(FIXED_COLUMNS)!r}, got {','.join(columns)[:80]!r}. Move it away."
         )
-    return [_parse_row(path, number, columns, line) for number, line in enumerate(lines, start=2)]
+    return columns, lines
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfpolicies.errors import UsageError
+from tfpolicies.reporting.notebook import NotebookBar
 
 _SECONDS_BETWEEN_LINES = 10.0
 _REFRESHES_PER_SECOND = 4
@@ -29,7 +30,9 @@ class CommandConsole(Console):
 
 
 class TrainingProgress:
-    """Shows the progress of a training run: a bar in a terminal, else a line per 10 seconds.
+    """Shows the progress of a training run: a bar in a terminal or a notebook.
+
+    Elsewhere it prints a line per 10 seconds.
 
     A context manager; outside of it `update` shows nothing. The bar shows the progress from the
     lowest mean return so far to `target`; without a target, the share of `total_steps`. Time left
@@ -62,11 +65,13 @@ class TrainingProgress:
         self._unit = unit
         self._console = console or Console()
         self._clock = clock
-        self._progress: Progress | None = None
+        self._progress: Progress | None = None  # in a terminal
+        self._notebook_bar: NotebookBar | None = None
         self._pending_line: str | None = None
         self._next_line_at = -math.inf
         self._is_active = False
         self._min_return = math.inf  # mean return so far
+        self._share = 0.0  # of the progress
 
     def __enter__(self) -> TrainingProgress:
         self._is_active = True
@@ -77,6 +82,8 @@ class TrainingProgress:
                 "training", total=1.0 if has_goal else None, status="in the first iteration"
             )
             self._progress.start()
+        elif self._console.is_jupyter and not self._console.quiet:
+            self._notebook_bar = NotebookBar()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -85,6 +92,7 @@ class TrainingProgress:
             self._progress.stop()
             self._progress = None
         self._print_line()
+        self._notebook_bar = None
 
     def update(
         self,
@@ -105,11 +113,12 @@ class TrainingProgress:
             return
         total = "" if self._total_steps is None else f"/{self._total_steps:,}"
         steps = f"{env_steps:,}{total} {self._unit}"
-        status = _format_status(
+        status = format_status(
             env_steps, mean_return, steps_per_s, self._total_steps, self._target, details
         )
+        self._share = self._compute_progress(env_steps, mean_return)
         if self._progress is not None:
-            completed = self._compute_progress(env_steps, mean_return)
+            completed = self._share
             self._progress.update(self._task, completed=completed, status=f"{steps} | {status}")
             return
         self._pending_line = f"{steps} | {status}"
@@ -141,10 +150,17 @@ class TrainingProgress:
         return min(1.0, (mean_return - self._min_return) / distance if distance > 0 else 1.0)
 
     def _print_line(self) -> None:
-        if self._pending_line is not None:
-            self._console.print(self._pending_line, markup=False, highlight=False, soft_wrap=True)
-            self._next_line_at = self._clock() + _SECONDS_BETWEEN_LINES
-            self._pending_line = None
+        line, seconds = self._pending_line, _SECONDS_BETWEEN_LINES
+        if line is None:
+            return
+        if self._notebook_bar is not None:
+            has_goal = self._total_steps is not None or self._target is not None
+            self._notebook_bar.show(self._share if has_goal else None, line)
+            seconds = 1 / _REFRESHES_PER_SECOND
+        else:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._next_line_at = self._clock() + seconds
+        self._pending_line = None
 
 
 def make_summary_table(title: str, entries: Mapping[str, object]) -> Group:
@@ -187,7 +203,7 @@ def _make_progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, expand=True, refresh_per_second=rate)
 
 
-def _format_status(
+def format_status(
     env_steps: int,
     mean_return: float,
     steps_per_s: float,
@@ -197,9 +213,9 @@ def _format_status(
 ) -> str:
     """Formats speed, mean return and time left, as far as known.
 
-    >>> _format_status(2_000, 21.2, 1_000.0, 10_000, 475.0)
+    >>> format_status(2_000, 21.2, 1_000.0, 10_000, 475.0)
     '1,000/s | return 21.2 of 475 | at most 0:08 left'
-    >>> _format_status(2_000, float("nan"), float("nan"), None, None)
+    >>> format_status(2_000, float("nan"), float("nan"), None, None)
     'no episode has ended yet'
     """
     has_speed = math.isfinite(steps_per_s) and steps_per_s > 0

@@ -103,6 +103,19 @@ def find_loss(row: Mapping[str, float]) -> float:
     return math.nan
 
 
+def select_known_numbers(row: Mapping[str, float]) -> dict[str, float]:
+    """Returns a row without means over no episode, which are NaN; a NaN of the learner stays.
+
+    >>> select_known_numbers({"env_steps": 8, "episode_reward_mean": math.nan})
+    {'env_steps': 8}
+    """
+    return {
+        name: value
+        for name, value in row.items()
+        if name.startswith("learner/") or not math.isnan(value)
+    }
+
+
 def to_number(value: object) -> float | None:
     """Converts a single real number to int or float; returns None for other values.
 

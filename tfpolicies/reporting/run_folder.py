@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import time
+import traceback
 from collections.abc import Mapping
 from datetime import datetime
 from os import PathLike
@@ -17,16 +18,19 @@ from typing import Any
 
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
-from tfpolicies.system.atomic import remove_leftovers, write_atomically
-from tfpolicies.system.folder_lock import FolderLock, is_locked
+from tfpolicies.system.atomic import remove_file, remove_leftovers, write_atomically
+from tfpolicies.system.folder_lock import FolderLock, is_folder_locked
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
+# Reasons why a training ended, as `finished` in the settings of a run:
+ENDED_BY_TARGET, ENDED_BY_STEPS, ENDED_BY_CALLBACK = "target", "steps", "callback"
 _TEARDOWN_SECONDS = 2.0  # seconds that the kernel may take to end a killed process
 _MAX_JSON_BYTES = 1 << 20  # bytes of a run.json
 _MAX_PLACES = 20  # versions and machines that a run.json lists
+SEED_PREFIX = "seed-"  # of the names of the runs in a folder of seeds
 _NAMES_BEFORE_RUN_JSON = {"lock", "events", "checkpoints", "export"}  # created before run.json
 
 
@@ -40,12 +44,13 @@ class RunFolder:
                                 description of the run
             lock                the id of the process that writes to the run
             progress.csv        one row per training iteration
-            error.txt           the traceback of the last error that ended the training
+            error.txt           the traceback of the error that ended the training, if any
             events/             TensorBoard event files
             learning_curve.png
             checkpoints/
             export/             the policy for serving
             videos/             recorded episodes, if any
+            trackers/           the ids of this run in MLflow and W&B, if it is logged there
 
     Any process may read a run. A writer must hold it: from `create` or `acquire` until `release`,
     or until the end of a `with` statement. Only one process can hold it; the lock of a killed
@@ -58,7 +63,7 @@ class RunFolder:
         path: absolute; the others are in it, and may be missing.
         run_json: the file with the command's settings, which makes the folder a run.
         progress_csv: one row per training iteration.
-        error_txt: the traceback of the last error that ended the training.
+        error_txt: the traceback of the error that ended the training, if any.
         events: the folder to give to TensorBoard.
         learning_curve: the image of the learning curve.
         checkpoints: the folder of the checkpoints.
@@ -66,6 +71,7 @@ class RunFolder:
         best: the best checkpoint; older ones may be next to it, as `iteration-000020`.
         export: the folder of the exported policy.
         videos: the folder of videos.
+        trackers: the folder of the ids of this run in experiment trackers.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -79,6 +85,7 @@ class RunFolder:
         self.latest, self.best = self.checkpoints / "latest", self.checkpoints / "best"
         self.export = self.path / "export"
         self.videos = self.path / "videos"
+        self.trackers = self.path / "trackers"
         self._lock: FolderLock | None = None
 
     def __repr__(self) -> str:
@@ -109,16 +116,7 @@ class RunFolder:
             OSError: if the folder cannot be created.
         """
         text = _encode_run_json(settings or {}, now := now or datetime.now())
-        stem = f"{_to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
-        folder = resolve_path(parent)
-        folder.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            run = cls(folder / (stem if number == 1 else f"{stem}-{number}"))
-            try:
-                run.path.mkdir()
-            except FileExistsError:
-                continue
-            break
+        run = cls(make_dated_folder(parent, name, now))
         run._initialize(text)
         return run
 
@@ -240,6 +238,16 @@ class RunFolder:
             if str(old_checkpoint) != protected:
                 shutil.rmtree(old_checkpoint, ignore_errors=True)
 
+    def write_error(self, error: BaseException) -> None:
+        """Writes the traceback of the error that ended the training, if the disk allows it."""
+        trace = "".join(traceback.format_exception(error))
+        with contextlib.suppress(OSError):
+            write_atomically(self.error_txt, trace.encode(errors="replace"))
+
+    def clear_error(self) -> None:
+        """Removes the traceback of an earlier error, since the run continues."""
+        remove_file(self.error_txt)
+
     @property
     def has_checkpoint(self) -> bool:
         """Whether the newest checkpoint is complete: its manifest is written last."""
@@ -247,8 +255,8 @@ class RunFolder:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a process writes to the run now."""
-        return is_locked(self.path)
+        """Whether a process writes to the run; False on a file system without locks."""
+        return is_folder_locked(self.path)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -327,18 +335,43 @@ def _is_date(text: Json) -> bool:
         return False
 
 
+def make_dated_folder(parent: str | PathLike[str], name: str, now: datetime) -> Path:
+    """Creates the new folder `<name>-<date>-<time>` in `parent`; see `RunFolder.create`."""
+    stem = f"{to_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
+    folder = resolve_path(parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = folder / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError
+
+
 def find_newest_run(parent: str | PathLike[str]) -> RunFolder | None:
     return next((run for run in find_runs(parent) if run.has_checkpoint), None)
 
 
 def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:
-    """Returns the runs in the folder `parent`, newest first; none if there is no such folder."""
+    """Returns the runs in the folder `parent`, newest first; none if there is no such folder.
+
+    Those of folders of seeds in it are among them.
+    """
     runs: list[tuple[datetime, Path]] = []
-    for run_json in resolve_path(parent).glob("*/run.json"):
+    for path in find_run_paths(parent):
         with contextlib.suppress(CheckpointError):  # not a run folder
-            run = RunFolder.open(run_json.parent)
+            run = RunFolder.open(path)
             runs.append((run.creation_time, run.path))
     return [RunFolder(path) for _, path in sorted(runs, reverse=True)]
+
+
+def find_run_paths(parent: str | PathLike[str]) -> list[Path]:
+    """Returns the folders in `parent`, and in folders of seeds there, that have a `run.json`."""
+    folder = resolve_path(parent)
+    patterns = ("*/run.json", f"*/{SEED_PREFIX}*/run.json")
+    return sorted(path.parent for pattern in patterns for path in folder.glob(pattern))
 
 
 def _describe_not_a_run(path: Path) -> str:
@@ -357,10 +390,10 @@ def _describe_not_a_run(path: Path) -> str:
     return f"{str(path)!r} is not a run folder: {reason}. {hint}"
 
 
-def _to_file_name(name: str) -> str:
+def to_file_name(name: str) -> str:
     """Converts `name` to a valid path component.
 
-    >>> _to_file_name("ppo-ALE/Pong-v5")
+    >>> to_file_name("ppo-ALE/Pong-v5")
     'ppo-ALE-Pong-v5'
     """
     clean = re.sub(r"[^\w.-]+", "-", name).strip("-.")

@@ -6,19 +6,22 @@ TensorFlow; here its `RecordWriter` writes to a plain file.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+import numpy as np
+
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.progress_row import to_number
+from tfpolicies.reporting.progress_row import select_known_numbers, to_number
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
 
+_NUM_BINS = 30  # of a histogram
 _TAGS = {
     "steps_per_s": "speed/env_steps_per_s",
     "episode_reward_mean": "episodes/reward_mean",
@@ -45,12 +48,7 @@ def get_event_scalars(row: Mapping[str, float]) -> dict[str, float]:
         for name, value in row.items()
         if "/" in name
     }
-    scalars = {**fixed, **grouped_columns}
-    return {
-        tag: value
-        for tag, value in scalars.items()
-        if tag.startswith("learner/") or not math.isnan(value)
-    }
+    return select_known_numbers({**fixed, **grouped_columns})
 
 
 class EventWriter:
@@ -102,6 +100,52 @@ class EventWriter:
             event.summary.value.add(tag=tag, simple_value=number)
         self._write(event)
 
+    def write_histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Writes histograms.
+
+        Args:
+            step: environment steps so far.
+            values: numbers `[n]` by tag; those that are not finite are left out. Integers get a bar
+                for each number, if there are few.
+        """
+        event = self._event(wall_time=time.time(), step=step)
+        for tag, numbers in values.items():
+            finite = numbers[np.isfinite(numbers)]
+            if len(finite):
+                _fill_histogram(event.summary.value.add(tag=tag).histo, finite)
+        self._write(event)
+
+    def write_gif(self, step: int, tag: str, content: bytes, width: int, height: int) -> None:
+        """Writes a GIF, which TensorBoard plays among its images."""
+        event = self._event(wall_time=time.time(), step=step)
+        image = event.summary.value.add(tag=tag).image
+        image.width, image.height, image.colorspace = width, height, 3
+        image.encoded_image_string = content
+        self._write(event)
+
+    def write_hyperparameters(self, settings: Mapping[str, str | float | bool]) -> None:
+        """Writes the settings of the run, by which TensorBoard's table of runs compares them."""
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+        data = HParamsPluginData()
+        data.session_start_info.start_time_secs = time.time()
+        for name, value in settings.items():
+            item = data.session_start_info.hparams[name]
+            if isinstance(value, bool):
+                item.bool_value = value
+            elif isinstance(value, str):
+                item.string_value = value
+            else:
+                item.number_value = value
+        event = self._event(wall_time=time.time())
+        event.summary.value.add(
+            tag=metadata.SESSION_START_INFO_TAG,
+            metadata=metadata.create_summary_metadata(data),
+            tensor=metadata.NULL_TENSOR,
+        )
+        self._write(event)
+
     def close(self) -> None:
         """Closes the file; may be called again."""
         self._file.close()
@@ -109,6 +153,23 @@ class EventWriter:
     def _write(self, event: Event) -> None:
         self._records.write(event.SerializeToString())
         self._records.flush()
+
+
+def _fill_histogram(histogram: HistogramProto, numbers: np.ndarray) -> None:
+    """Fills a histogram with finite numbers `[n]`, n > 0."""
+    is_integer = numbers.dtype.kind in "iu"
+    low, high = float(numbers.min()), float(numbers.max())
+    if is_integer and high - low < _NUM_BINS:
+        edges = np.arange(low - 0.5, high + 1.0)
+    else:
+        edges = np.linspace(low, high if high > low else low + 1.0, _NUM_BINS + 1)
+    counts, edges = np.histogram(numbers, edges)
+    histogram.min, histogram.max = edges[0], edges[-1]
+    histogram.num = len(numbers)
+    histogram.sum = float(numbers.sum(dtype=np.float64))
+    histogram.sum_squares = float(np.square(numbers, dtype=np.float64).sum())
+    histogram.bucket_limit.extend(edges[1:].tolist())
+    histogram.bucket.extend(counts.tolist())
 
 
 def _check_count(name: str, value: int) -> None:

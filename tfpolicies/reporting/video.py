@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ _MAX_GIF_RATE = 30  # maximum pictures per second of a GIF
 _BAR_COLOR, _LABEL_COLOR, _VALUE_COLOR = "#202124", "#9aa0a6", "#ffffff"
 _FONT_SIZES = (13, 22)
 _WIDTH_PER_FONT_SIZE = 32
+_MAX_PREVIEW_FRAMES, _PREVIEW_RATE, _PREVIEW_SIDE = 100, 10.0, 320  # pictures, per second, pixels
 _GAP = 0.45  # between a label and its value, and around both, in font sizes
 
 
@@ -72,6 +74,47 @@ def require_video_packages() -> None:
             f"Videos need the packages av and pillow: {error}. Install them: "
             "pip install 'tfpolicies[video]'."
         ) from error
+
+
+class Preview(NamedTuple):
+    """A small GIF of a video."""
+
+    content: bytes
+    width: int  # pixels
+    height: int
+
+
+def make_preview(path: Path) -> Preview:
+    """Returns a GIF of at most 100 pictures, 10 per second, whose longer side is 320 pixels.
+
+    Args:
+        path: an MP4 file of `open_video`.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    import av
+    from PIL import Image
+
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        rate = float(stream.average_rate or _PREVIEW_RATE)
+        step = max(math.ceil(rate / _PREVIEW_RATE), math.ceil(stream.frames / _MAX_PREVIEW_FRAMES))
+        images = [
+            frame.to_image()
+            for number, frame in enumerate(container.decode(stream))
+            if number % step == 0
+        ]
+    scale = min(1.0, _PREVIEW_SIDE / max(images[0].size))
+    width, height = (max(1, round(side * scale)) for side in images[0].size)
+    first, *others = (
+        _reduce_to_palette(image.resize((width, height), Image.Resampling.BILINEAR))
+        for image in images
+    )
+    file = io.BytesIO()
+    duration = max(20, round(1000 * step / rate))  # ms
+    first.save(file, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
+    return Preview(file.getvalue(), width, height)
 
 
 class VideoWriter:

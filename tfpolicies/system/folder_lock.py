@@ -110,10 +110,10 @@ def _open_lock(path: Path) -> BinaryIO:
         raise
 
 
-def is_locked(folder: Path) -> bool:
-    """Returns whether a `FolderLock` has a folder; changes nothing.
+def is_folder_locked(folder: Path) -> bool:
+    """Returns True if a process has locked a folder; it is not waited for, and nothing is written.
 
-    False as well if that cannot be found out, as on a file system without locks.
+    False on a file system without locks.
     """
     try:
         descriptor = os.open(folder / _LOCK_FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -65,7 +65,7 @@ def runtimes(subject: PolicyUnderTest) -> str:
     program, explorer = policy.program, policy.program.spec.explorer
     notes = []
     advice = (
-        "Use operations that convert exactly (see docs/models.md); or set inference='tf' if "
+        "Use operations that convert exactly (see docs/howto/models.md); or set inference='tf' if "
         "the policy can act only through TensorFlow."
     )
     name = policy.config["inference"]

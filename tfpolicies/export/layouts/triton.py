@@ -74,7 +74,7 @@ def write_triton(folder: Path, job: ExportJob) -> Parity:
     (version / MODEL_FILE).write_bytes(content)
     parity = _verify(make_onnx_step(version / MODEL_FILE), program, job.state)
     entries = {"opset": job.opset, "layout": "triton"}
-    write_spec(version, "onnx", serving, parity, {GREEDY: MODEL_FILE}, **entries)
+    write_spec(version, "onnx", serving, parity, job.card, {GREEDY: MODEL_FILE}, **entries)
     (folder / CONFIG_FILE).write_text(_make_config(serving, state_ports, content), encoding="utf-8")
     return parity
 

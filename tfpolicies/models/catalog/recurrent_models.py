@@ -233,5 +233,5 @@ def build_with_memory(
         raise ModelError(
             f"No memory can be built around the model {model.name!r}: {error} Give it another name "
             "if a layer of the memory has the same name; or write a model that has its own memory, "
-            "see 'Memory' in docs/models.md."
+            "see 'Memory' in docs/howto/models.md."
         ) from error

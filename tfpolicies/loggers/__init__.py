@@ -1,0 +1,1 @@
+"""Callbacks that send the numbers and files of a run to experiment trackers."""

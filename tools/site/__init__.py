@@ -1,0 +1,1 @@
+"""Builds the documentation site, and runs the code of its pages."""
