@@ -194,6 +194,10 @@ class RunHistory:
         )
         return self.is_flat() and gain < _MIN_GOAL_SHARE * distance
 
+    def may_be_stuck(self) -> bool:
+        """Returns whether the returns grew and stopped growing, and no goal says where."""
+        return math.isnan(self.goal) and not self.reads_data and self.is_flat()
+
     def is_short(self) -> bool:
         """Returns whether tuned settings train for many times as many steps."""
         tuned = find_tuned(self.record.algorithm, self.record.env or "")
