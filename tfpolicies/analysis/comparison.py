@@ -14,15 +14,15 @@ from tfpolicies.analysis.comparison_results import (
     ComparisonFiles,
     ComparisonResult,
     EnvComparison,
-    Findings,
     GroupResult,
 )
+from tfpolicies.analysis.diagnosis import describe_cause, diagnose
 from tfpolicies.analysis.run_groups import RunGroup, group_runs, read_runs
 from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.analysis.seed_statistics import (
     ESTIMATORS,
-    Curve,
-    Interval,
+    ConfidenceInterval,
+    EstimatedCurve,
     aggregate_curves,
     compute_interval,
     compute_probability_of_improvement,
@@ -39,19 +39,17 @@ _END_TOLERANCE = 0.01  # of the longest run, by which the ends of runs may diffe
 class RunComparison(ComparisonResult):
     """The result of `compare_runs`; its numbers are those of `ComparisonResult`."""
 
-    def write(
-        self, folder: str | PathLike[str], *, find: Findings | None = None
-    ) -> ComparisonFiles:
+    def write(self, folder: str | PathLike[str]) -> ComparisonFiles:
         """Writes the comparison as a page and as pictures.
 
-        The page is one file, which loads nothing else and runs no script.
+        The page is one file, which loads nothing else and runs no script. It has the causes that
+        `diagnose` finds for each run.
 
         Args:
             folder: where to write; created if missing. Files of an earlier comparison in it are
                 replaced.
-            find: returns findings about a run, each a title and a detail, which the page shows.
         """
-        return write_files(self, resolve_path(folder), find)
+        return write_files(self, resolve_path(folder), _find_causes)
 
 
 def compare_runs(
@@ -104,7 +102,7 @@ def _compare_groups(env: str, groups: Sequence[RunGroup], by: str, estimator: st
     for i, j in itertools.combinations(range(len(results)), 2):
         pair = compute_probability_of_improvement(results[i].scores, results[j].scores)
         probabilities[i, j] = pair
-        probabilities[j, i] = Interval(1 - pair.estimate, 1 - pair.high, 1 - pair.low)
+        probabilities[j, i] = ConfidenceInterval(1 - pair.estimate, 1 - pair.high, 1 - pair.low)
     return EnvComparison(
         env=env, grid=grid, groups=results, scored_by=scored_by, probabilities=probabilities
     )
@@ -136,7 +134,7 @@ def _evaluates(run: RunRecord) -> bool:
 def _summarize(
     group: RunGroup, grid: np.ndarray, by: str, estimator: str, scored_by: str
 ) -> GroupResult:
-    def estimate(get_returns: Callable[[RunRecord], np.ndarray]) -> Curve:
+    def estimate(get_returns: Callable[[RunRecord], np.ndarray]) -> EstimatedCurve:
         values = [
             interpolate(run.get_column(AXES[by]), get_returns(run), grid) for run in group.runs
         ]
@@ -169,3 +167,13 @@ def compute_score(run: RunRecord, scored_by: str) -> float:
         return float("nan")
     is_late = is_finite & (steps >= (1 - _SCORE_SHARE) * steps[-1])
     return float(returns[is_late].mean() if is_late.any() else returns[is_finite][-1])
+
+
+def _find_causes(run: RunRecord) -> list[tuple[str, str]]:
+    """Returns title and details of each cause for which a run does not learn."""
+    try:
+        causes = diagnose(run).causes
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Files may hold numbers that no training writes; the other runs are compared.
+        return [("The diagnosis failed", f"{type(error).__name__}: {error}")]
+    return [(describe_cause(cause), f"{cause.evidence} {cause.advice}") for cause in causes]

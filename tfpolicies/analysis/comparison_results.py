@@ -12,7 +12,7 @@ import numpy as np
 
 from tfpolicies.analysis.run_groups import RunGroup
 from tfpolicies.analysis.run_record import RunRecord
-from tfpolicies.analysis.seed_statistics import Curve, Interval
+from tfpolicies.analysis.seed_statistics import ConfidenceInterval, EstimatedCurve
 from tfpolicies.reporting.progress_display import format_count
 
 AXES = {"steps": "env_steps", "time": "time_s"}
@@ -43,10 +43,10 @@ class GroupResult:
     """
 
     group: RunGroup
-    training: Curve
-    evaluation: Curve | None
+    training: EstimatedCurve
+    evaluation: EstimatedCurve | None
     scores: np.ndarray
-    final: Interval
+    final: ConfidenceInterval
 
     @property
     def label(self) -> str:
@@ -76,7 +76,7 @@ class EnvComparison:
     grid: np.ndarray
     groups: tuple[GroupResult, ...]
     scored_by: str
-    probabilities: Mapping[tuple[int, int], Interval]
+    probabilities: Mapping[tuple[int, int], ConfidenceInterval]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

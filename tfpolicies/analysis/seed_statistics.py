@@ -19,7 +19,7 @@ _TRIMMED_SHARE = 0.25  # at each end, by the interquartile mean
 _BATCH_NUMBERS = 4_000_000  # in memory at a time while resampling
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """An estimate with its interval; the limits are NaN if there are fewer than two seeds."""
 
     estimate: float
@@ -27,7 +27,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Curve(NamedTuple):
+class EstimatedCurve(NamedTuple):
     """An estimate along a grid, all `[points]`; NaN where no run remains.
 
     `low` and `high` are NaN where fewer than two runs remain; `num_runs` counts them.
@@ -78,7 +78,7 @@ def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.interp(grid, x[is_finite], y[is_finite], left=np.nan, right=np.nan)
 
 
-def aggregate_curves(grid: np.ndarray, values: np.ndarray, estimator: str) -> Curve:
+def aggregate_curves(grid: np.ndarray, values: np.ndarray, estimator: str) -> EstimatedCurve:
     """Returns the estimate over runs at each point of a grid.
 
     Args:
@@ -94,20 +94,22 @@ def aggregate_curves(grid: np.ndarray, values: np.ndarray, estimator: str) -> Cu
             part = values[np.ix_(runs, points)]
             estimate[points] = ESTIMATORS[estimator](part, axis=0)
             low[points], high[points] = _bootstrap(part, estimator)
-    return Curve(grid, estimate, low, high, exists.sum(axis=0))
+    return EstimatedCurve(grid, estimate, low, high, exists.sum(axis=0))
 
 
-def compute_interval(scores: np.ndarray, estimator: str) -> Interval:
+def compute_interval(scores: np.ndarray, estimator: str) -> ConfidenceInterval:
     """Returns the estimate over the finite scores, `[runs]`; NaN if there are none."""
     scores = scores[np.isfinite(scores)]
     if not len(scores):
-        return Interval(np.nan, np.nan, np.nan)
+        return ConfidenceInterval(np.nan, np.nan, np.nan)
     low, high = _bootstrap(scores[:, None], estimator)
     estimate = float(ESTIMATORS[estimator](scores, axis=0))
-    return Interval(estimate, float(low[0]), float(high[0]))
+    return ConfidenceInterval(estimate, float(low[0]), float(high[0]))
 
 
-def compute_probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> Interval:
+def compute_probability_of_improvement(
+    scores: np.ndarray, others: np.ndarray
+) -> ConfidenceInterval:
     """Returns the probability that a run of one group has a higher score than one of another.
 
     It is the share of the pairs of runs in which the first is higher, with ties counted half: the
@@ -123,12 +125,12 @@ def compute_probability_of_improvement(scores: np.ndarray, others: np.ndarray) -
     """
     scores, others = scores[np.isfinite(scores)], others[np.isfinite(others)]
     if not (len(scores) and len(others)):
-        return Interval(np.nan, np.nan, np.nan)
+        return ConfidenceInterval(np.nan, np.nan, np.nan)
     estimate = float(_compare_pairs(scores, others))
     if min(len(scores), len(others)) < 2:
-        return Interval(estimate, np.nan, np.nan)
+        return ConfidenceInterval(estimate, np.nan, np.nan)
     low, high = _run_bootstrap((scores, others), _compare_pairs)
-    return Interval(estimate, float(low), float(high))
+    return ConfidenceInterval(estimate, float(low), float(high))
 
 
 def _compare_pairs(scores: np.ndarray, others: np.ndarray, axis: int = -1) -> np.ndarray:

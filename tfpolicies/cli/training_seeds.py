@@ -52,7 +52,9 @@ _THREAD_VARIABLES = (
     *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
 )
-_OTHER_FLAGS = ("run_dir", "config", "resume", "model_work_limit")
+_REPEATABLE = [
+    name for name, option in OPTIONS.items() if option.argparse_kwargs.get("action") == "append"
+]
 _STATUS_TEXTS = {TARGET_MISSED: "target missed", NOT_FINITE: "NaN or infinity"}
 
 
@@ -171,14 +173,13 @@ def make_words(arguments: Mapping[str, Any]) -> list[str]:
     words = ["train"]
     if arguments.get("env") is not None:
         words.append(arguments["env"])
-    for name in [*OPTIONS, *_OTHER_FLAGS, "run_folder"]:
-        value = arguments.get(name)
-        if value is None or value is False:
+    for name, value in arguments.items():
+        if name == "env" or value is None or value is False:
             continue
         flag = get_flag(name)
         if value is True:
             words.append(flag)
-        elif name in ("set", "logger"):
+        elif name in _REPEATABLE:
             words += [word for text in value for word in (flag, text)]
         elif isinstance(value, list | tuple):
             words += [flag, *map(str, value)]

@@ -30,6 +30,18 @@ COLUMNS = {
     "evaluation/episode_reward_max": "largest return of the evaluation",
     "evaluation/episode_len_mean": "mean number of steps of its episodes",
     "custom/<name>": "numbers that your [callbacks](../howto/callbacks.md) report",
+    "env_steps_trained": "environment steps that updates have learned from so far",
+    "policy/<policy>/obs_magnitude": "magnitude of the observations that the policy learned from: "
+    "the root mean square of their largest component",
+    "policy/<policy>/obs_range": "largest difference of a component of its observations so far",
+    "policy/<policy>/reward_magnitude": "largest absolute reward so far",
+    "policy/<policy>/entropy_share": "entropy of discrete actions as a share of the largest "
+    "possible entropy",
+    "policy/<policy>/action_std": "standard deviation of continuous actions that has their "
+    "entropy, in the units of the policy",
+    "policy/<policy>/updates": "minibatch updates of the policy so far",
+    "policy/<policy>/return_mean": "with several policies: mean return of the agents of this one; "
+    "`return_min` and `return_max` are their extremes",
     "learner/<policy>/<statistic>": "the statistics below, of each policy",
 }
 
