@@ -10,6 +10,7 @@ import pytest
 from helpers.recorded_runs import VERSIONS, write_run
 from tfpolicies import compare_runs
 from tfpolicies.analysis.comparison import make_grid
+from tfpolicies.analysis.comparison_files import write_files
 from tfpolicies.analysis.run_groups import find_differences, format_setting
 from tfpolicies.analysis.run_record import read_run
 from tfpolicies.analysis.run_summary import choose_statistics, get_statistic
@@ -57,8 +58,8 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def read_page(comparison, folder, **settings):
-    files = comparison.write(folder, **settings)
+def read_page(comparison, folder, find=lambda run: ()):
+    files = write_files(comparison, folder, find)
     text = files.page.read_text()
     return Page(text), text
 
@@ -243,7 +244,14 @@ def test_the_page_shows_how_runs_ended_and_what_was_found(tmp_path):
     page, _ = read_page(
         compare_runs(tmp_path), tmp_path / "out", find=lambda run: findings[run.name]
     )
-    assert {"No exploration", "entropy is 0", "None.", "target reached"} <= {*page.text}
+    assert {"No exploration", "entropy is 0", "target reached"} <= {*page.text}
+    assert "The diagnosis has no findings for 2 runs." in page.text
+
+
+def test_numbers_that_cannot_be_diagnosed_do_not_end_the_comparison(tmp_path):
+    columns = {"learner/default_policy/vf_loss": [-1.0] * 30}
+    write_run(tmp_path / "one", [float(i) for i in range(30)], columns=columns)
+    assert compare_runs(tmp_path).write(tmp_path / "out").page.exists()
 
 
 def test_one_run_gives_a_report_without_intervals(tmp_path):

@@ -389,6 +389,14 @@ def test_a_run_of_the_command_that_was_ended_early(tmp_path):
     assert find(tmp_path, command=command).causes[0].name == "killed"
 
 
+def test_exploration_of_a_run_that_trains_may_end_later(tmp_path):
+    config = {"exploration_config": {**EPSILON, "epsilon_timesteps": 90_000}}
+    path = make_run(tmp_path / "run", config, algorithm="DQN")
+    assert diagnose(path).causes[0].title == "Exploration has not ended"
+    with RunFolder.open(path).acquire():
+        assert "exploration" not in [cause.name for cause in diagnose(path).causes]
+
+
 @pytest.mark.parametrize("algo", ["PPO", "DQN"])
 def test_a_run_far_shorter_than_tuned_ones(algo, tmp_path):
     config = {"train_batch_size": 100}
@@ -441,6 +449,19 @@ def test_a_diagnosis_is_json_for_machines(tmp_path):
 def test_every_rule_has_a_rank():
     rules = [*diagnosis._HISTORY_RULES, *RULES]
     assert sorted(diagnosis._RANKING) == sorted(rules)
+
+
+STRANGE = [0, -1, 1e9, "x", [], {"$float": "nan"}, {"$unavailable": "a:b"}, True, [[0, 1]]]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=repr)
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN", "SAC", "mine:Own"])
+def test_settings_of_another_type_do_not_stop_a_diagnosis(algorithm, value, tmp_path):
+    names = ["gamma", "train_batch_size", "exploration_config", "tau", "training_intensity"]
+    names += ["rollout_fragment_length", "policies", "evaluation_config", "model", "vf_clip_param"]
+    names += ["num_steps_sampled_before_learning_starts", "num_envs_per_worker", "clip_rewards"]
+    run = make_run(tmp_path / "run", dict.fromkeys(names, value), algorithm=algorithm, rows=3)
+    assert diagnose(run).to_json()["figures"]["iterations"] == 3
 
 
 # -- real runs --------------------------------------------------------------------------------

@@ -105,3 +105,22 @@ def test_the_error_that_ended_a_run_is_read(tmp_path):
     run.release()
     assert read_run(run.path).error == "Traceback ...\nValueError: no"
     assert math.isfinite(read_run(run.path).created.timestamp())
+
+
+def test_a_script_that_fails_leaves_its_error_until_the_run_continues(tmp_path):
+    def fail(algorithm, result):
+        raise ZeroDivisionError("the wheel came off")
+
+    config = quick_config(env="CartPole-v1").debugging(seed=1)
+    algorithm, batch = config.build(), config.train_batch_size
+    with pytest.raises(ZeroDivisionError):
+        algorithm.learn(3 * batch, run_dir=tmp_path, progress=False, callbacks=fail)
+    algorithm.stop()
+    record = read_run(tmp_path)
+    assert record.error.endswith("ZeroDivisionError: the wheel came off\n")
+    assert record.ended_by is None
+    algorithm = config.build()
+    algorithm.learn(3 * batch, run_dir=tmp_path, progress=False)
+    algorithm.stop()
+    record = read_run(tmp_path)
+    assert (record.error, record.ended_by, record.num_iterations) == (None, "steps", 3)

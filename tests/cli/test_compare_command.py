@@ -30,7 +30,7 @@ def test_compare_prints_a_table_and_writes_a_page_and_pictures(here, succeed, re
 
 
 def test_compare_needs_no_tensorflow(tmp_path):
-    write_run(tmp_path / "one", [1.0, 2.0])
+    write_run(tmp_path / "one", [1.0, 2.0], algorithm="my_module:Own")  # not imported
     code = (
         "import sys; from tfpolicies.cli import main; "
         f"main(['compare', {str(tmp_path)!r}, '--to', {str(tmp_path / 'out')!r}]); "

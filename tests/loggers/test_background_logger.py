@@ -187,6 +187,26 @@ def test_the_oldest_rows_are_dropped_if_there_are_too_many(monkeypatch, caplog):
     assert "Lists did not get 5 iterations: OSError: away." in caplog.text
 
 
+def test_rows_that_come_during_a_write_are_not_lost(monkeypatch, caplog):
+    monkeypatch.setattr(background_logger, "_MAX_PENDING_ROWS", 2)
+    logger = ListLogger()
+
+    class Slow(ListTracker):
+        def write(self, rows):
+            if not self.rows:  # three iterations end meanwhile, for two of which there is space
+                for number in (2, 3, 4):
+                    logger._sender.add({"iteration": number})
+            super().write(rows)
+
+    def wait(algorithm, result):
+        wait_until(lambda: len(logger.tracker.rows) == 3)
+
+    logger.tracker = Slow()
+    build().learn(BATCH, progress=False, callbacks=[logger, wait])
+    assert [row["iteration"] for row in logger.tracker.rows] == [1, 3, 4]
+    assert "Lists did not get 1 iterations" in caplog.text
+
+
 def test_files_are_uploaded_once_videos_early_and_others_at_the_end(tmp_path):
     class Watching(ListTracker):
         def write(self, rows):

@@ -399,8 +399,9 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
             run_dir: the run folder, created if missing; None: nothing is written.
             progress: whether to show a progress bar, or a line per 10 seconds without a terminal.
             callbacks: functions `f(algorithm, result)`, called after each iteration, which end
-                training by returning False; and `DefaultCallbacks`, instances or classes, with
-                training and evaluation methods.
+                training by returning False; Keras callbacks, for which an iteration is an epoch
+                (see `KerasCallbacks`); loggers such as `MLflowLogger`; and `DefaultCallbacks`,
+                instances or classes, with training and evaluation methods.
             until: ends training early when the mean return of recent training episodes,
                 `result["recent_returns"]["mean"]`, reaches it; at least 5 episodes are needed.
             checkpoint_every: iterations between checkpoints.

@@ -142,11 +142,11 @@ def describe_too_short(settings: Settings, steps: float) -> str | None:
         settings: of the run.
         steps: environment steps of the whole run.
     """
-    start = settings.get(LEARNING_START, 0)
-    if not start or steps > start:
+    start = to_float(settings.get(LEARNING_START, 0))
+    if not start > 0 or steps > start:
         return None
     return (
-        f"learning starts after {LEARNING_START}={start} steps, and the run has {steps:.0f}. "
+        f"learning starts after {LEARNING_START}={start:.0f} steps, and the run has {steps:.0f}. "
         f"Train for more steps, or set training({LEARNING_START}=N), on the command line --set "
         f"{LEARNING_START}=N."
     )

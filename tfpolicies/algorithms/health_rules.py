@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfpolicies.algorithms.health_stats import PolicyStats, RunStats
+from tfpolicies.algorithms.health_stats import PolicyStats, RunStats, to_float
 from tfpolicies.config.run_sections import needs_environment
 
 _NUM_ITERATIONS = 3  # iterations in which a rule applies before it is reported
@@ -98,7 +98,7 @@ class Rule:
 
 
 def _find_no_training(run: RunStats) -> Finding | None:
-    waits = run.env_steps <= run.settings.get(LEARNING_START, 0)
+    waits = run.env_steps <= run.get_number(LEARNING_START)
     if run.has_learned or not run.steps_sampled > 0 or waits:
         return None
     return Finding(
@@ -128,7 +128,7 @@ def _find_endless_episodes(run: RunStats) -> Finding | None:
 def _find_equal_returns(run: RunStats) -> Finding | None:
     if math.isnan(run.equal_return):
         return None
-    smoothing = run.settings.get("metrics_num_episodes_for_smoothing", _MAX_EQUAL_RETURNS)
+    smoothing = run.get_number("metrics_num_episodes_for_smoothing")
     if run.window < min(_MAX_EQUAL_RETURNS, smoothing):
         return UNDECIDED
     return Finding(
@@ -141,7 +141,7 @@ def _find_equal_returns(run: RunStats) -> Finding | None:
 
 def _find_few_updates(run: RunStats) -> Finding | None:
     settings, batch_size = run.settings, run.get_number("train_batch_size")
-    updates = run.steps_trained / batch_size
+    updates = run.steps_trained / batch_size if batch_size else math.nan
     reads_data = not needs_environment(settings.get("input_", None))
     if settings.get("training_intensity", 0) is not None or not updates > 0 or reads_data:
         return None
@@ -292,7 +292,7 @@ def _find_exploding_values(policy: PolicyStats) -> Finding | None:
     reward, max_return = _get_max_return(policy)
     loss, value = policy.get_stat("vf_loss"), abs(policy.get_stat("mean_q"))
     limit = _MAX_VALUE_FACTOR * max_return
-    if not (reward > 0 and (value > limit or math.sqrt(loss) > limit)):
+    if not (reward > 0 and (value > limit or _sqrt(loss) > limit)):
         return None
     gamma = policy.get_number("gamma")
     symptom = f"vf_loss is {loss:.2g}" if math.isnan(value) else f"the mean value is {value:.2g}"
@@ -308,7 +308,7 @@ def _find_exploding_values(policy: PolicyStats) -> Finding | None:
 
 def _find_large_rewards(policy: PolicyStats) -> Finding | None:
     loss = policy.get_stat("vf_loss")
-    error = abs(policy.get_stat("mean_td_error")) if math.isnan(loss) else math.sqrt(loss)
+    error = abs(policy.get_stat("mean_td_error")) if math.isnan(loss) else _sqrt(loss)
     is_learning = policy.get_stat("vf_explained_var") > _MIN_EXPLAINED_VARIANCE
     if not error > _LARGE_VALUE_ERROR or is_learning or _find_exploding_values(policy):
         return None
@@ -352,7 +352,7 @@ def _find_low_entropy(policy: PolicyStats) -> Finding | None:
     entropy = policy.get_entropy()
     if not entropy < policy.actions.get_entropy(_MIN_ENTROPY_SHARE, _MIN_ACTION_STD):
         return None
-    coefficient = policy.settings.get("entropy_coeff", 0.0)
+    coefficient = to_float(policy.settings.get("entropy_coeff", 0.0))
     return Finding(
         evidence=f"the entropy is {entropy:.2g} nats, so the policy nearly always takes the same "
         "action in the same state and no longer explores.",
@@ -369,7 +369,7 @@ def _find_clipped_value_errors(policy: PolicyStats) -> Finding | None:
         return None
     mean = policy.run.policy_means.get(policy.policy_id, policy.run.mean)
     returns = f" (the mean return is {mean:.4g})" if math.isfinite(mean) else ""
-    limit = policy.settings.get("vf_clip_param", 0)
+    limit = policy.get_number("vf_clip_param")
     return Finding(
         evidence=f"in {share:.0%} of the rows the estimated value is so far from the return"
         f"{returns} that its squared error is above vf_clip_param={limit:g}. The value function "
@@ -385,6 +385,10 @@ def format_learning_rates(policy: PolicyStats) -> str:
     """Returns the names and current values of the learning rates, for a sentence."""
     rates = policy.get_learning_rates().items()
     return " and ".join(f"{name} (now {rate:.2g})" for name, rate in rates) or "lr"
+
+
+def _sqrt(number: float) -> float:
+    return math.sqrt(max(number, 0.0))
 
 
 def _without_nan(**figures: float) -> dict[str, float]:

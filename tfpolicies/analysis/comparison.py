@@ -22,7 +22,7 @@ from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.analysis.seed_statistics import (
     ESTIMATORS,
     ConfidenceInterval,
-    Curve,
+    EstimatedCurve,
     aggregate_curves,
     compute_interval,
     compute_probability_of_improvement,
@@ -134,7 +134,7 @@ def _evaluates(run: RunRecord) -> bool:
 def _summarize(
     group: RunGroup, grid: np.ndarray, by: str, estimator: str, scored_by: str
 ) -> GroupResult:
-    def estimate(get_returns: Callable[[RunRecord], np.ndarray]) -> Curve:
+    def estimate(get_returns: Callable[[RunRecord], np.ndarray]) -> EstimatedCurve:
         values = [
             interpolate(run.get_column(AXES[by]), get_returns(run), grid) for run in group.runs
         ]
@@ -171,5 +171,9 @@ def compute_score(run: RunRecord, scored_by: str) -> float:
 
 def _find_causes(run: RunRecord) -> list[tuple[str, str]]:
     """Returns title and details of each cause for which a run does not learn."""
-    causes = diagnose(run).causes
+    try:
+        causes = diagnose(run).causes
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Files may hold numbers that no training writes; the other runs are compared.
+        return [("The diagnosis failed", f"{type(error).__name__}: {error}")]
     return [(describe_cause(cause), f"{cause.evidence} {cause.advice}") for cause in causes]

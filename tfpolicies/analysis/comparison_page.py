@@ -134,7 +134,7 @@ def make_title(comparison: ComparisonResult) -> str:
 def list_findings(findings: Iterable[tuple[str, str]]) -> Html:
     """Returns findings about a run as a list, each a title and a detail."""
     items = [element("dt", title) + element("dd", detail) for title, detail in findings]
-    return element("dl", Html("".join(items))) if items else element("p", "None.", class_="soft")
+    return element("dl", Html("".join(items)))
 
 
 # -- the page ---------------------------------------------------------------------------------
@@ -441,18 +441,24 @@ def _make_runs_table(section: EnvComparison) -> Html:
 
 
 def _make_run_details(section: EnvComparison, find: Findings | None) -> Iterator[Html]:
-    """Yields the errors and the findings of runs."""
-    for run in (run for result in section.groups for run in result.group.runs):
-        error = get_error_lines(run)
-        if not error and find is None:
-            continue
-        yield element("h4", get_run_text(run))
+    """Yields the errors of runs, and what was found in them."""
+    runs = [run for result in section.groups for run in result.group.runs]
+    num_sound = 0
+    for run in runs:
+        error, findings = get_error_lines(run), [*find(run)] if find is not None else []
+        num_sound += not findings
+        if error or findings:
+            yield element("h4", get_run_text(run))
         if error:
             yield element("p", "The last lines of the error that ended it:", class_="alert")
             yield element("pre", error)
-        if find is not None:
-            yield element("p", "Findings", class_="soft")
-            yield list_findings(find(run))
+        if findings:
+            yield element("p", "Diagnosis:", class_="soft")
+            yield list_findings(findings)
+    if find is not None and num_sound:
+        which = "any run" if num_sound == len(runs) > 1 else format_count(num_sound, "run")
+        text = f"The diagnosis has no findings for {which}."
+        yield element("p", text if len(runs) > 1 else "The diagnosis has no findings.")
 
 
 def _make_videos(section: EnvComparison, videos: Mapping[str, Video]) -> Iterator[Html]:

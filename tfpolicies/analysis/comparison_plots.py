@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 
 from tfpolicies.analysis.comparison_results import AXES, ComparisonResult, EnvComparison
 from tfpolicies.analysis.run_summary import get_statistic
-from tfpolicies.analysis.seed_statistics import Curve, interpolate
+from tfpolicies.analysis.seed_statistics import EstimatedCurve, interpolate
 from tfpolicies.reporting.learning_curve import format_number
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ _GROUPS_PER_DASH = 6
 _BAND_ALPHA = 0.16
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
 MAX_BANDS = 8  # groups with bands in one picture; more would hide each other
-_MAX_LEGEND_TEXT = 70
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+_MAX_LINES = 3  # of a label
 
 
 class Picture(NamedTuple):
@@ -84,11 +86,13 @@ def draw_curves(comparison: ComparisonResult, section: EnvComparison) -> Picture
 
     Where a group has fewer runs than at its start, its line is thin.
     """
-    panels: list[tuple[str, list[Curve | None]]] = []
+    panels: list[tuple[str, list[EstimatedCurve | None]]] = []
     evaluations = [result.evaluation for result in section.groups]
     if any(evaluations):
-        panels.append(("Evaluation", evaluations))
-    panels.append(("Training episodes", [result.training for result in section.groups]))
+        panels.append((f"Evaluations on {section.env}", evaluations))
+    panels.append(
+        (f"Training episodes on {section.env}", [result.training for result in section.groups])
+    )
 
     def draw(frame: _Frame) -> Figure:
         labels = [result.label for result in section.groups]
@@ -96,7 +100,8 @@ def draw_curves(comparison: ComparisonResult, section: EnvComparison) -> Picture
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for each, (title, curves) in zip(axes, panels, strict=True):
             _style_axes(each, frame)
-            each.set_title(title, loc="left", size=frame.font_size + 1.5, color=_INK, pad=8)
+            style: _Style = {"size": frame.font_size + 1.5, "color": _INK, "parse_math": False}
+            each.set_title(_wrap(title, 36 if frame.is_narrow else 90), loc="left", pad=8, **style)
             each.set_ylabel("mean return", color=_GRAY, size=frame.font_size)
             for index, curve in enumerate(curves):
                 if curve is not None:
@@ -113,7 +118,9 @@ def draw_final_returns(section: EnvComparison) -> Picture:
 
     def draw(frame: _Frame) -> Figure:
         count = len(section.groups)
-        figure = _make_figure(frame, 1.3 + 0.42 * count, [])
+        labels = [_wrap(x.label, 26 if frame.is_narrow else 48) for x in section.groups]
+        lines = max(label.count("\n") + 1 for label in labels)
+        figure = _make_figure(frame, 1.3 + max(0.42, 0.1 + 0.18 * lines) * count, [])
         axes = figure.subplots()
         _style_axes(axes, frame)
         axes.grid(axis="y", visible=False)
@@ -128,13 +135,14 @@ def draw_final_returns(section: EnvComparison) -> Picture:
             if math.isfinite(low):
                 axes.hlines(index, low, high, color=color, linewidth=3)
             axes.plot([result.final.estimate], [index], "D", color=color, markersize=8)
-        axes.set_yticks(range(count), [_cut(x.label, frame) for x in section.groups])
+        axes.set_yticks(range(count), labels)
         for text in axes.get_yticklabels():
             text.set_parse_math(False)
         axes.tick_params(axis="y", labelcolor=_INK)
         axes.set_ylim(count - 0.4, -0.5)
         axes.margins(x=0.06)
-        axes.set_xlabel("return at the end", color=_GRAY, size=frame.font_size)
+        label = _wrap(f"final return on {section.env}", 36 if frame.is_narrow else 90)
+        axes.set_xlabel(label, color=_GRAY, size=frame.font_size, parse_math=False)
         return figure
 
     return _render(draw)
@@ -193,9 +201,13 @@ def _make_figure(frame: _Frame, height: float, labels: Sequence[str]) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
-    texts = [_cut(label, frame) for label in labels] if len(labels) > 1 else []
+    width = 42 if frame.is_narrow else 80
+    texts = [_wrap(label, width) for label in labels] if len(labels) > 1 else []
     num_columns = _choose_legend_columns(texts, frame)
-    legend_height = 0.24 * math.ceil(len(texts) / num_columns) + (0.12 if texts else 0)
+    num_rows = math.ceil(len(texts) / num_columns)  # of entries, which fill column after column
+    columns = [texts[i : i + num_rows] for i in range(0, len(texts), num_rows or 1)]
+    num_lines = max((len("\n".join(column).split("\n")) for column in columns), default=0)
+    legend_height = 0.2 * num_lines + bool(texts) * 0.15
     total = height + legend_height
     layout = ConstrainedLayoutEngine(rect=(0.005, 0.01, 0.985, (height - 0.06) / total))
     figure = Figure(figsize=(frame.width, total), dpi=150, facecolor=_PAPER, layout=layout)
@@ -221,14 +233,14 @@ def _make_figure(frame: _Frame, height: float, labels: Sequence[str]) -> Figure:
 
 
 def _choose_legend_columns(texts: Sequence[str], frame: _Frame) -> int:
-    widest = max(map(len, texts), default=1)
+    widest = max((len(line) for text in texts for line in text.split("\n")), default=1)
     width = (widest + 5) * frame.font_size * 0.58 / 72  # inches
     return max(1, min(len(texts), int(frame.width / width)))
 
 
-def _cut(text: str, frame: _Frame) -> str:
-    limit = _MAX_LEGEND_TEXT // (2 if frame.is_narrow else 1)
-    return text if len(text) <= limit else f"{text[: limit - 1]}\N{HORIZONTAL ELLIPSIS}"
+def _wrap(text: str, width: int) -> str:
+    lines = textwrap.wrap(text, width, max_lines=_MAX_LINES, placeholder=_ELLIPSIS)
+    return "\n".join(lines)
 
 
 def _style_axes(axes: Axes, frame: _Frame, num_ticks: int = 8) -> None:
@@ -259,7 +271,7 @@ def _get_line_style(index: int, width: float) -> _Style:
     return {"color": get_color(index)[0], "linestyle": dashes, "linewidth": width}
 
 
-def _draw_curve(axes: Axes, curve: Curve, index: int, *, has_band: bool) -> None:
+def _draw_curve(axes: Axes, curve: EstimatedCurve, index: int, *, has_band: bool) -> None:
     style = _get_line_style(index, 2.2)
     is_full = curve.num_runs == max(curve.num_runs, default=0)
     # A run may begin later than others, with its first episode: only the end is thin.
@@ -276,7 +288,7 @@ def _draw_curve(axes: Axes, curve: Curve, index: int, *, has_band: bool) -> None
         axes.plot(*end, "o", color=style["color"], markersize=5, zorder=4)
 
 
-def _note_if_empty(axes: Axes, curves: Sequence[Curve | None], frame: _Frame) -> None:
+def _note_if_empty(axes: Axes, curves: Sequence[EstimatedCurve | None], frame: _Frame) -> None:
     if not any(curve is not None and np.isfinite(curve.estimate).any() for curve in curves):
         style: _Style = {"ha": "center", "color": _GRAY, "size": frame.font_size}
         axes.set_yticks([])

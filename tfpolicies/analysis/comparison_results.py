@@ -12,7 +12,7 @@ import numpy as np
 
 from tfpolicies.analysis.run_groups import RunGroup
 from tfpolicies.analysis.run_record import RunRecord
-from tfpolicies.analysis.seed_statistics import ConfidenceInterval, Curve
+from tfpolicies.analysis.seed_statistics import ConfidenceInterval, EstimatedCurve
 from tfpolicies.reporting.progress_display import format_count
 
 AXES = {"steps": "env_steps", "time": "time_s"}
@@ -43,8 +43,8 @@ class GroupResult:
     """
 
     group: RunGroup
-    training: Curve
-    evaluation: Curve | None
+    training: EstimatedCurve
+    evaluation: EstimatedCurve | None
     scores: np.ndarray
     final: ConfidenceInterval
 

@@ -12,7 +12,7 @@ from tfpolicies.algorithms.health_checks import describe_too_short
 from tfpolicies.algorithms.health_rules import LEARNING_START, Finding
 from tfpolicies.algorithms.health_stats import to_float
 from tfpolicies.algorithms.tuned_hyperparameters import find_tuned
-from tfpolicies.analysis.history_rule import HistoryRule, Located, has_learned
+from tfpolicies.analysis.history_rule import HistoryRule, Located, divide, has_learned
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_differences
 from tfpolicies.reporting.progress_display import format_count
@@ -91,7 +91,7 @@ def find_non_finite(history: RunHistory) -> Iterator[Located]:
 
 def find_no_checkpoint(history: RunHistory) -> Iterator[Located]:
     record = history.record
-    has_ended = record.folder.has_checkpoint or record.folder.is_in_use or get_last_error(history)
+    has_ended = record.folder.has_checkpoint or history.is_training or get_last_error(history)
     if has_ended:
         return
     every = record.command.get("checkpoint_every", 20)
@@ -110,7 +110,7 @@ def find_no_checkpoint(history: RunHistory) -> Iterator[Located]:
 def find_killed(history: RunHistory) -> Iterator[Located]:
     """Finds a run of the command that did not come to its last step."""
     record, steps = history.record, to_float(history.record.command.get("steps"))
-    if record.ended_by or record.folder.is_in_use or not history.last_step < 0.95 * steps:
+    if record.ended_by or history.is_training or not history.last_step < 0.95 * steps:
         return
     yield Located(
         Finding(
@@ -156,7 +156,8 @@ def find_no_learning_yet(history: RunHistory) -> Iterator[Located]:
 
 def find_late_learning(history: RunHistory) -> Iterator[Located]:
     start = to_float(history.settings.get(LEARNING_START))
-    if _MAX_START_SHARE * history.last_step < start < history.last_step:
+    is_late = _MAX_START_SHARE * history.last_step < start < history.last_step
+    if is_late and not history.is_training:
         yield Located(
             Finding(
                 evidence=f"Learning started after {start:,.0f} of {history.last_step:,} steps.",
@@ -186,9 +187,9 @@ def find_few_iterations(history: RunHistory) -> Iterator[Located]:
     is_on_policy = "num_sgd_iter" in history.settings or "lambda" in history.settings
     if history.reads_data or not is_on_policy or LEARNING_START in history.settings:
         return
-    if not history.record.folder.has_checkpoint:
-        return  # it was not meant to be that short
-    updates = history.last_step / batch_size
+    if history.is_training or not history.record.folder.has_checkpoint:
+        return  # it is not meant to be that short
+    updates = divide(history.last_step, batch_size)
     if updates < _MIN_ITERATIONS:
         yield Located(
             Finding(

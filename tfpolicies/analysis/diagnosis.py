@@ -125,7 +125,7 @@ def diagnose(run: str | PathLike[str] | RunRecord) -> Diagnosis:
         run=record.name,
         causes=tuple(_find_causes(history)),
         figures=_get_figures(history),
-        is_training=is_training,
+        is_training=history.is_training,
     )
 
 
@@ -319,7 +319,7 @@ def _get_figures(history: RunHistory) -> dict[str, float | str]:
         prefix = f"{policy_id}: " if len(history.policy_ids) > 1 else ""
         for name, columns in _POLICY_FIGURES.items():
             values = history.get_column(policy_id, *columns)
-            figures[f"{prefix}{name}"] = mean(get_end(values))
+            figures[f"{prefix}{name}"] = mean(values[-1:] if name == "updates" else get_end(values))
     return {
         name: value
         for name, value in figures.items()

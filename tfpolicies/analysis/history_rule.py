@@ -71,3 +71,8 @@ def get_extremes(values: np.ndarray) -> tuple[float, float]:
     """Returns the smallest and the largest finite value; NaN without one."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size else (math.nan, math.nan)
+
+
+def divide(dividend: float, divisor: float) -> float:
+    """Returns a quotient; NaN for a division by 0."""
+    return dividend / divisor if divisor else math.nan

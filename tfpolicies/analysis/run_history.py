@@ -95,6 +95,7 @@ class RunHistory:
         first_returns: of the first episodes, or the first evaluation of recorded experience.
         reads_data: whether it learns only from recorded experience.
         goal: the return that counts as learned; NaN if unknown.
+        is_training: whether a process still trains it.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -109,6 +110,7 @@ class RunHistory:
         self.evaluation = Curve.smooth(self.steps, record.get_evaluation_returns(), std)
         self.first_returns = self._get_first_returns()
         self.goal = self._get_goal()
+        self.is_training = record.folder.is_in_use
 
     @property
     def score(self) -> Curve:
@@ -129,7 +131,7 @@ class RunHistory:
     def _get_first_returns(self) -> FirstReturns:
         """Returns mean and deviation of the earliest iteration with enough episodes."""
         values = self.record.get_column(f"{RECENT_PREFIX}mean")
-        if self.reads_data or np.isnan(values).all():
+        if self.reads_data or not np.isfinite(values).any():
             values = (
                 self.record.get_evaluation_returns()
                 if self.reads_data

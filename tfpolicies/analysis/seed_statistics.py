@@ -27,7 +27,7 @@ class ConfidenceInterval(NamedTuple):
     high: float
 
 
-class Curve(NamedTuple):
+class EstimatedCurve(NamedTuple):
     """An estimate along a grid, all `[points]`; NaN where no run remains.
 
     `low` and `high` are NaN where fewer than two runs remain; `num_runs` counts them.
@@ -78,7 +78,7 @@ def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.interp(grid, x[is_finite], y[is_finite], left=np.nan, right=np.nan)
 
 
-def aggregate_curves(grid: np.ndarray, values: np.ndarray, estimator: str) -> Curve:
+def aggregate_curves(grid: np.ndarray, values: np.ndarray, estimator: str) -> EstimatedCurve:
     """Returns the estimate over runs at each point of a grid.
 
     Args:
@@ -94,7 +94,7 @@ def aggregate_curves(grid: np.ndarray, values: np.ndarray, estimator: str) -> Cu
             part = values[np.ix_(runs, points)]
             estimate[points] = ESTIMATORS[estimator](part, axis=0)
             low[points], high[points] = _bootstrap(part, estimator)
-    return Curve(grid, estimate, low, high, exists.sum(axis=0))
+    return EstimatedCurve(grid, estimate, low, high, exists.sum(axis=0))
 
 
 def compute_interval(scores: np.ndarray, estimator: str) -> ConfidenceInterval:

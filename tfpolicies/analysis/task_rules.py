@@ -14,6 +14,7 @@ from tfpolicies.analysis.history_rule import (
     MIN_ROWS,
     HistoryRule,
     Located,
+    divide,
     get_end,
     get_extremes,
     has_learned,
@@ -28,6 +29,12 @@ _MIN_EXPLORATION = 0.1  # epsilon below which actions are nearly greedy
 _MAX_EXPLORATION = 0.3  # epsilon at the end above which most returns are those of random actions
 _SHORT_SHARE = 0.01  # share of a run that is too short for exploration
 _MAX_START_SHARE = 0.5  # share of a run that may pass before learning starts
+_EPSILON_DEFAULTS = {
+    "warmup_timesteps": 0,
+    "epsilon_timesteps": 100_000,
+    "initial_epsilon": 1.0,
+    "final_epsilon": 0.05,
+}
 _LARGE_BOUND, _UNBOUNDED = 300.0, 1e9  # bounds of observations
 _LARGE_ACTION, _SMALL_ACTION = 5.0, 0.1  # bounds, in standard deviations of a first action
 _GUESSING_SHARE = 0.95  # of the loss of guessing
@@ -117,7 +124,8 @@ def find_exploration(history: RunHistory) -> Iterator[Located]:
     if not isinstance(config, Mapping):
         return
     random_steps = to_float(config.get("random_timesteps"))
-    if random_steps > _MAX_START_SHARE * history.last_step and history.is_stuck():
+    is_random = random_steps > _MAX_START_SHARE * history.last_step
+    if is_random and history.is_stuck() and not history.is_training:
         yield Located(
             Finding(
                 title="Actions are random for too long",
@@ -135,16 +143,11 @@ def find_exploration(history: RunHistory) -> Iterator[Located]:
 
 
 def _find_epsilon(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Located]:
-    warmup, duration = (
-        int(config.get(name, default))
-        for name, default in (("warmup_timesteps", 0), ("epsilon_timesteps", 100_000))
-    )
-    initial, final = (
-        float(config.get(f"{name}_epsilon", default))
-        for name, default in (("initial", 1.0), ("final", 0.05))
+    warmup, duration, initial, final = (
+        to_float(config.get(name, default)) for name, default in _EPSILON_DEFAULTS.items()
     )
     schedule = config.get("epsilon_schedule")
-    if isinstance(schedule, Mapping):
+    if isinstance(schedule, Mapping) or math.isnan(warmup + duration + initial + final):
         return  # a function that only the training process has
     points = [(0, initial), (warmup, initial), (warmup + duration, final)]
     points = [(0, schedule)] if isinstance(schedule, float | int) else schedule or points
@@ -187,7 +190,7 @@ def _find_epsilon(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Lo
     elif (
         get_epsilon(history.last_step) > _MAX_EXPLORATION
         and history.is_stuck()
-        and not history.is_short()
+        and not (history.is_short() or history.is_training)
     ):
         epsilon = get_epsilon(history.last_step)
         yield Located(
@@ -205,8 +208,8 @@ def _find_epsilon(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Lo
 
 def _find_noise(history: RunHistory, config: Mapping[str, Any]) -> Iterator[Located]:
     name = "stddev" if config.get("type") == "GaussianNoise" else "ou_base_scale"
-    size = float(config.get(name, 0.1))
-    scales = [float(config.get(f"{x}_scale", 1.0)) for x in ("initial", "final")]
+    size = to_float(config.get(name, 0.1))
+    scales = [to_float(config.get(f"{x}_scale", 1.0)) for x in ("initial", "final")]
     if config.get("scale_schedule") is not None or not history.is_stuck():
         return
     if size * max(scales) < 1e-3:
@@ -239,7 +242,7 @@ def find_clipped_rewards(history: RunHistory) -> Iterator[Located]:
     if not (limit > 0 and (is_negative or is_positive)):
         return
     length = mean(history.record.get_column("episode_len_mean"))
-    reward = abs(mean(history.record.get_column("episode_reward_mean"))) / length
+    reward = divide(abs(mean(history.record.get_column("episode_reward_mean"))), length)
     is_clipped = abs(reward - limit) > 0.01 * limit if clip is True else reward > limit
     if not is_clipped:
         return
@@ -355,7 +358,7 @@ def find_high_temperature(history: RunHistory) -> Iterator[Located]:
                 policy_id,
             )
             continue
-        reward = get_extremes(np.abs([low, high]))[1] / length
+        reward = divide(get_extremes(np.abs([low, high]))[1], length)
         bonus = alpha * max(1.0, abs(target))
         if bonus > _MAX_BONUS_FACTOR * reward:
             yield Located(

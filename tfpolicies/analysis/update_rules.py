@@ -10,7 +10,15 @@ import numpy as np
 
 from tfpolicies.algorithms.health_rules import LEARNING_START, Finding
 from tfpolicies.algorithms.health_stats import to_float
-from tfpolicies.analysis.history_rule import MIN_ROWS, HistoryRule, Located, get_end, mean, median
+from tfpolicies.analysis.history_rule import (
+    MIN_ROWS,
+    HistoryRule,
+    Located,
+    divide,
+    get_end,
+    mean,
+    median,
+)
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_unusual_settings
 from tfpolicies.reporting.progress_display import format_count
@@ -34,9 +42,11 @@ def find_target_network(history: RunHistory) -> Iterator[Located]:
     freq, tau = (to_float(settings.get(x)) for x in ("target_network_update_freq", "tau"))
     start = to_float(settings.get(LEARNING_START))
     steps = history.last_step - (0.0 if math.isnan(start) else start)
-    if math.isnan(freq) or math.isnan(tau) or steps <= 0 or history.reads_data:
+    if not math.isfinite(freq) or not 0 <= tau <= 1 or steps <= 0 or history.reads_data:
         return
     updates_per_step = _get_updates_per_step(history)
+    if not updates_per_step > 0:
+        return
     between = max(freq, 1.0 / updates_per_step, 1.0)  # steps between two updates of the target
     moved = 1.0 - (1.0 - tau) ** (steps / between) if tau < 1 else steps / between
     current = {"tau": tau, "target_network_update_freq": int(freq)}
@@ -81,16 +91,18 @@ def _get_updates_per_step(history: RunHistory) -> float:
     settings = history.settings
     intensity = to_float(settings.get("training_intensity"))
     if not math.isnan(intensity):
-        return intensity / to_float(settings.get("train_batch_size"))
+        return divide(intensity, to_float(settings.get("train_batch_size")))
     fragment = to_float(settings.get("rollout_fragment_length"))
     fragment = to_float(settings.get("n_step", 1)) if math.isnan(fragment) else fragment
-    return 1.0 / (fragment * history.num_envs)
+    return divide(1.0, fragment * history.num_envs)
 
 
 def find_updates_per_step(history: RunHistory) -> Iterator[Located]:
     if LEARNING_START not in history.settings or history.reads_data:
         return
     ratio = _get_updates_per_step(history)
+    if math.isnan(ratio):
+        return
     steps_per_update = 1 / ratio if ratio > 0 else math.inf
     settings = {
         name: history.settings.get(name)
@@ -316,7 +328,7 @@ def find_kl(history: RunHistory) -> Iterator[Located]:
 
 def find_lagging_policies(history: RunHistory) -> Iterator[Located]:
     """Finds one of several policies that hardly changes, while others do."""
-    for name, columns in (("kl", ("kl",)), ("lr", ("cur_lr", "cur_actor_lr"))):
+    for name, columns in (("lr", ("cur_lr", "cur_actor_lr")), ("kl", ("kl",))):
         values = {x: median(history.get_column(x, *columns)) for x in history.policy_ids}
         largest = max(values.values(), default=math.nan)
         for policy_id, value in values.items():

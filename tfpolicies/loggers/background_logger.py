@@ -211,13 +211,13 @@ class _Sender(threading.Thread):
             self._tracker = self._owner.open_tracker(self._facts)
             _write_stored(self._facts.run_dir, self._owner.key, self._tracker.get_stored())
         with self._lock:
-            rows = list(self._rows)
+            rows, num_dropped = list(self._rows), self._num_dropped
         if rows:
             self._tracker.write(rows)
-            with self._lock:
-                while self._rows and self._rows[0] is not rows[-1]:
-                    self._rows.popleft()
-                if self._rows:
+            with self._lock:  # some that were sent may have been dropped meanwhile
+                num_dropped = min(self._num_dropped - num_dropped, len(rows))
+                self._num_dropped -= num_dropped
+                for _ in range(len(rows) - num_dropped):
                     self._rows.popleft()
         for name, path in self._find_new_files(is_complete=is_last):
             self._tracker.upload(path, name)
