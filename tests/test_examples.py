@@ -69,7 +69,6 @@ def test_cars_and_lights_are_sampled_by_three_policies(load, capsys):
 
 @pytest.mark.soak
 def test_the_town_is_trained_and_drawn(tmp_path, load):
-    share = load("traffic_video").main(tmp_path, steps=1600, pictures=3)
-    assert 0.0 <= share <= 1.0
+    load("traffic_video").main(tmp_path, steps=1600, video_steps=3)
     with Image.open(tmp_path / "traffic.gif") as picture:
-        assert picture.size == (264, 264)
+        assert picture.n_frames > 3
