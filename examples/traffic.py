@@ -23,12 +23,16 @@ from tfpolicies import (
     RolloutWorker,
 )
 
+_CELL_PIXELS = 12
+
 
 class MultiAgentTrafficGrid(MultiAgentEnv):
     """The town as a multi-agent environment: all agents act in every step."""
 
-    def __init__(self, num_cars: int = 25, **settings: int) -> None:
-        self._grid = TrafficGrid(num_cars, **settings)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+
+    def __init__(self, num_cars: int = 25, render_mode: str | None = None, **settings: int) -> None:
+        self._grid, self.render_mode = TrafficGrid(num_cars, **settings), render_mode
         cars, lights = self._grid.cars, self._grid.lights
         self._agent_ids = {*cars, *lights}
         self.observation_space = spaces.Dict(
@@ -45,6 +49,9 @@ class MultiAgentTrafficGrid(MultiAgentEnv):
     def step(self, action_dict: Mapping[str, Any]) -> Any:
         observations, rewards, over = self._grid.step(dict(action_dict))
         return observations, rewards, {"__all__": False}, {"__all__": over}, {}
+
+    def render(self) -> np.ndarray:
+        return self._grid.get_picture().repeat(_CELL_PIXELS, 0).repeat(_CELL_PIXELS, 1)
 
 
 def make_worker(copies: int = 8, fragment: int = 50, seed: int = 0) -> RolloutWorker:

@@ -16,6 +16,8 @@ STAY_OR_GO = gym.spaces.Discrete(2)  # for cars
 KEEP_OR_SWITCH = gym.spaces.Discrete(2)  # for lights
 
 _VIEW_CELLS = 4  # cells that a car sees ahead
+_ROAD, _GRASS = (90, 92, 98), (196, 214, 186)
+_MOVING, _WAITING, _GREEN, _RED = (70, 140, 220), (240, 150, 60), (70, 190, 90), (215, 70, 60)
 
 
 class TrafficGrid:
@@ -70,6 +72,23 @@ class TrafficGrid:
         rewards = dict(zip(self.cars, cars.tolist(), strict=True))
         rewards.update(zip(self.lights, lights.tolist(), strict=True))
         return self._observations(), rewards, self._time >= self.steps
+
+    def get_picture(self) -> np.ndarray:
+        """Returns the colours of all cells, uint8 `[ring, ring, 3]`.
+
+        Cars are blue if they moved in the last step, otherwise orange. A crossing has the light of
+        its road from left to right.
+        """
+        lines = self.block * np.arange(self.blocks)
+        picture = np.full((self.ring, self.ring, 3), _GRASS, np.uint8)
+        picture[lines], picture[:, lines] = _ROAD, _ROAD
+        crossings = np.where(self._is_green[:, None], _GREEN, _RED)
+        picture[np.ix_(lines, lines)] = crossings.reshape(self.blocks, self.blocks, 3)
+        line = lines[self._road % self.blocks]
+        rows = np.where(self._is_first_direction, line, self._cell)
+        columns = np.where(self._is_first_direction, self._cell, line)
+        picture[rows, columns] = np.where(self._moved[:, None], _MOVING, _WAITING)
+        return np.roll(picture, self.block // 2, axis=(0, 1))  # roads away from the border
 
     def _update_views(self) -> None:
         """Updates each car's next light, distance to it and free cells ahead, and the queues."""

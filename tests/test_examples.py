@@ -3,6 +3,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tfpolicies.envs import check_env
 
@@ -64,3 +65,10 @@ def test_cars_and_lights_are_sampled_by_three_policies(load, capsys):
     assert batch.agent_steps() == 8 * 50 * 29
     assert "400 steps of the town, 11600 of cars and lights" in capsys.readouterr().out
     check_env(example.MultiAgentTrafficGrid(num_cars=10), steps=50)
+
+
+@pytest.mark.soak
+def test_the_town_is_trained_and_drawn(tmp_path, load):
+    load("traffic_video").main(tmp_path, steps=1600, video_steps=3)
+    with Image.open(tmp_path / "traffic.gif") as picture:
+        assert picture.n_frames > 3
