@@ -1,8 +1,6 @@
 """Keras callbacks in `learn`: an iteration is an epoch, and a policy is the model."""
 
 import math
-import re
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -21,7 +19,6 @@ pytestmark = [
 ]
 
 BATCH = 32  # steps of an iteration
-PAGE = Path(__file__).parents[2] / "docs" / "drafts" / "callbacks.md"
 RETURN = "episode_reward_mean"
 
 
@@ -395,17 +392,6 @@ def test_methods_for_batches_are_warned_about(caplog):
         "Counting: on_train_batch_end",
         "LambdaCallback: on_train_batch_begin",
     ]
-
-
-@pytest.mark.soak
-def test_the_python_of_the_page_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
-    assert names["algorithm"].counters["num_env_steps_sampled"] >= 20_000
-    assert [*tmp_path.glob("models/*.keras")]
-    assert "Policy: PPOTF2Policy" in capsys.readouterr().out
 
 
 def test_other_objects_are_refused():

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 BATCH = 32  # steps of an iteration
-PAGE = Path(__file__).parents[2] / "docs" / "drafts" / "loggers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "loggers.md"
 
 
 def find_free_port():
