@@ -20,6 +20,14 @@ from tfpolicies.analysis.comparison_results import (
 )
 from tfpolicies.analysis.comparison_videos import Video
 from tfpolicies.analysis.html_elements import Html, element, join, make_data_url, make_table
+from tfpolicies.analysis.number_texts import (
+    MISSING,
+    format_durations,
+    format_interval,
+    format_probability,
+    format_range,
+    format_value,
+)
 from tfpolicies.analysis.run_groups import (
     DEFAULT,
     find_differences,
@@ -36,15 +44,12 @@ from tfpolicies.analysis.run_summary import (
     get_last,
     get_speed,
 )
-from tfpolicies.analysis.seed_statistics import NUM_RESAMPLES, ConfidenceInterval
-from tfpolicies.reporting.learning_curve import format_duration
+from tfpolicies.analysis.seed_statistics import NUM_RESAMPLES
 from tfpolicies.reporting.progress_display import format_count
 
 _POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
 _NARROW, _DARK = "(max-width: 600px)", "(prefers-color-scheme: dark)"
 _FEW_SEEDS = 3  # up to here a page says how little an interval tells
-_DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
-_MISSING = "\N{EN DASH}"
 
 ESTIMATOR_TEXTS = {"iqm": "interquartile mean", "median": "median", "mean": "mean"}
 
@@ -56,29 +61,6 @@ class SectionPictures(NamedTuple):
     final: Picture
     statistics: Picture | None
     statistic_names: Sequence[str]
-
-
-def format_value(value: float) -> str:
-    """Formats a number with up to four digits.
-
-    >>> format_value(1234.56), format_value(-0.01234), format_value(float("nan"))
-    ('1,235', '−0.01234', '–')
-    """
-    if not math.isfinite(value):
-        return _MISSING
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return text.replace("-", _MINUS)
-
-
-def format_interval(interval: ConfidenceInterval) -> str:
-    """Formats the limits of an interval.
-
-    >>> format_interval(ConfidenceInterval(1.0, -0.5, 2.0))
-    '−0.5 to 2'
-    """
-    if not math.isfinite(interval.low):
-        return _MISSING
-    return f"{format_value(interval.low)} to {format_value(interval.high)}"
 
 
 def make_page(
@@ -304,9 +286,9 @@ def _make_final_table(comparison: ComparisonResult, section: EnvComparison) -> H
                 else len(runs),
                 format_value(result.final.estimate),
                 format_interval(result.final),
-                _format_range(steps),
-                _format_range(speeds),
-                _format_durations(seconds),
+                format_range(steps),
+                format_range(speeds),
+                format_durations(seconds),
             ]
         )
     header = ["Group", "Runs", name, "95 % interval", "Steps", "Steps/s", "Time"]
@@ -321,28 +303,12 @@ def _mark_group(index: int, label: str) -> Html:
     return join([swatch, label])
 
 
-def _format_range(values: Iterable[float]) -> str:
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return _MISSING
-    low, high = (f"{round(value):,}" for value in (min(finite), max(finite)))
-    return low if low == high else f"{low}{_DASH}{high}"
-
-
-def _format_durations(values: Iterable[float]) -> str:
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return _MISSING
-    low, high = (format_duration(value) for value in (min(finite), max(finite)))
-    return low if low == high else f"{low} {_DASH} {high}"
-
-
 def _make_probabilities(section: EnvComparison) -> Html:
     groups = section.groups
     rows = []
     for i, result in enumerate(groups):
         cells = [
-            _MISSING if i == j else _format_probability(section.probabilities[i, j])
+            MISSING if i == j else format_probability(section.probabilities[i, j])
             for j in range(len(groups))
         ]
         rows.append([_mark_group(i, result.label), *cells])
@@ -361,15 +327,6 @@ def _make_probabilities(section: EnvComparison) -> Html:
             make_table("Probability of improvement by group", header, rows),
         ]
     )
-
-
-def _format_probability(interval: ConfidenceInterval) -> str:
-    if not math.isfinite(interval.estimate):
-        return _MISSING
-    text = f"{interval.estimate:.2f}"
-    if not math.isfinite(interval.low):
-        return f"{text} (single runs)"
-    return f"{text} ({interval.low:.2f}{_DASH}{interval.high:.2f})"
 
 
 def _make_settings(section: EnvComparison) -> Html:
@@ -428,11 +385,11 @@ def _make_runs_table(section: EnvComparison) -> Html:
             rows.append(
                 [
                     _mark_group(index, get_run_text(run)),
-                    _MISSING if run.seed is None else run.seed,
+                    MISSING if run.seed is None else run.seed,
                     format_value(float(score)),
-                    _format_range([get_last(run, "env_steps")]),
-                    _format_range([get_speed(run)]),
-                    _format_durations([get_last(run, "time_s")]),
+                    format_range([get_last(run, "env_steps")]),
+                    format_range([get_speed(run)]),
+                    format_durations([get_last(run, "time_s")]),
                     describe_end(run),
                 ]
             )
@@ -498,7 +455,7 @@ def _make_places(section: EnvComparison) -> Html:
         return join([*parts, element("p", "None are recorded.", class_="soft")])
     if differing:
         rows = [
-            [name, *(" or ".join(sorted(each.get(name, {_MISSING}))) for each in places)]
+            [name, *(" or ".join(sorted(each.get(name, {MISSING}))) for each in places)]
             for name in sorted(differing)
         ]
         header = ["Differs", *(result.label for result in section.groups)]

@@ -9,12 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tfpolicies.analysis.comparison import compare_runs
-from tfpolicies.analysis.comparison_page import ESTIMATOR_TEXTS, format_interval, format_value
+from tfpolicies.analysis.comparison_page import ESTIMATOR_TEXTS
 from tfpolicies.analysis.comparison_results import (
     ComparisonFiles,
     ComparisonResult,
     EnvComparison,
 )
+from tfpolicies.analysis.number_texts import format_interval, format_value
 from tfpolicies.analysis.run_summary import describe_end
 from tfpolicies.cli.exit_codes import DONE
 from tfpolicies.reporting.progress_display import CommandConsole
