@@ -17,7 +17,7 @@ from tfpolicies.errors import CheckpointError
 from tfpolicies.reporting.run_folder import RunFolder
 
 GROWING = np.linspace(20.0, 450.0, NUM_ROWS)
-WORSE = np.linspace(20.0, 5.0, NUM_ROWS)
+PLATEAU = np.minimum(GROWING, 100.0)
 EPSILON = {"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": 0.02}
 
 
@@ -184,7 +184,8 @@ def test_the_likeliest_cause_comes_first_with_its_figure(run, name, words, tmp_p
     [
         {"returns": GROWING},
         {"returns": GROWING, "learner": {"vf_clipped": 0.9, "entropy": 0.001, "kl": 0.5}},
-        {"returns": GROWING, "config": {"lr": 0.02, "gamma": 0.5}, "length": 200},
+        {"returns": GROWING, "config": {"lr": 0.5, "gamma": 0.5}, "length": 200},
+        {"returns": PLATEAU, "config": {"lr": 0.02}, "learner": {"kl": 0.5, "entropy": 1e-9}},
         dqn(returns=GROWING),
         # The best return from the first iteration on
         {
@@ -202,6 +203,11 @@ def test_a_run_that_learns_has_no_causes_and_shows_its_figures(run, tmp_path):
     assert result.figures["steps"] == 40_000
     assert result.figures["learning rate"] == 1e-3
     assert "last evaluation" not in result.figures
+
+
+def test_a_plateau_at_an_unknown_level_names_only_definite_causes(tmp_path):
+    [cause] = find(tmp_path, returns=PLATEAU, config={"lr": 0.2}, learner={"kl": 0.5}).causes
+    assert (cause.name, cause.title) == ("unusual_setting", "lr is too large")
 
 
 def test_a_symptom_is_left_out_if_a_cause_explains_it(tmp_path):

@@ -441,7 +441,7 @@ def _make_runs_table(section: EnvComparison) -> Html:
 
 
 def _make_run_details(section: EnvComparison, find: Findings | None) -> Iterator[Html]:
-    """Yields the errors of runs, and what was found in them."""
+    """Yields the errors of runs and their findings."""
     runs = [run for result in section.groups for run in result.group.runs]
     num_sound = 0
     for run in runs:

@@ -209,12 +209,32 @@ _RANKING = (
 """All rules: the likeliest cause first, and symptoms after what may explain them."""
 
 
+_DEFINITE = frozenset(
+    {
+        "clipped_rewards",
+        "ended_schedule",
+        "entropy_bonus",
+        "large_observations",
+        "short_horizon",
+        "target_network",
+        "unscaled_actions",
+        "unusual_choice",
+        "unusual_setting",
+        "updates_per_step",
+        "value_range",
+    }
+)
+"""Rules that also apply to a run whose returns stopped growing at an unknown level."""
+
+
 def _find_causes(history: RunHistory) -> Iterator[Cause]:
     """Yields causes by rank; a symptom only if no cause of its policy or the run was found."""
     explained: set[str] = set()
     named_settings = _NamedSettings()
-    shows_causes = history.is_stuck() or history.has_forgotten()
+    shows_all = history.is_stuck() or history.has_forgotten()
+    definite = _DEFINITE if history.may_be_stuck() else frozenset()
     for name in _RANKING:
+        shows_causes = shows_all or name in definite
         if name in RULES:
             rule: Rule | HistoryRule = RULES[name]
             findings = _apply_to_iterations(history, RULES[name], shows_all=shows_causes)

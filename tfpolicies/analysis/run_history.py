@@ -194,6 +194,10 @@ class RunHistory:
         )
         return self.is_flat() and gain < _MIN_GOAL_SHARE * distance
 
+    def may_be_stuck(self) -> bool:
+        """Returns whether the returns grew and stopped growing, and no goal says where."""
+        return math.isnan(self.goal) and not self.reads_data and self.is_flat()
+
     def is_short(self) -> bool:
         """Returns whether tuned settings train for many times as many steps."""
         tuned = find_tuned(self.record.algorithm, self.record.env or "")
@@ -354,9 +358,10 @@ def _read_settings(record: RunRecord) -> tuple[dict[str, Any], dict[str, _Policy
         pass  # there is none, or it is damaged
     defaults: Mapping[str, Any] = {}
     if record.algorithm in get_algorithm_names():
-        from tfpolicies.algorithms.run_description import encode_settings
+        from tfpolicies.config.description import encode_settings
 
-        defaults = encode_settings(find_algorithm(record.algorithm).get_default_config())
+        default_config = find_algorithm(record.algorithm).get_default_config()
+        defaults = encode_settings(default_config.to_dict())
     settings = _simplify(_merge(defaults, record.config))
     settings |= {name: record.config[name] for name in ("policies",) if name in record.config}
     return _simplify(settings), {}

@@ -23,6 +23,7 @@ from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_unusual_settings
 from tfpolicies.reporting.progress_display import format_count
 
+_MIN_DEFINITE_FACTOR = 10.0  # of an unusual setting that counts for any run that stopped growing
 _MIN_TARGET_UPDATES = 5  # updates of a target network: values spread by one step with each
 _MAX_UPDATES_PER_STEP = 20  # with replay (D'Oro et al. 2023 need resets beyond)
 _MAX_SHARE_AT_END = 0.01  # of the highest learning rate, below which nothing is learned any more
@@ -161,14 +162,18 @@ def find_ended_schedule(history: RunHistory) -> Iterator[Located]:
 def find_unusual(history: RunHistory) -> Iterator[Located]:
     """Finds settings far outside of the usual range, of the run or of a policy."""
     algorithm, config = history.record.algorithm, history.get_changed_settings()
-    yield from (Located(unusual.finding) for unusual in find_unusual_settings(algorithm, config))
+    min_factor = 0.0 if history.is_stuck() or history.has_forgotten() else _MIN_DEFINITE_FACTOR
+    for unusual in find_unusual_settings(algorithm, config):
+        if unusual.factor >= min_factor:
+            yield Located(unusual.finding)
     for policy_id in history.policy_ids:
         settings = history.get_policy_settings(policy_id)
         changes = {
             name: value for name, value in settings.items() if value != history.settings.get(name)
         }
         for unusual in find_unusual_settings(algorithm, changes):
-            yield Located(unusual.finding, policy_id)
+            if unusual.factor >= min_factor:
+                yield Located(unusual.finding, policy_id)
 
 
 def find_unusual_choices(history: RunHistory) -> Iterator[Located]:
