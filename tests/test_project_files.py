@@ -79,7 +79,7 @@ def test_each_supported_python_has_constraints():
 
 def test_the_oldest_constraints_are_those_of_the_oldest_tested_environment():
     versions = read_constraints("3.10")
-    tox = (HOME / "tox.ini").read_text()
+    tox = (HOME / "tox.ini").read_text().partition("[testenv:py310-oldest]")[2].partition("\n[")[0]
     pins = re.findall(r"^    ([\w-]+)(?:\[\S+\])?==(\S+)$", tox, re.MULTILINE)
     assert len(pins) > 10
     assert {name: versions[name] for name, _ in pins} == dict(pins)

@@ -121,7 +121,8 @@ def test_every_link_of_a_page_has_a_target(page):
     for link in re.findall(r"\]\(([^)\s]*)\)", prose(page)):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        is_generated = target.is_relative_to(HOME / "docs" / "reference")
+        generated = HOME / "docs" / "reference", HOME / "docs" / "tables" / "algorithms.md"
+        is_generated = any(map(target.is_relative_to, generated))
         if not link.startswith("http") and not is_generated:
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link

@@ -34,6 +34,7 @@ _MAX_ACTION_STD = 2.0  # in the same units; initially it is 1
 _MAX_ENTROPY_BONUS_FACTOR = 10
 _LARGE_OBS = 1e3  # observations of this size saturate networks
 _LARGE_VALUE_ERROR = 1e3  # value error that networks do not learn to correct
+_LARGE_REWARD = 1e3  # of a step; values of 1e3 and more are too large for networks in any case
 _MIN_EXPLAINED_VARIANCE = 0.1  # explained variance above which the value function is learning
 _MAX_VALUE_FACTOR = 3  # multiple of the largest possible return at which values explode
 _MAX_EQUAL_RETURNS = 100  # episodes with the same return before a warning
@@ -310,9 +311,11 @@ def _find_large_rewards(policy: PolicyStats) -> Finding | None:
     loss = policy.get_stat("vf_loss")
     error = abs(policy.get_stat("mean_td_error")) if math.isnan(loss) else _sqrt(loss)
     is_learning = policy.get_stat("vf_explained_var") > _MIN_EXPLAINED_VARIANCE
-    if not error > _LARGE_VALUE_ERROR or is_learning or _find_exploding_values(policy):
-        return None
     reward = policy.get_metric("reward_magnitude")
+    if is_learning or not (error > _LARGE_VALUE_ERROR or reward > _LARGE_REWARD):
+        return None
+    if not reward > _LARGE_REWARD and _find_exploding_values(policy):
+        return None
     reason = "" if math.isnan(reward) else f"since rewards are as large as {reward:.2g}: "
     return Finding(
         evidence=f"values are wrong by {error:.2g} on average, {reason}networks learn values near "
