@@ -144,7 +144,7 @@ def test_a_run_stays_in_its_folder(place):
     assert [run.path for run in find_runs(os.path.dirname(place.written))] == [place.path]
     run = RunFolder.open(place.written)
     place.leave()
-    assert run.settings == {"learn": "PG"}
+    assert run.settings == {"learn": "PG", "finished": "steps"}
 
 
 def test_a_run_whose_environments_leave_the_folder_stays_in_its_folder(place, monkeypatch):
