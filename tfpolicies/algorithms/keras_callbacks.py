@@ -84,7 +84,7 @@ class KerasCallbacks(DefaultCallbacks):
         """
         policy_id = self._find_policy_id(algorithm)
         policy = algorithm.get_policy(policy_id)
-        if policy.driver.get_acting_weights() is None:
+        if policy.driver.acting.inference is None:
             raise UsageError(
                 f"Keras callbacks need a policy with a Keras model, but {policy_id!r} is a "
                 f"{type(policy).__name__}. Use a function f(algorithm, result) or DefaultCallbacks."
