@@ -15,7 +15,7 @@ from helpers.processes import HOME
 from helpers.serving import without_python_path
 from tfpolicies._version import __version__
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.release
 
 UV = [sys.executable, "-m", "uv", "-q"]
 WHEEL, SDIST = f"tfpolicies-{__version__}-py3-none-any.whl", f"tfpolicies-{__version__}.tar.gz"

@@ -14,7 +14,7 @@ from tfpolicies.algorithms.capabilities import (
 from tfpolicies.errors import UnsupportedSpaceError
 
 STORED = read_capabilities()
-SLOW = [pytest.param(x, marks=pytest.mark.soak) for x in get_registered_names() if x != "PG"]
+SLOW = [pytest.param(x, marks=pytest.mark.release) for x in get_registered_names() if x != "PG"]
 
 
 @pytest.mark.parametrize("name", [pytest.param("PG", marks=pytest.mark.core), *SLOW])
