@@ -199,7 +199,7 @@ def test_the_last_row_is_read_without_the_others(tmp_path):
 # -- in processes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.soak
+@pytest.mark.release
 def test_seeds_train_as_alone_and_one_that_fails_does_not_end_the_others(here, capsys, monkeypatch):
     monkeypatch.setenv("FAILING", "4")
     status = main([*TRAIN, "--steps", "80", "--seeds", "3,4", "--parallel", "2"])
@@ -238,7 +238,7 @@ def get_weights(run):
     return [path.name for path in run.latest.rglob("weights-*")]
 
 
-@pytest.mark.soak
+@pytest.mark.release
 def test_a_command_that_is_wrong_leaves_no_folder(here, capsys):
     assert main([*TRAIN, "--seeds", "2", "--set", "gama=0.9"]) == 2
     errors = capsys.readouterr().err
@@ -247,7 +247,7 @@ def test_a_command_that_is_wrong_leaves_no_folder(here, capsys):
     assert [*(here / "runs").iterdir()] == []
 
 
-@pytest.mark.soak
+@pytest.mark.release
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_saves_all_seeds_and_they_can_be_resumed(here, number, monkeypatch, succeed):
     monkeypatch.setenv("PAUSE", "0.01")

@@ -114,7 +114,7 @@ def test_a_search_gives_settings_that_train_takes(paying, succeed, refuse):
     assert main(["tune", "paying:Paying", "--resume", "search", *goal]) == 1  # target missed
 
 
-@pytest.mark.soak
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],

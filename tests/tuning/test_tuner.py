@@ -90,7 +90,7 @@ def test_another_search_in_the_folder_is_refused(searched, changes, message):
     assert (searched.folder / "tune.json").read_bytes() == before
 
 
-@pytest.mark.soak
+@pytest.mark.release
 def test_trials_that_were_running_when_the_process_was_killed_run_again(searched, tmp_path):
     """Removes the result of the last trial from the journal, as if it were running."""
     folder = SearchFolder(tmp_path / "copy")
@@ -113,7 +113,7 @@ def test_trials_that_were_running_when_the_process_was_killed_run_again(searched
     assert not (folder.trials / "trial-004-seed-3" / "leftover").exists()
 
 
-@pytest.mark.soak
+@pytest.mark.release
 def test_runs_that_fail_count_as_the_worst_and_two_jobs_share_the_trials(tmp_path):
     space = {
         "env_config.fails": choice([True, False]),
@@ -135,13 +135,13 @@ def test_runs_that_fail_count_as_the_worst_and_two_jobs_share_the_trials(tmp_pat
         assert (row.repairs != ()) == any("becomes 16" in text for text in row.repairs)
 
 
-@pytest.mark.soak
+@pytest.mark.release
 def test_a_search_ends_at_its_target(tmp_path):
     result = tune(paying_config(), REWARDS, until=1.0, folder=tmp_path / "short", **QUICK)
     assert [row.number for row in result.trials] == [0]
 
 
-@pytest.mark.soak
+@pytest.mark.release
 def test_a_search_in_which_all_trials_fail_ends_early(tmp_path):
     config = paying_config(env_config={"fails": True}, disable_env_checking=True)
     with pytest.raises(
