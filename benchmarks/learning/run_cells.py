@@ -54,8 +54,8 @@ def estimate_minutes(cells: Iterable[Cell], table: Table) -> dict[Cell, float]:
     results = {}
     for cell in cells:
         name = (cell.task.algorithm, cell.task.env, str(cell.task.steps))
-        known = seconds.get((*name, cell.library)) or seconds.get(name)
-        results[cell] = statistics.median(known) / 60 if known else math.inf
+        durations = seconds.get((*name, cell.library)) or seconds.get(name)
+        results[cell] = statistics.median(durations) / 60 if durations else math.inf
     return results
 
 
@@ -79,9 +79,9 @@ def _list(chosen: list[Cell], table: Table) -> None:
     minutes = estimate_minutes(waiting, table)
     for cell in chosen:
         row = rows.get(key_of(cell), {})
-        known = row.get("error") or row.get("return_mean")
-        known = known or f"waits: about {minutes[cell]:.1f} minutes"
-        print(f"{cell.task.name:44} {cell.library:5} {cell.seed}  {known}")
+        outcome = row.get("error") or row.get("return_mean")
+        outcome = outcome or f"waits: about {minutes[cell]:.1f} minutes"
+        print(f"{cell.task.name:44} {cell.library:5} {cell.seed}  {outcome}")
     total = sum(value for value in minutes.values() if value < math.inf)
     unknown = sum(value == math.inf for value in minutes.values())
     print(f"{len(waiting)} cells wait: {total:.0f} minutes on one core", end="")

@@ -85,14 +85,14 @@ def test_commands_of_pages_have_the_options_that_they_use():
     from tfpolicies.cli.arguments import _make_parsers
 
     parsers = _make_parsers()[1]
-    known = {option for parser in parsers.values() for option in parser.options()} | {"--version"}
+    options = {option for parser in parsers.values() for option in parser.options()} | {"--version"}
     for page in get_pages():
         lines = [
             line for block in read_code_blocks(page) for line in block.code.splitlines()
         ] + re.findall(r"`(tfpolicies [^`]*)`", page.read_text())
         commands = [line for line in lines if line.lstrip().startswith("tfpolicies ")]
         used = {option for line in commands for option in re.findall(r"(?<=\s)--[a-z][\w-]*", line)}
-        assert used - known == set(), page
+        assert used - options == set(), page
 
 
 def test_a_block_is_saved_in_a_file_that_later_blocks_import(tmp_path):

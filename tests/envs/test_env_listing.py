@@ -49,9 +49,9 @@ def test_names_that_only_raise_an_error_are_left_out(groups):
 def test_a_part_of_a_name_selects_environments_of_any_group():
     register_environment("my-cheetah", lambda context: gym.make("CartPole-v1"))
     try:
-        found = {group.title: group.names for group in list_environments("Cheetah")}
+        names = {group.title: group.names for group in list_environments("Cheetah")}
     finally:
         del ENVIRONMENTS["my-cheetah"]
-    assert found["registered in this process"] == ("my-cheetah",)
-    assert set(found["Gymnasium, MuJoCo"]) == {"HalfCheetah-v4", "HalfCheetah-v5"}
-    assert "ALE" not in found
+    assert names["registered in this process"] == ("my-cheetah",)
+    assert set(names["Gymnasium, MuJoCo"]) == {"HalfCheetah-v4", "HalfCheetah-v5"}
+    assert "ALE" not in names

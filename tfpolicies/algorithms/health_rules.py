@@ -193,6 +193,13 @@ def _find_equal_observations(policy: PolicyStats) -> Finding | None:
     )
 
 
+SATURATION = "networks learn from numbers near 1: larger ones saturate them"
+FILTER_ADVICE = (
+    "Set rollouts(observation_filter='MeanStdFilter'), on the command line --set "
+    "observation_filter=MeanStdFilter, or scale them in the environment."
+)
+
+
 def _find_large_observations(policy: PolicyStats) -> Finding | None:
     obs_magnitude = policy.get_metric("obs_magnitude")
     if policy.settings.get("observation_filter", "NoFilter") != "NoFilter":
@@ -200,10 +207,8 @@ def _find_large_observations(policy: PolicyStats) -> Finding | None:
     if not obs_magnitude > _LARGE_OBS:
         return None
     return Finding(
-        evidence=f"observations have magnitude {obs_magnitude:.2g}, but networks learn from "
-        "numbers near 1: larger ones saturate them.",
-        advice="Set rollouts(observation_filter='MeanStdFilter'), on the command line --set "
-        "observation_filter=MeanStdFilter, or scale them in the environment.",
+        evidence=f"observations have magnitude {obs_magnitude:.2g}, but {SATURATION}.",
+        advice=FILTER_ADVICE,
         figures={"obs_magnitude": obs_magnitude},
         settings={"observation_filter": "NoFilter"},
     )

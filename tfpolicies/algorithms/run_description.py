@@ -7,16 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfpolicies.base.type_aliases import Json
-from tfpolicies.config.description import (
-    encode_settings,
-    get_algorithm_name,
-    get_changed_settings,
-)
+from tfpolicies.config.description import get_algorithm_name, get_changed_settings
 from tfpolicies.envs.env_registry import get_env_name
+from tfpolicies.storage.json_values import encode_value
 from tfpolicies.system.git_commit import find_commit
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 _ALWAYS_COMPARED = ("lr", "gamma", "train_batch_size")
 _DESCRIBED_ELSEWHERE = ("env", "seed")
@@ -55,15 +53,19 @@ def describe_algorithm(algorithm: AlgorithmProtocol) -> list[str]:
     ]
 
 
-def get_compared_settings(algorithm: AlgorithmProtocol) -> dict[str, str | float | bool]:
+def get_compared_settings(
+    config: AlgorithmConfig, description: Mapping[str, Any]
+) -> dict[str, str | float | bool]:
     """Returns the settings by which TensorBoard's table of runs compares them.
 
-    They are those of `describe_run`, and a few that are always there. Nested names are joined by a
-    dot.
+    They are those of the description, and a few that are always there. Nested names are joined by
+    a dot.
+
+    Args:
+        config: of the run.
+        description: of the run; see `describe_run`.
     """
-    description = describe_run(algorithm)
-    settings = encode_settings(algorithm.config.to_dict())
-    always = {name: settings[name] for name in _ALWAYS_COMPARED}
+    always = {name: encode_value(config[name]) for name in _ALWAYS_COMPARED}
     facts = {name: description[name] for name in ("algorithm", "env", "seed")}
     return {
         name: value if isinstance(value, bool | int | float | str) else json.dumps(value)

@@ -96,7 +96,8 @@ class RunLogger:
         )
 
         self.run = run
-        run.describe(describe_run(algorithm), get_versions(), get_machine())
+        description = describe_run(algorithm)
+        run.describe(description, get_versions(), get_machine())
         run.clear_error()
         self._algorithm = algorithm
         self._options = options
@@ -114,7 +115,7 @@ class RunLogger:
         self._csv.drop_after(algorithm.iteration)
         steps = algorithm.counters[_STEPS_COUNTER]
         self._events = EventWriter(run.events, resume_step=steps)
-        self._events.write_hyperparameters(get_compared_settings(algorithm))
+        self._events.write_hyperparameters(get_compared_settings(algorithm.config, description))
         self._histograms_due_at = -math.inf
         self._curve_drawn_at = time.monotonic()
         self._protected_checkpoint = (

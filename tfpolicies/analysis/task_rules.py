@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.algorithms.health_rules import LEARNING_START, Finding
+from tfpolicies.algorithms.health_rules import (
+    FILTER_ADVICE,
+    LEARNING_START,
+    SATURATION,
+    Finding,
+)
 from tfpolicies.algorithms.health_stats import NORMAL_ENTROPY, to_float
 from tfpolicies.analysis.history_rule import (
     MIN_ROWS,
@@ -309,9 +314,8 @@ def find_large_bounds(history: RunHistory) -> Iterator[Located]:
             yield Located(
                 Finding(
                     evidence=f"The bounds of observations are as large as {bound:.2g}, but "
-                    "networks learn from numbers near 1: larger ones saturate them.",
-                    advice="Set rollouts(observation_filter='MeanStdFilter'), on the command line "
-                    "--set observation_filter=MeanStdFilter, or scale them in the environment.",
+                    f"{SATURATION}.",
+                    advice=FILTER_ADVICE,
                     figures={"observation_bound": bound},
                     settings={"observation_filter": "NoFilter"},
                 ),
@@ -390,33 +394,28 @@ def find_unpredictable_actions(history: RunHistory) -> Iterator[Located]:
             continue
         last = mean(get_end(loss))
         fall = (float(loss[0]) - last) / abs(guessing) if guessing else 0.0
-        if last > limit * guessing and fall < _MIN_LOSS_FALL:
-            rate = median(history.get_column(policy_id, "cur_lr"))
-            if rate < _MIN_IMITATION_LR:
-                yield Located(
-                    Finding(
-                        title="lr is too small",
-                        evidence=f"The loss went from {loss[0]:.3g} to {last:.3g}, and guessing "
-                        f"has {guessing:.3g}: with lr={rate:.2g} the policy hardly changes.",
-                        advice="Raise lr; 1e-4 to 1e-3 is usual.",
-                        figures={"policy_loss": last, "cur_lr": rate},
-                        settings={"lr": rate},
-                    ),
-                    policy_id,
-                )
-                continue
-            yield Located(
-                Finding(
-                    evidence=f"The loss went from {loss[0]:.3g} to {last:.3g}, and guessing has "
-                    f"{guessing:.3g}: the recorded actions cannot be predicted from the recorded "
-                    "observations.",
-                    advice="Check the data (tfpolicies data show): whether actions belong to the "
-                    "observations of the same row, and whether a policy chose them, not chance.",
-                    figures={"policy_loss": last, "loss_of_guessing": guessing},
-                    settings={"input_": history.settings.get("input_")},
-                ),
-                policy_id,
+        if not (last > limit * guessing and fall < _MIN_LOSS_FALL):
+            continue
+        course = f"The loss went from {loss[0]:.3g} to {last:.3g}, and guessing has {guessing:.3g}"
+        rate = median(history.get_column(policy_id, "cur_lr"))
+        if rate < _MIN_IMITATION_LR:
+            finding = Finding(
+                title="lr is too small",
+                evidence=f"{course}: with lr={rate:.2g} the policy hardly changes.",
+                advice="Raise lr; 1e-4 to 1e-3 is usual.",
+                figures={"policy_loss": last, "cur_lr": rate},
+                settings={"lr": rate},
             )
+        else:
+            finding = Finding(
+                evidence=f"{course}: the recorded actions cannot be predicted from the recorded "
+                "observations.",
+                advice="Check the data (tfpolicies data show): whether actions belong to the "
+                "observations of the same row, and whether a policy chose them, not chance.",
+                figures={"policy_loss": last, "loss_of_guessing": guessing},
+                settings={"input_": history.settings.get("input_")},
+            )
+        yield Located(finding, policy_id)
 
 
 def find_falling_loss(history: RunHistory) -> Iterator[Located]:

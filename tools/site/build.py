@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -80,11 +80,12 @@ class SiteError(Exception):
 def stage() -> None:
     """Writes the source of the site to `STAGING`."""
     shutil.rmtree(STAGING, ignore_errors=True)
-    for source, target in sorted(_get_sources().items()):
+    sources = _get_sources()
+    for source, target in sorted(sources.items()):
         path = STAGING / target
         path.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".md":
-            path.write_text(_adjust_links(source, target), encoding="utf-8")
+            path.write_text(_adjust_links(source, sources), encoding="utf-8")
         else:
             shutil.copyfile(source, path)
     for generate in GENERATORS:
@@ -111,37 +112,38 @@ def _get_sources() -> dict[Path, str]:
     return sources
 
 
-def _adjust_links(source: Path, target: str) -> str:
+def _adjust_links(source: Path, targets: Mapping[Path, str]) -> str:
     """Returns a page whose relative links lead to the targets of the linked files.
+
+    Args:
+        source: the page.
+        targets: of all files of the site; see `_get_sources`.
 
     Raises:
         SiteError: if a linked file is not part of the site.
     """
-    targets = _get_sources()
-    lines, is_code, faults = [], False, []
+    target, faults = targets[source], []
+
+    def adjust(match: re.Match[str]) -> str:
+        left, link, right = (match[i] or match[i + 3] for i in (1, 2, 3))
+        path, hash_sign, anchor = link.partition("#")
+        if not path or re.match(r"[a-z]+:", path):
+            return match[0]
+        linked = Path(os.path.normpath(source.parent / path))
+        if linked.is_dir():
+            linked /= "README.md"
+        if linked in targets:
+            relative = posixpath.relpath(targets[linked], posixpath.dirname(target))
+            return f"{left}{relative}{hash_sign}{anchor}{right}"
+        if not _is_generated(target, path):
+            faults.append(f"{source.relative_to(ROOT)}: {link}")
+        return match[0]
+
+    lines, is_code = [], False
     for line in source.read_text(encoding="utf-8").splitlines(keepends=True):
-        if _FENCE.match(line):
-            is_code = not is_code
-        elif not is_code:
-
-            def adjust(match: re.Match[str]) -> str:
-                left, link, right = (match[i] or match[i + 3] for i in (1, 2, 3))
-                path, hash_sign, anchor = link.partition("#")
-                if not path or re.match(r"[a-z]+:", path):
-                    return match[0]
-                linked = Path(os.path.normpath(source.parent / path))
-                if linked.is_dir():
-                    linked /= "README.md"
-                if linked not in targets:
-                    if _is_generated(target, path):
-                        return match[0]
-                    faults.append(f"{source.relative_to(ROOT)}: {link}")
-                    return match[0]
-                relative = posixpath.relpath(targets[linked], posixpath.dirname(target))
-                return f"{left}{relative}{hash_sign}{anchor}{right}"
-
-            line = _LINK.sub(adjust, line)
-        lines.append(line)
+        is_fence = _FENCE.match(line) is not None
+        is_code ^= is_fence
+        lines.append(line if is_code or is_fence else _LINK.sub(adjust, line))
     if faults:
         raise SiteError("Links to files that the site does not have:\n" + "\n".join(faults))
     return "".join(lines)
