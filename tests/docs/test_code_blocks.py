@@ -95,10 +95,22 @@ def test_commands_of_pages_have_the_options_that_they_use():
         assert used - options == set(), page
 
 
-def test_a_block_is_saved_in_a_file_that_later_blocks_import(tmp_path):
-    page = ROOT / "build" / "tests" / "saved.md"
+@pytest.fixture
+def write_page(tmp_path):
+    """Writes a page in the repository, from which pages are run in a process."""
+    page = ROOT / "build" / "tests" / f"{tmp_path.name}.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(
+
+    def write_text(text):
+        page.write_text(text)
+        return page
+
+    yield write_text
+    page.unlink()
+
+
+def test_a_block_is_saved_in_a_file_that_later_blocks_import(tmp_path, write_page):
+    page = write_page(
         "<!-- file: cart.py -->\n<!-- quick: 400 -> 4 -->\n```python\nwheels = 400\n```\n"
         "```python\nfrom cart import wheels\nassert wheels == 4\n```\n"
         '```sh\npython -c "import cart; assert cart.wheels == 4"\n```\n'
@@ -108,10 +120,8 @@ def test_a_block_is_saved_in_a_file_that_later_blocks_import(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"cart.py"}
 
 
-def test_a_page_runs_in_order_with_servers_in_the_background(tmp_path):
-    page = ROOT / "build" / "tests" / "page.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(
+def test_a_page_runs_in_order_with_servers_in_the_background(tmp_path, write_page):
+    page = write_page(
         "```sh\nmkdir www; echo hello > www/index.html\n"
         "python -m http.server 8765 -d www  # a comment\n```\n"
         "```python\nimport urllib.request\n"

@@ -20,9 +20,7 @@ from tfpolicies.system.atomic import make_folder, write_atomically
 _PAGE = "index.html"
 
 
-def write_files(
-    comparison: ComparisonResult, folder: Path, find: Findings | None
-) -> ComparisonFiles:
+def write_files(comparison: ComparisonResult, folder: Path, find: Findings) -> ComparisonFiles:
     """Writes the page, and the curves and the final returns of each environment as PNG."""
     make_folder(folder)
     drawn = [_draw(comparison, section) for section in comparison.sections]

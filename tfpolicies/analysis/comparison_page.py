@@ -67,7 +67,7 @@ def make_page(
     comparison: ComparisonResult,
     pictures: Sequence[SectionPictures],
     videos: Mapping[str, Video],
-    find: Findings | None = None,
+    find: Findings,
 ) -> str:
     """Returns the page as text.
 
@@ -162,7 +162,7 @@ def _make_section(
     pictures: SectionPictures,
     index: int,
     videos: Mapping[str, Video],
-    find: Findings | None,
+    find: Findings,
 ) -> Html:
     several = len(section.groups) > 1
     parts = [
@@ -397,12 +397,12 @@ def _make_runs_table(section: EnvComparison) -> Html:
     return make_table("The runs, in the colours of their groups", header, rows)
 
 
-def _make_run_details(section: EnvComparison, find: Findings | None) -> Iterator[Html]:
+def _make_run_details(section: EnvComparison, find: Findings) -> Iterator[Html]:
     """Yields the errors of runs and their findings."""
     runs = [run for result in section.groups for run in result.group.runs]
     num_sound = 0
     for run in runs:
-        error, findings = get_error_lines(run), [*find(run)] if find is not None else []
+        error, findings = get_error_lines(run), [*find(run)]
         num_sound += not findings
         if error or findings:
             yield element("h4", get_run_text(run))
@@ -412,7 +412,7 @@ def _make_run_details(section: EnvComparison, find: Findings | None) -> Iterator
         if findings:
             yield element("p", "Diagnosis:", class_="soft")
             yield list_findings(findings)
-    if find is not None and num_sound:
+    if num_sound:
         which = "any run" if num_sound == len(runs) > 1 else format_count(num_sound, "run")
         text = f"The diagnosis has no findings for {which}."
         yield element("p", text if len(runs) > 1 else "The diagnosis has no findings.")

@@ -118,8 +118,7 @@ class TrainingProgress:
         )
         self._share = self._compute_progress(env_steps, mean_return)
         if self._progress is not None:
-            completed = self._share
-            self._progress.update(self._task, completed=completed, status=f"{steps} | {status}")
+            self._progress.update(self._task, completed=self._share, status=f"{steps} | {status}")
             return
         self._pending_line = f"{steps} | {status}"
         if self._clock() >= self._next_line_at:
