@@ -271,13 +271,11 @@ def test_a_page_filled_at_random_always_has_an_action(chromium, exported):
     assert chromium.do("run", script=script) == "never"
 
 
-def test_what_a_cdn_serves_is_run_only_if_it_is_the_pinned_file(
-    chromium, helpers, dist, tmp_path, exported
-):
+def test_what_a_cdn_serves_is_run_only_if_it_is_the_pinned_file(chromium, dist, tmp_path, exported):
     policy, _ = exported("mlp")
     policy.export_model(tmp_path / "page", web=True)
     start = f"https://cdn.jsdelivr.net/npm/{web.RUNTIME}/dist/"
-    with helpers.served(tmp_path / "page") as url:
+    with served(tmp_path / "page") as url:
         chromium.do("open", url=url, elsewhere={start: str(dist)})
         chromium.do("wait", until=READY)
         assert chromium.do("text", at="#title") == "PPOTF2Policy"
@@ -301,9 +299,9 @@ def page(tmp_path, dist):
 
 
 @pytest.fixture
-def read_fault(chromium, helpers, page):
+def read_fault(chromium, page):
     """Returns a function that opens the page and returns the fault that it shows."""
-    with helpers.served(page) as url:
+    with served(page) as url:
 
         def open_page():
             chromium.do("open", url=url)
@@ -408,7 +406,7 @@ def balancing(tmp_path_factory, dist):
     return folder
 
 
-def test_the_physics_are_those_of_gymnasium(chromium, helpers, balancing):
+def test_the_physics_are_those_of_gymnasium(chromium, balancing):
     env = gym.make("CartPole-v1").unwrapped
     env.reset(seed=3)
     start = env.state.tolist()
@@ -418,7 +416,7 @@ def test_the_physics_are_those_of_gymnasium(chromium, helpers, balancing):
         const world = Object.assign(new CartPole(), { state: given.start });
         return given.actions.map((action) => [world.step(action), world.isOver]);
     """
-    with helpers.served(balancing) as url:
+    with served(balancing) as url:
         chromium.do("open", url=f"{url}cartpole.html")
         result = chromium.do("run", script=script, given={"start": start, "actions": actions})
     fallen = False
@@ -431,9 +429,9 @@ def test_the_physics_are_those_of_gymnasium(chromium, helpers, balancing):
     assert fallen
 
 
-def test_the_pole_stays_up_for_500_steps_and_falls_when_it_is_pushed(chromium, helpers, balancing):
+def test_the_pole_stays_up_for_500_steps_and_falls_when_it_is_pushed(chromium, balancing):
     steps = "Number(document.getElementById('steps').innerText)"
-    with helpers.served(balancing) as url:
+    with served(balancing) as url:
         chromium.do("open", url=f"{url}cartpole.html")
         chromium.do("wait", until=f"{steps} >= 500")
         assert chromium.do("text", at="#verdict") == "Solved, and still going"
