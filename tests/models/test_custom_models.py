@@ -30,17 +30,28 @@ def make_policy(model, policy_class=PPOTF2Policy, inference="tf", space=OBS_SPAC
     ("policy_class", "inference"),
     [(PPOTF2Policy, "tf"), (PGTF2Policy, "tf"), (PGTF2Policy, "onnx")],
 )
-def test_the_first_policy_acts_with_the_weights_of_a_functional_model(policy_class, inference):
+def test_each_policy_starts_with_the_weights_that_its_model_has_then(policy_class, inference):
     model = make_mlp(n=4, hidden=8, values=1)
-    policy = make_policy(model, policy_class, inference)
-    extras = policy.compute_actions(OBS, explore=False).extras
-    logits, values = (np.asarray(x) for x in model(OBS))
-    np.testing.assert_allclose(extras["action_dist_inputs"], logits, rtol=1e-5, atol=1e-6)
-    assert policy.driver.acting.inference == inference
-    if policy_class is PPOTF2Policy:
-        np.testing.assert_allclose(extras["vf_preds"], values[:, 0], rtol=1e-5, atol=1e-6)
-    else:
-        assert "vf_preds" not in extras
+    for factor in (1.0, 0.5):
+        model.set_weights([factor * weight for weight in model.get_weights()])
+        policy = make_policy(model, policy_class, inference)
+        extras = policy.compute_actions(OBS, explore=False).extras
+        logits, values = (np.asarray(x) for x in model(OBS))
+        np.testing.assert_allclose(extras["action_dist_inputs"], logits, rtol=1e-5, atol=1e-6)
+        assert policy.driver.acting.inference == inference
+        if policy_class is PPOTF2Policy:
+            np.testing.assert_allclose(extras["vf_preds"], values[:, 0], rtol=1e-5, atol=1e-6)
+        else:
+            assert "vf_preds" not in extras
+
+
+def test_policies_from_equal_models_with_other_weights_share_a_program_but_no_weights():
+    models = [make_mlp(n=4, hidden=8, values=1) for _ in range(2)]
+    policies = [make_policy(model) for model in models]
+    assert policies[0].program is policies[1].program
+    for policy, model in zip(policies, models, strict=True):
+        inputs = policy.compute_actions(OBS, explore=False).extras["action_dist_inputs"]
+        np.testing.assert_allclose(inputs, np.asarray(model(OBS)[0]), rtol=1e-5, atol=1e-6)
 
 
 def test_the_keys_of_a_nested_space_may_have_slashes_and_paths_that_look_alike():

@@ -42,7 +42,7 @@ class ModelSource(NamedTuple):
 
     key: tuple  # equal for equal architectures, whatever their names
     make: Callable[[], keras.Model]  # builds a new model with each call
-    template: keras.Model | None = None  # an instance, with the weights of the first policy
+    template: keras.Model | None = None  # an instance, whose weights policies start with
     is_catalog: bool = False  # whether only settings determine it
     noise_size: int = 0  # number of noise values per row of noisy networks
 

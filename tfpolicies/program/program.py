@@ -96,9 +96,8 @@ class Program:
     ) -> PolicyState:
         """Returns the state of a new policy.
 
-        Its weights are drawn from the layers' initializers with `weight_seed`. But the first policy
-        that is made with a model instance, the `template`, starts with the weights of that
-        instance.
+        With a `template`, a model instance, its model starts with the weights that the instance
+        has now. All other weights are drawn from the layers' initializers with `weight_seed`.
         """
         return self._state_factory.make(hyperparameters, weight_seed, rng_seed, template)
 
@@ -145,7 +144,6 @@ class _StateFactory:
         self._layout, self._spec = functions.layout, functions.spec
         self._networks = functions.networks
         self._initial_values = [np.array(v.numpy()) for v in functions.resident]
-        self._used_templates: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
     def _fresh_weights(self) -> dict[str, WeightInitializer]:
@@ -172,8 +170,7 @@ class _StateFactory:
         for i, (part, fresh) in enumerate(self._fresh_weights.items()):
             with device_scope(CPU):  # so that a seed gives the same weights on every machine
                 values = fresh.draw([weight_seed, i] if i else weight_seed)
-            if part == "model" and template is not None and template not in self._used_templates:
-                self._used_templates.add(template)
+            if part == "model" and template is not None:
                 template_values = [np.array(variable.numpy()) for variable in template.variables]
                 values[: len(template_values)] = template_values
             slots = self._layout.get_slots(part)

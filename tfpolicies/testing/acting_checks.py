@@ -178,9 +178,7 @@ def determinism(subject: PolicyUnderTest) -> str:
         )
         expected = "two policies in the same state to explore alike"
         compare_arrays(first_arrays, second_arrays, expected, advice, tolerance=0.0)
-    # the first policy made of a model instance starts with that model's weights
-    is_copied = subject.is_tf and first.program.spec.source.template is not None
-    if subject.is_tf and first.config.get("seed") is not None and not is_copied:
+    if subject.is_tf and first.config.get("seed") is not None:
         policy_spaces = (first.observation_space, first.action_space)
         config = subject.state["policy_spec"]["config"]
         first_arrays, second_arrays = (
