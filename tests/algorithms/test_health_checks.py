@@ -185,8 +185,8 @@ OBS_LARGE = {"sizes": (2.5e5, 16.0)}
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"gamma": 0.0}, ("gamma=0 counts the next reward only", "200 steps on average")),
-        ({"gamma": 0.5}, ("gamma=0.5 looks about 2 steps ahead", "gamma=0.99")),
+        ({"gamma": 0.0}, ("gamma=0 counts only the next reward", "200 steps on average")),
+        ({"gamma": 0.5}, ("gamma=0.5 looks 1 / (1 - gamma) = 2 steps ahead", "gamma=0.99")),
         (OBS_LARGE, ("observations have magnitude 2.5e+05", "observation_filter=MeanStdFilter")),
     ],
 )

@@ -22,7 +22,7 @@ def test_causes_are_listed_with_evidence_advice_and_figures(width, tmp_path, cap
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "1 cause was found."
     assert lines[3] == "1. gamma is too small for the episodes"
-    assert lines[4].startswith("   gamma=0.5 looks about 2 steps ahead")
+    assert lines[4].startswith("   gamma=0.5 looks 1 / (1 - gamma) = 2 steps ahead")
     assert "learning rate                  0.001" in [line.rstrip() for line in lines]
     assert all(len(line) <= width for line in lines[1:])
     assert all(line == line.rstrip() for line in lines[3:7])

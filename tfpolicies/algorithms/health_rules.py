@@ -221,12 +221,12 @@ def _find_short_horizon(policy: PolicyStats) -> Finding | None:
     horizon = 1 / (1 - gamma)
     if not length > 4 * horizon**2:
         return None
-    horizon_text = "counts the next reward only"
+    horizon_text = "counts only the next reward"
     if gamma > 0:
-        horizon_text = f"looks about {horizon:.3g} steps ahead, 1 / (1 - gamma)"
+        horizon_text = f"looks 1 / (1 - gamma) = {horizon:.3g} steps ahead"
     return Finding(
-        evidence=f"gamma={gamma:g} {horizon_text}, but episodes have {length:.0f} steps on "
-        "average: later rewards of an action do not count.",
+        evidence=f"gamma={gamma:g} {horizon_text}, but episodes last {length:.0f} steps on "
+        "average. Rewards that come later hardly count.",
         advice="Set training(gamma=0.99), on the command line --set gamma=0.99.",
         figures={"episode_len_mean": length},
         settings={"gamma": gamma},
