@@ -159,6 +159,28 @@ def test_a_resumed_run_measures_its_best_checkpoint_as_it_evaluates_now(tmp_path
     assert_equal(again.get_policy().get_weights(), fresh.get_policy().get_weights())
 
 
+@pytest.mark.core
+def test_a_run_with_evaluations_ends_with_one(tmp_path):
+    evaluations = []
+
+    class Counting(DefaultCallbacks):
+        def on_evaluate_end(self, *, algorithm, evaluation_metrics, **kwargs):
+            evaluations.append(algorithm.iteration)
+
+    settings = {"evaluation_duration": 1, "callbacks": Counting}
+    learn(build(evaluation_interval=2, **settings), 5, tmp_path / "a")
+    assert evaluations == [2, 4, 5]
+    rows = read_progress(tmp_path / "a" / "progress.csv")
+    is_finite = [np.isfinite(row["evaluation/episode_reward_mean"]) for row in rows]
+    assert is_finite == [False, True, False, True, True]
+    evaluations.clear()
+    learn(build(evaluation_interval=2, **settings), 4)
+    learn(build(**settings), 3)  # no interval, no evaluation
+    algorithm = build(evaluation_interval=2, **settings)
+    algorithm.train()  # your own loop decides when it ends
+    assert evaluations == [2, 4]
+
+
 def test_the_best_iteration_is_that_with_the_best_recent_returns(tmp_path):
     recent = [(900.0, 4), (150.0, 5), (200.0, 5), (100.0, 5)]  # mean return of so many episodes
     weights = []

@@ -89,6 +89,11 @@ def test_train_says_which_settings_it_begins_with():
     plain = TrainSettings(env="HalfCheetah-v4", algo="SAC", no_tuned=True)
     assert plain.describe_tuned() == "Settings: RLlib's defaults."
     assert plain.make_config().num_steps_sampled_before_learning_starts == 1500
+    file = TrainSettings(env="HalfCheetah-v4", algo="SAC", from_file={"lr": 1e-3, "gamma": 0.9})
+    start = "Settings: 2 settings of --config, the rest: tuned for SAC on HalfCheetah-v4 by RL"
+    assert file.describe_tuned().startswith(start)
+    file = TrainSettings(env="HalfCheetah-v4", algo="SAC", no_tuned=True, from_file={"lr": 1e-3})
+    assert file.describe_tuned() == "Settings: 1 setting of --config, the rest: RLlib's defaults."
     without = TrainSettings(env="HalfCheetah-v3", algo="SAC")
     assert "none are tuned for SAC on HalfCheetah-v3 (nearest: SAC on" in without.describe_tuned()
 

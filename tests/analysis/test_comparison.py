@@ -14,8 +14,11 @@ from tfpolicies.analysis.comparison_files import write_files
 from tfpolicies.analysis.run_groups import find_differences, format_setting
 from tfpolicies.analysis.run_record import read_run
 from tfpolicies.analysis.run_summary import choose_statistics, get_statistic
+from tfpolicies.cli import main
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.run_folder import RunFolder
+from tfpolicies.storage.checkpoint import write_checkpoint
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 
 NAN = float("nan")
 VOID = {"img", "meta", "source"}
@@ -127,6 +130,36 @@ def test_evaluations_give_the_scores_if_all_groups_have_them(tmp_path):
     section = compare_runs(tmp_path).sections[0]
     assert section.scored_by == "training"
     assert section.groups[2].evaluation is None
+
+
+def test_evaluations_before_the_last_tenth_are_named(tmp_path, capsys):
+    for seed in range(2):
+        late = [40.0] if seed else [None]
+        evaluations = [None] * 7 + [30.0, None] + late
+        write_run(tmp_path / f"run-{seed}", [1.0] * 10, seed=seed, evaluations=evaluations)
+    write_run(tmp_path / "none", [1.0] * 10, seed=2)
+    comparison = compare_runs(tmp_path)
+    [section] = comparison.sections
+    assert [run.name for run in section.early_scores] == ["run-0"]
+    note = (
+        "1 run had the last evaluation before the last tenth of the steps, so that one counts "
+        "instead: run-0."
+    )
+    assert section.describe_early_scores().startswith(note)
+    assert note in " ".join(read_page(comparison, tmp_path / "page")[0].text)
+    assert main(["compare", str(tmp_path), "--to", str(tmp_path / "page")]) == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+
+
+def test_labels_begin_with_well_known_settings_and_have_values_of_checkpoints(tmp_path):
+    changes = {"lr": 0.1, "use_gae": False, "evaluation_interval": 2, "a": 1, "b": 2}
+    changed = write_run(tmp_path / "changed", [1.0], config=changes)
+    plain = write_run(tmp_path / "plain", [1.0])
+    for run, settings in ((changed, {}), (plain, {"lr": 5e-05, "a": 0, "b": 0, "use_gae": True})):
+        manifest = {"type": "Algorithm", "config": {"settings": settings}}
+        write_checkpoint(run.latest, ALGORITHM_MANIFEST, manifest, {})
+    labels = [result.label for result in compare_runs(tmp_path).groups]
+    assert labels == ["PPO, lr=0.1, a=1, b=2, 2 more", "PPO, lr=5e-05, a=0, b=0, 2 more"]
 
 
 def test_the_grid_ends_with_the_shortest_of_the_runs_of_full_length():

@@ -32,7 +32,11 @@ def find(tmp_path, **run):
 @pytest.mark.parametrize(
     ("run", "name", "words"),
     [
-        ({"config": {"gamma": 0.5}, "length": 200}, "short_horizon", "gamma=0.5 looks 1 / (1 - gamma) = 2"),
+        (
+            {"config": {"gamma": 0.5}, "length": 200},
+            "short_horizon",
+            "gamma=0.5 looks 1 / (1 - gamma) = 2",
+        ),
         ({"learner": {"cur_lr": 1e-7, "kl": 1e-9}}, "small_steps", "KL divergence of 1e-09"),
         ({"config": {"lr": 0.1}}, "unusual_setting", "lr is 0.1; 1e-05 to 0.003 is usual"),
         ({"learner": {"kl": 0.5}}, "large_steps", "a KL divergence of 0.5, far over"),

@@ -16,10 +16,10 @@ import pytest
 from helpers.processes import start_program
 from tfpolicies import Algorithm
 from tfpolicies.cli import main
-from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.checkpoint import read_checkpoint
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 from tfpolicies.system.signal_handling import ShutdownHandler, SignalInterrupt, get_active_handler
 
 pytestmark = pytest.mark.usefixtures("kept_programs")

@@ -165,7 +165,7 @@ def test_names_of_several_modules_keep_the_line_ends_of_the_script():
 
 def test_a_ported_script_is_not_changed_again():
     source = b"import numpy\nfrom . import ray\nfrom .ray.rllib import Policy\nimport rays as ray\n"
-    assert port_script(source) == (source, [])
+    assert port_script(source) == (source, [], [])
     once = port("from ray.rllib.policy import Policy\nPolicy.x._counters\n")
     assert port(once) == once
 
@@ -224,7 +224,7 @@ def test_names_that_compat_makes_known_get_its_import(name):
     ],
 )
 def test_a_name_without_a_replacement_stays_with_advice(text, name, advice):
-    source, (remark,) = port_script(text.encode())
+    source, (remark,), _ = port_script(text.encode())
     assert source == text.encode()
     assert remark.name == name
     assert advice in remark.advice
@@ -366,3 +366,20 @@ from ray.tune.registry import register_input
     assert d4rl.endswith('see "Recorded experience" in docs/migrate/rllib.md')
     assert estimator.startswith("Set evaluation(evaluation_interval=...) with an environment")
     assert cql.startswith("Use SAC or BC with offline_data(input_=...).")
+
+
+def test_settings_that_need_ray_are_named(script, capsys):
+    script.write_text(
+        "from ray.rllib.algorithms.pg import PGConfig\n"
+        "config = PGConfig().rollouts(num_rollout_workers=2)\n"
+        "config.update_from_dict({'evaluation_num_workers': 1, 'num_workers': 0})\n"
+        "config.rollouts(num_rollout_workers=count)\n"
+    )
+    assert main(["port", "script.py"]) == 0
+    advice = "install `tfpolicies[ray]`, or set it to 0 to sample in one process."
+    assert capsys.readouterr().out == (
+        f"script.py:2: num_rollout_workers=2 needs Ray: {advice}\n"
+        f"script.py:3: evaluation_num_workers=1 needs Ray: {advice}\n"
+        "Changed: 1 of 1.\n"
+    )
+    assert main(["port", "script.py", "--check"]) == 0  # nothing is left to change

@@ -34,7 +34,7 @@ from tfpolicies.cli.run_lookup import find_run
 from tfpolicies.cli.train_options import TrainSettings
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import TfPoliciesError
-from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST, POLICY_MANIFEST
+from tfpolicies.policy.policy_checkpoints import POLICY_MANIFEST
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -42,6 +42,7 @@ from tfpolicies.storage.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 
 # What hostile files name --------------------------------------------------------------------------
 

@@ -32,9 +32,9 @@ from pathlib import Path
 
 from helpers.scripts import parse_options
 from tfpolicies.cli.exit_codes import DONE, RUN_IN_USE
-from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.storage.checkpoint import read_checkpoint
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 
 LIMIT = 5.0  # seconds in which a signal must have ended the process
 BATCH = 256

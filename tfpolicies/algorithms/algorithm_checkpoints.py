@@ -47,7 +47,6 @@ from tfpolicies.models.size_check import limit_to_stored_weights
 from tfpolicies.models.work import limit_work
 from tfpolicies.offline.experience_io import UnavailableData
 from tfpolicies.policy.policy_checkpoints import (
-    ALGORITHM_MANIFEST,
     StoredPolicy,
     apply_configured_hyperparameters,
     check_stored_state,
@@ -77,6 +76,7 @@ from tfpolicies.storage.json_values import (
     encode_value,
     find_unresolved,
 )
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 from tfpolicies.storage.nested_arrays import extract_arrays
 from tfpolicies.storage.pickling import check_picklable_by_name, restore_checkpoint, serialize_part
 from tfpolicies.storage.segment_files import Segment

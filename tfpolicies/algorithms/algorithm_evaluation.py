@@ -40,6 +40,13 @@ class AlgorithmEvaluation:
         interval = self._algorithm.config.evaluation_interval
         return interval is not None and iteration % interval == 0
 
+    def _is_at_end(self) -> bool:
+        """Whether the last steps of `learn` were trained, and the run has evaluations."""
+        algorithm = self._algorithm
+        steps = algorithm.counters["num_env_steps_sampled"]
+        has_evaluations = algorithm.config.evaluation_interval is not None
+        return bool(has_evaluations and steps >= algorithm._metrics.max_env_steps)
+
     def add_to(self, result: dict[str, Any], running: RunningEvaluation | None) -> None:
         """Adds the evaluation of an iteration to its result, if there is one.
 
@@ -51,7 +58,7 @@ class AlgorithmEvaluation:
         if running is not None:
             running.training_done.set()
             result.update(self._report(running.future.result(), self._evaluator))
-        elif self._is_due(algorithm.iteration):
+        elif self._is_due(algorithm.iteration) or self._is_at_end():
             result.update(algorithm.evaluate())
         elif (
             algorithm.config.always_attach_evaluation_results

@@ -33,13 +33,13 @@ from tfpolicies.config.description import encode_settings
 from tfpolicies.config.migration_hints import suggest_callback
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
-from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.notebook import make_media_html
 from tfpolicies.reporting.progress_row import to_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.rollout.experience_output import set_log_dir
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 from tfpolicies.storage.migrations import migrate_settings
 from tfpolicies.system.paths import resolve_path
 

@@ -300,8 +300,8 @@ def _evaluate_best(run: RunFolder, algorithm: AlgorithmProtocol) -> float:
 
 
 def _read_iteration(checkpoint: Path) -> int:
-    from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
     from tfpolicies.storage.checkpoint import read_manifest
+    from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 
     manifest = read_manifest(checkpoint, ALGORITHM_MANIFEST, kind="Algorithm")
     return int(manifest["progress"]["iteration"])

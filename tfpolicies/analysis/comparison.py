@@ -103,9 +103,27 @@ def _compare_groups(env: str, groups: Sequence[RunGroup], by: str, estimator: st
         pair = compute_probability_of_improvement(results[i].scores, results[j].scores)
         probabilities[i, j] = pair
         probabilities[j, i] = ConfidenceInterval(1 - pair.estimate, 1 - pair.high, 1 - pair.low)
+    runs = [run for group in groups for run in group.runs]
+    early = tuple(run for run in runs if scored_by == "evaluation" and not _has_late_score(run))
     return EnvComparison(
-        env=env, grid=grid, groups=results, scored_by=scored_by, probabilities=probabilities
+        env=env,
+        grid=grid,
+        groups=results,
+        scored_by=scored_by,
+        probabilities=probabilities,
+        early_scores=early,
     )
+
+
+def _has_late_score(run: RunRecord) -> bool:
+    """Whether a run has an evaluation in its last tenth, or none at all."""
+    is_finite = np.isfinite(run.get_evaluation_returns())
+    return bool((is_finite & _is_late(run)).any() or not is_finite.any())
+
+
+def _is_late(run: RunRecord) -> np.ndarray:
+    steps = run.get_column("env_steps")
+    return steps >= (1 - _SCORE_SHARE) * steps[-1:]
 
 
 def make_grid(columns: Iterable[np.ndarray]) -> np.ndarray:
@@ -162,10 +180,10 @@ def compute_score(run: RunRecord, scored_by: str) -> float:
     """
     is_by_evaluation = scored_by == "evaluation"
     returns = run.get_evaluation_returns() if is_by_evaluation else run.get_returns()
-    steps, is_finite = run.get_column("env_steps"), np.isfinite(returns)
+    is_finite = np.isfinite(returns)
     if not is_finite.any():
         return float("nan")
-    is_late = is_finite & (steps >= (1 - _SCORE_SHARE) * steps[-1])
+    is_late = is_finite & _is_late(run)
     return float(returns[is_late].mean() if is_late.any() else returns[is_finite][-1])
 
 

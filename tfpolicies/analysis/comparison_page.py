@@ -29,7 +29,6 @@ from tfpolicies.analysis.number_texts import (
     format_value,
 )
 from tfpolicies.analysis.run_groups import (
-    DEFAULT,
     find_differences,
     get_algorithm_text,
     get_run_text,
@@ -267,7 +266,7 @@ def _explain_scores(section: EnvComparison) -> str:
         text += f" Not all groups have evaluations; these have: {'; '.join(evaluate)}."
     elif section.scored_by == "training":
         text += " There are no evaluations."
-    return text
+    return f"{text} {section.describe_early_scores()}".strip()
 
 
 def _make_final_table(comparison: ComparisonResult, section: EnvComparison) -> Html:
@@ -336,7 +335,8 @@ def _make_settings(section: EnvComparison) -> Html:
     rows: list[list[object]] = []
     if len(set(algorithms)) > 1:
         rows.append(["algorithm", *map(get_algorithm_text, algorithms)])
-    rows += [[name, *(each.get(name, DEFAULT) for each in settings)] for name in names]
+    groups = [result.group for result in section.groups]
+    rows += [[name, *(group.get_setting(name) for group in groups)] for name in names]
     common = {name: x for name, x in sorted(settings[0].items()) if name not in names}
     parts: list[Html] = [element("h3", "Settings")]
     if rows:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfpolicies.analysis.run_groups import RunGroup
+from tfpolicies.analysis.run_groups import RunGroup, get_run_text
 from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.analysis.seed_statistics import ConfidenceInterval, EstimatedCurve
 from tfpolicies.reporting.progress_display import format_count
@@ -18,6 +18,8 @@ from tfpolicies.reporting.progress_display import format_count
 AXES = {"steps": "env_steps", "time": "time_s"}
 """Columns of `progress.csv` by the name of the x axis."""
 
+
+_MAX_NAMES = 5
 
 Findings = Callable[[RunRecord], Iterable[tuple[str, str]]]
 """A function that returns findings about a run, each a title and a detail."""
@@ -70,6 +72,7 @@ class EnvComparison:
             give the scores.
         probabilities: of improvement, by the indices of two groups: that a run of the first has a
             higher score than one of the second.
+        early_scores: the runs whose last evaluation was before the last tenth of their steps.
     """
 
     env: str
@@ -77,6 +80,19 @@ class EnvComparison:
     groups: tuple[GroupResult, ...]
     scored_by: str
     probabilities: Mapping[tuple[int, int], ConfidenceInterval]
+    early_scores: tuple[RunRecord, ...] = ()
+
+    def describe_early_scores(self) -> str:
+        """Returns a note about `early_scores`; "" if there are none."""
+        if not self.early_scores:
+            return ""
+        names = [get_run_text(run) for run in self.early_scores]
+        texts = [*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]
+        return (
+            f"{format_count(len(names), 'run')} had the last evaluation before the last tenth of "
+            f"the steps, so that one counts instead: {', '.join(texts)}. Returns of different "
+            "times hardly compare: evaluate after the same numbers of steps."
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tfpolicies.analysis.run_record import RunRecord, read_run
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.run_folder import SEED_PREFIX, RunFolder, find_run_paths
+from tfpolicies.storage.checkpoint import read_manifest
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 from tfpolicies.system.paths import resolve_path, shorten_path
 
 DEFAULT = "default"
@@ -26,6 +29,7 @@ UNKNOWN_ENV = "unknown environment"
 """The text of the environment of runs of earlier versions, which do not record it."""
 
 _MAX_LABEL_SETTINGS = 3
+_LABEL_ORDER = ("lr", "gamma", "train_batch_size", "sgd_minibatch_size", "num_sgd_iter")
 _MAX_TEXT = 60  # characters of a value
 _MAX_DEPTH = 30  # levels of settings and places
 _OPTIONS_WITH_SETTINGS = ("num_envs", "lr", "set", "from_file", "no_tuned", "model", "data")
@@ -41,6 +45,7 @@ class RunGroup:
         env: as in `RunRecord`, or "recorded experience" or "unknown environment".
         settings: those that differ from the algorithm's defaults, as texts by dotted name.
         runs: by seed and time.
+        defaults: all settings in the newest checkpoint of a run, likewise; empty without one.
     """
 
     label: str
@@ -48,6 +53,11 @@ class RunGroup:
     env: str
     settings: Mapping[str, str]
     runs: tuple[RunRecord, ...]
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    def get_setting(self, name: str) -> str:
+        """Returns the text of a setting; "default" if its value is not known."""
+        return self.settings.get(name, self.defaults.get(name, DEFAULT))
 
     @property
     def key(self) -> str:
@@ -136,34 +146,50 @@ def group_runs(records: Sequence[RunRecord]) -> dict[str, list[RunGroup]]:
 
 
 def _make_groups(env: str, runs_by_key: Mapping[Any, list[RunRecord]]) -> list[RunGroup]:
-    all_settings = [(algorithm, dict(items)) for algorithm, items in runs_by_key]
-    labels = _make_labels(all_settings)
-    return [
+    groups = [
         RunGroup(
-            label=label,
+            label="",
             algorithm=algorithm,
             env=env,
-            settings=settings,
+            settings=dict(items),
             runs=tuple(sorted(runs, key=lambda run: -1 if run.seed is None else run.seed)),
+            defaults=_read_all_settings(runs),
         )
-        for label, (algorithm, settings), runs in zip(
-            labels, all_settings, runs_by_key.values(), strict=True
-        )
+        for (algorithm, items), runs in runs_by_key.items()
     ]
+    labels = _make_labels(groups)
+    return [replace(group, label=label) for group, label in zip(groups, labels, strict=True)]
 
 
-def _make_labels(groups: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
+def _read_all_settings(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Returns the settings in the newest checkpoint of the first run that has a sound one."""
+    for run in runs:
+        with contextlib.suppress(CheckpointError, KeyError, TypeError, AttributeError):
+            manifest = read_manifest(run.folder.latest, ALGORITHM_MANIFEST, kind="Algorithm")
+            return dict(_flatten(manifest["config"]["settings"]))
+    return {}
+
+
+def _make_labels(groups: Sequence[RunGroup]) -> list[str]:
     """Returns a different label for each group of an environment."""
     labels: list[str] = []
-    for algorithm, settings in groups:
-        names = find_differences([other for name, other in groups if name == algorithm])
-        texts = [f"{name}={settings.get(name, DEFAULT)}" for name in names]
+    for group in groups:
+        same_algorithm = [x.settings for x in groups if x.algorithm == group.algorithm]
+        names = sorted(find_differences(same_algorithm), key=_get_label_rank)
+        texts = [f"{name}={group.get_setting(name)}" for name in names]
         if len(texts) > _MAX_LABEL_SETTINGS:
             texts = [*texts[:_MAX_LABEL_SETTINGS], f"{len(texts) - _MAX_LABEL_SETTINGS} more"]
-        label = ", ".join([get_algorithm_text(algorithm), *texts])
+        label = ", ".join([get_algorithm_text(group.algorithm), *texts])
         same = sum(other.partition(" #")[0] == label for other in labels)
         labels.append(f"{label} #{same + 1}" if same else label)
     return labels
+
+
+def _get_label_rank(name: str) -> int:
+    """Returns the place of a setting in labels: best-known settings first."""
+    if name in _LABEL_ORDER:
+        return _LABEL_ORDER.index(name)
+    return len(_LABEL_ORDER) + name.startswith("evaluation")
 
 
 def find_differences(settings: Iterable[Mapping[str, str]]) -> list[str]:

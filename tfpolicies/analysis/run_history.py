@@ -23,10 +23,8 @@ from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.errors import CheckpointError
 from tfpolicies.reporting.progress_row import RECENT_PREFIX
 from tfpolicies.storage.checkpoint import read_manifest
-from tfpolicies.storage.manifest import POLICIES
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST, POLICIES
 from tfpolicies.storage.spaces_json import decode_space
-
-_ALGORITHM_MANIFEST = "algorithm.json"
 
 _LEARNER_PREFIX, _POLICY_PREFIX = "learner/", "policy/"
 _EVALUATION_STD = "evaluation/episode_reward_std"
@@ -369,7 +367,7 @@ def _read_settings(record: RunRecord) -> tuple[dict[str, Any], dict[str, _Policy
 
 def _read_checkpoint(record: RunRecord) -> tuple[dict[str, Any], dict[str, _PolicyFacts]]:
     latest = record.folder.latest
-    manifest = read_manifest(latest, _ALGORITHM_MANIFEST, kind="Algorithm")
+    manifest = read_manifest(latest, ALGORITHM_MANIFEST, kind="Algorithm")
     policies = {}
     for policy_id, entry in manifest[POLICIES].items():
         part = read_manifest(latest / entry["folder"], entry["manifest"], kind="Policy")

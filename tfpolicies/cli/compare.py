@@ -41,6 +41,8 @@ def print_comparison(console: Console, comparison: ComparisonResult) -> None:
         title = f"{section.env}: {section.scored_by} return over the last tenth of the steps"
         console.print(Text(title, style="bold"), soft_wrap=True)
         console.print(_make_table(comparison, section))
+        if note := section.describe_early_scores():
+            console.print(note, markup=False, highlight=False)
         console.print()
     for path, reason in comparison.damaged.items():
         console.print(Text.assemble(("left out  ", "bold"), f"{path}: {reason}"), soft_wrap=True)

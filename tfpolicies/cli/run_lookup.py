@@ -28,7 +28,7 @@ from tfpolicies.export.model_card import ModelCard, export_facts
 from tfpolicies.reporting.run_folder import RunFolder, find_newest_run, find_runs
 from tfpolicies.storage.checkpoint import make_missing_checkpoint_error, read_manifest
 from tfpolicies.storage.json_values import UnresolvedObject
-from tfpolicies.storage.manifest import POLICIES
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST, POLICIES
 from tfpolicies.system.log_suppression import load_tensorflow
 from tfpolicies.system.paths import resolve_path, shorten_path
 
@@ -178,7 +178,6 @@ def make_checkpoint_card(checkpoint: Path) -> ModelCard:
     folder = find_run_folder(checkpoint)
     if folder is None:
         return ModelCard()
-    from tfpolicies.policy.policy_checkpoints import ALGORITHM_MANIFEST
 
     root = next(x for x in (checkpoint, *checkpoint.parents) if x.parent == folder.checkpoints)
     manifest = read_manifest(root, ALGORITHM_MANIFEST, kind="Algorithm")
@@ -242,7 +241,7 @@ def export_policy(
 
 def _describe_verification(result: ExportResult) -> str:
     """Describes how well an export agrees with its policy."""
-    difference = f"differs from the policy by at most {result.parity.largest_difference:.1e}"
+    difference = f"largest relative difference {result.parity.largest_difference:.1e}"
     if result.agreement is None:
         return f"verified: {difference}"
     agreement = result.agreement

@@ -37,6 +37,7 @@ from tfpolicies.errors import (
     UsageError,
     suggest_similar_names,
 )
+from tfpolicies.reporting.progress_display import format_count
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
@@ -310,8 +311,8 @@ class TrainSettings:
     )
     eval_every: int | None = _option(
         DURING_GROUP,
-        "play greedy episodes every N iterations (default: never; with ENV and --data: 10 times, "
-        "and at the end)",
+        "play greedy episodes every N iterations, and after the last step (default: never; with "
+        "ENV and --data: 10 times)",
         setting="evaluation_interval",
         **_NUMBER_KWARGS,
     )
@@ -505,24 +506,25 @@ class TrainSettings:
         defaults = (
             "the algorithm's defaults" if is_custom_algorithm(self.algo) else "RLlib's defaults"
         )
+        count = len(self.from_file)
+        file = f"{format_count(count, 'setting')} of --config, the rest: " if count else ""
         if self.no_tuned:
-            changed = f", except {len(self.from_file)} of --config" if self.from_file else ""
-            return f"Settings: {defaults}{changed}."
+            return f"Settings: {file}{defaults}."
         if entry is None and self.algo in _DATA_SETTINGS and self.data:
             texts = [f"{name}={value:g}" for name, value in _DATA_SETTINGS[self.algo].items()]
             return (
-                f"Settings: {defaults}, except {', '.join(texts)}. Use --no-tuned to start with "
-                f"{defaults}."
+                f"Settings: {file}{defaults}, except {', '.join(texts)}. Use --no-tuned to start "
+                f"with {defaults}."
             )
         if entry is None and self.env is None:
-            return f"Settings: {defaults}."
+            return f"Settings: {file}{defaults}."
         if entry is None:
             nearest = suggest_tuned(self._algorithm_name, self.env or "")
             hint = f"nearest: {nearest}" if nearest else "none are near"
-            return f"Settings: {defaults}; none are tuned for {self.title} ({hint})."
+            return f"Settings: {file}{defaults}; none are tuned for {self.title} ({hint})."
         return (
-            f"Settings: tuned for {self.title} by {entry.source}, for {entry.steps:,} steps; this "
-            f"run has {self.steps:,}. Use --no-tuned to start with {defaults}."
+            f"Settings: {file}tuned for {self.title} by {entry.source}, for {entry.steps:,} steps; "
+            f"this run has {self.steps:,}. Use --no-tuned to start with {defaults}."
         )
 
     def import_objects(self) -> dict[str, Any]:

@@ -32,6 +32,8 @@ SUMMARY = "change the imports of scripts that were written for RLlib"
 _COMPAT_MODULE = "tfpolicies.compat"
 _RLLIB_MODULES = ("ray.rllib", "ray.tune.registry")  # none of their names should remain
 _AIR_MODULE = "ray.air"  # newer versions of Ray remove more and more of it
+_WORKER_SETTINGS = ("num_rollout_workers", "num_workers", "evaluation_num_workers")
+_RAY_ADVICE = "install `tfpolicies[ray]`, or set it to 0 to sample in one process."
 _RLLIB_NAME = re.compile(r"ray\.(rllib|tune\.registry)\.[\w.]+")
 
 
@@ -48,6 +50,8 @@ class PortedScript(NamedTuple):
 
     source: bytes
     remarks: list[Remark]
+    remote_workers: list[tuple[int, str]]
+    """Settings that start workers with Ray, with their lines."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,12 +80,14 @@ def run(args: argparse.Namespace) -> int:
             print(_make_diff(name, old[name], new[name].source), end="")
         elif not args.check:
             paths[name].write_bytes(new[name].source)  # in place: keeps modes and links
-    for name, (_, remarks) in new.items():
-        for line, rllib_name, advice in remarks:
+    for name, script in new.items():
+        for line, rllib_name, advice in script.remarks:
             print(f"{name}:{line}: {rllib_name} was not changed: {advice}")
+        for line, setting in script.remote_workers:
+            print(f"{name}:{line}: {setting} needs Ray: {_RAY_ADVICE}")
     verb = "would change" if args.check or args.diff else "changed"
     print(f"{verb.capitalize()}: {len(changed)} of {len(new)}.")
-    all_remarks = [remark for _, remarks in new.values() for remark in remarks]
+    all_remarks = [remark for script in new.values() for remark in script.remarks]
     return int(args.check and bool(changed or all_remarks))
 
 
@@ -102,7 +108,11 @@ def port_script(source: bytes, name: str = "the script") -> PortedScript:
             f"{name} cannot be ported: {error}. Give a Python script; change an import of unusual "
             "form by hand."
         ) from error
-    return PortedScript(new.decode().encode(encoding), sorted(script.make_remarks()))
+    return PortedScript(
+        new.decode().encode(encoding),
+        sorted(script.make_remarks()),
+        sorted(script.find_remote_workers()),
+    )
 
 
 def _make_diff(name: str, old: bytes, new: bytes) -> str:
@@ -314,6 +324,20 @@ class _Script:
                 )
                 if isinstance(text, str) and _RLLIB_NAME.fullmatch(text):
                     yield Remark(rllib_node.lineno, text, _make_reference(text))
+
+    def find_remote_workers(self) -> Iterator[tuple[int, str]]:
+        """Yields the settings whose value is a number of remote workers above 0."""
+        for node in self.nodes:
+            values: list[tuple[str | None, ast.expr]] = []
+            if isinstance(node, ast.Call):
+                values = [(keyword.arg, keyword.value) for keyword in node.keywords]
+            elif isinstance(node, ast.Dict):
+                keys = [x.value if isinstance(x, ast.Constant) else None for x in node.keys]
+                values = list(zip(keys, node.values, strict=True))
+            for name, value in values:
+                is_number = isinstance(value, ast.Constant) and type(value.value) is int
+                if name in _WORKER_SETTINGS and is_number and value.value > 0:
+                    yield value.lineno, f"{name}={value.value}"
 
     def find_unported(self, old: _ImportedName) -> Iterator[tuple[str, str]]:
         """Yields the names of an import that are not replaced, with advice."""

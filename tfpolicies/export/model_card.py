@@ -237,7 +237,7 @@ def _list_limits(spec: Mapping[str, Any]) -> list[str]:
     limits = [
         "The file takes observations of the space above only.",
         f"Its outputs were compared with the policy's on {parity['observations']:,} random "
-        f"observations: they differ by at most {parity['largest_difference']:.1e}.",
+        f"observations: the largest relative difference is {parity['largest_difference']:.1e}.",
     ]
     if spec.get("weights", "float32") != "float32":
         limits.append(f"Its weights are rounded to {spec['weights']}.")

@@ -51,6 +51,7 @@ from tfpolicies.storage.json_values import (
     find_unresolved,
     warn_unavailable_objects,
 )
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 from tfpolicies.storage.pickling import check_picklable_by_name, restore_checkpoint, serialize_part
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 from tfpolicies.system.paths import resolve_path
@@ -58,7 +59,6 @@ from tfpolicies.system.paths import resolve_path
 custom_object_scope = keras.saving.custom_object_scope
 
 POLICY_MANIFEST = "policy.json"
-ALGORITHM_MANIFEST = "algorithm.json"
 
 logger = logging.getLogger("tfpolicies")
 

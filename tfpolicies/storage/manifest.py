@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25  # bytes of a manifest
 _MAX_VALUES, _MAX_CONTAINERS = 1 << 22, 1 << 20  # limits of values, and of lists and objects
 
-POLICIES = "policies"
+ALGORITHM_MANIFEST, POLICIES = "algorithm.json", "policies"
 SEGMENT, SEGMENTS = "segment", "segments"
 _RESERVED_ENTRIES = (
     "format_version",

@@ -109,6 +109,9 @@ class SearchConsole:
         self._print(
             f"{format_count(complete, 'trial')} complete, {pruned} pruned, {failed} failed."
         )
+        best = next(row for row in [find_best(rows)] if row)
+        if best.number == 0 and complete > 1:
+            self._print("No trial was better than your settings (trial 0).")
         repaired = [row.number for row in rows if row.repairs]
         if repaired:
             example = next(row.repairs[0] for row in rows if row.repairs)
@@ -121,7 +124,7 @@ class SearchConsole:
             "best settings": result.best_json,
             "all trials": result.trials_csv,
             "picture": result.picture,
-            "best run": next(row for row in [find_best(rows)] if row).folders[0],
+            "best run": best.folders[0],
         }
         for name, path in files.items():
             self._console.print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from tfpolicies.cli.arguments import _make_parsers, _Parser
 
@@ -50,4 +51,5 @@ def _format_names(action: argparse.Action) -> str:
 
 def _format_help(action: argparse.Action, parser: _Parser) -> str:
     text = parser._get_formatter()._expand_help(action) if action.help else ""
-    return text.replace("|", "\\|").replace("\n", " ")
+    text = text.replace("|", "\\|").replace("\n", " ")
+    return re.sub(r"([{<])", r"\\\1", text)  # braces would be attributes of the cell
