@@ -183,6 +183,28 @@ def test_keras_alone_loads_a_copy_in_another_process(tmp_path):
         np.testing.assert_allclose(np.ravel(values), extras["vf_preds"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras saves
+@pytest.mark.parametrize("names", [("place", "goal"), ("obs_place", "obs_goal")])
+@pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
+@pytest.mark.parametrize("makes_dict", [False, True])
+def test_a_copy_has_the_input_names_of_the_users_model(
+    names, observation_filter, makes_dict, tmp_path
+):
+    inputs = {name: keras.Input((2,), name=name) for name in names}
+    logits = keras.layers.Dense(2)(keras.layers.Concatenate()([*inputs.values()]))
+    model = keras.Model(inputs if makes_dict else [*inputs.values()], logits)
+    settings = {"seed": 1, "inference": "tf", "observation_filter": observation_filter}
+    policy = PPOTF2Policy(PLACES, ACTION_SPACE, {**settings, "model": {"custom_model": model}})
+    copy = policy.to_keras()
+    assert sorted(tensor.name for tensor in copy.inputs) == sorted(names)
+    copy.save(tmp_path / "copy.keras")
+    loaded = keras.saving.load_model(tmp_path / "copy.keras")
+    expected = policy.compute_actions(SEEN, explore=False).extras["action_dist_inputs"]
+    keys = dict(zip(names, ("place", "goal"), strict=True))
+    result, _ = loaded({name: SEEN[key] for name, key in keys.items()})
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
 LINE = spaces.Box(-100.0, 100.0, (1,), np.float32)
 TWELVE = np.float32([[12]])
 RIGHT = [[1.0, -1.0]]  # (12 - 10) / 2, times the kernel

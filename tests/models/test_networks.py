@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers.arrays import assert_arrays_equal
 from helpers.factories import PLANE, assert_equal, batch_for, make
 from helpers.keras_models import make_mlp
-from tfpolicies import PGTF2Policy
+from tfpolicies import PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.architecture import compute_fingerprint
 
@@ -144,14 +144,15 @@ def test_a_model_of_any_form_acts_learns_and_gives_values(form):
 
 
 @pytest.mark.core
-def test_the_first_policy_takes_the_weights_of_an_instance_and_the_second_draws_its_own():
+def test_all_policies_take_the_weights_of_an_instance_and_draw_those_of_an_added_critic():
     model = sequential()
-    first, second = (make(PGTF2Policy, model={"custom_model": model}, seed=s) for s in (0, 1))
-    third = make(PGTF2Policy, model={"custom_model": model}, seed=1)
-    assert first.program is second.program
-    assert_arrays_equal(first.get_weights().values(), model.get_weights())
-    assert not np.array_equal(second.get_weights()["layer_0/kernel"], model.get_weights()[0])
-    assert_equal(second.get_weights(), third.get_weights())
+    policies = [make(PPOTF2Policy, model={"custom_model": model}, seed=seed) for seed in (0, 1, 1)]
+    assert len({policy.program for policy in policies}) == 1
+    first, second, third = (policy.get_weights() for policy in policies)
+    for weights in (first, second, third):
+        assert_arrays_equal([*weights.values()][: len(model.weights)], model.get_weights())
+    assert_equal(second, third)
+    assert not np.array_equal(first["layer_2/kernel"], second["layer_2/kernel"])
 
 
 def test_equal_architectures_share_a_program_and_each_instance_gives_its_weights():

@@ -328,16 +328,16 @@ class _Script:
     def find_remote_workers(self) -> Iterator[tuple[int, str]]:
         """Yields the settings whose value is a number of remote workers above 0."""
         for node in self.nodes:
-            values: list[tuple[str | None, ast.expr]] = []
+            pairs: list[tuple[object, ast.expr]] = []
             if isinstance(node, ast.Call):
-                values = [(keyword.arg, keyword.value) for keyword in node.keywords]
+                pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
             elif isinstance(node, ast.Dict):
-                keys = [x.value if isinstance(x, ast.Constant) else None for x in node.keys]
-                values = list(zip(keys, node.values, strict=True))
-            for name, value in values:
-                is_number = isinstance(value, ast.Constant) and type(value.value) is int
-                if name in _WORKER_SETTINGS and is_number and value.value > 0:
-                    yield value.lineno, f"{name}={value.value}"
+                keys = [getattr(key, "value", None) for key in node.keys]
+                pairs = list(zip(keys, node.values, strict=True))
+            for name, node_value in pairs:
+                number = getattr(node_value, "value", None)
+                if name in _WORKER_SETTINGS and type(number) is int and number > 0:
+                    yield node_value.lineno, f"{name}={number}"
 
     def find_unported(self, old: _ImportedName) -> Iterator[tuple[str, str]]:
         """Yields the names of an import that are not replaced, with advice."""

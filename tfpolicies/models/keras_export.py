@@ -7,34 +7,48 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from tfpolicies.models.actor_critic_model import ActorCritic, call_actor
+from tfpolicies.models.actor_critic_model import ActorCritic, call_actor, get_user_model
 from tfpolicies.models.catalog.initializers import NormalizedColumns
 from tfpolicies.models.mean_std_filters import CLIP
-from tfpolicies.models.model_calls import arrange_inputs, call_model, make_zero_inputs
+from tfpolicies.models.model_calls import (
+    arrange_inputs,
+    call_model,
+    get_own_input_names,
+    make_zero_inputs,
+)
 from tfpolicies.models.ports import OBS, SEQ_LENS, InputPorts
 from tfpolicies.models.running_filter import Scaling
 
 
 def to_plain_keras_model(
-    model: keras.Model, ports: InputPorts, scalings: Mapping[str, Scaling]
+    model: keras.Model,
+    ports: InputPorts,
+    scalings: Mapping[str, Scaling],
+    *,
+    template: keras.Model | None = None,
 ) -> keras.Model:
     """Returns a model that computes what `model` does, and whose file Keras can load.
 
-    It has the inputs of `model`. Each filtered input is normalised by a layer
-    `<input>_make_normalization` without weights, whose result is bitwise that of `normalize`. An
-    actor and its critic become two parts of a functional model. Initializers of this package are
-    replaced. So `save` and `load_model` need no classes except the user's (the file must be a
-    `.keras` one).
+    It has the inputs of `model`, under the names that the user's model gives them. Each filtered
+    input is normalised by a layer `<input>_normalization` without weights, whose result is bitwise
+    that of `normalize`. An actor and its critic become two parts of a functional model.
+    Initializers of this package are replaced. So `save` and `load_model` need no classes except
+    the user's (the file must be a `.keras` one).
 
     Args:
         model: takes encoded observations; it is modified.
         ports: the inputs of the policy.
         scalings: mean and scale by the name of an input; empty without a filter.
+        template: the user's model; by default the one in `model`.
     """
     _replace_initializers(model)
-    if not scalings and not isinstance(model, ActorCritic):
+    template = get_user_model(model) if template is None else template
+    arrays = make_zero_inputs(ports)
+    own_names = get_own_input_names(template, arrays)
+    has_own_names = get_own_input_names(model, arrays) in ({}, own_names)
+    if not (scalings or isinstance(model, ActorCritic)) and has_own_names:
         return model
-    inputs = _make_inputs(ports)
+    inputs = _make_inputs(ports, arrays, own_names)
     model_inputs = dict(inputs)
     for name, source in _map_inputs_to_filters(ports).items():
         if source in scalings:
@@ -45,7 +59,10 @@ def to_plain_keras_model(
     else:
         outputs = call_model(model, model_inputs)
     name = f"normalized_{model.name}" if scalings else model.name
-    return keras.Model(arrange_inputs(model, inputs), outputs, name=name)
+    arranged = arrange_inputs(model, inputs)
+    if isinstance(arranged, dict):
+        arranged = {tensor.name: tensor for tensor in arranged.values()}
+    return keras.Model(arranged, outputs, name=name)
 
 
 def _replace_initializers(model: keras.Model) -> None:
@@ -55,14 +72,16 @@ def _replace_initializers(model: keras.Model) -> None:
                 setattr(layer, name, keras.initializers.GlorotUniform())
 
 
-def _make_inputs(ports: InputPorts) -> dict[str, keras.KerasTensor]:
-    """Returns the inputs of a model by name; sequences may have any length."""
+def _make_inputs(
+    ports: InputPorts, arrays: Mapping[str, np.ndarray], own_names: Mapping[str, str]
+) -> dict[str, keras.KerasTensor]:
+    """Returns inputs like some arrays; sequences may have any length."""
     inputs = {}
-    for name, array in make_zero_inputs(ports).items():
+    for name, array in arrays.items():
         shape: tuple[int | None, ...] = array.shape[1:]
         if ports.is_recurrent and name != SEQ_LENS and not name.startswith("state_in_"):
             shape = (None, *shape[1:])
-        inputs[name] = keras.Input(shape, name=name, dtype=array.dtype.name)
+        inputs[name] = keras.Input(shape, name=own_names.get(name, name), dtype=array.dtype.name)
     return inputs
 
 

@@ -96,6 +96,18 @@ def arrange_inputs(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
     return arrays if isinstance(structure, list | tuple) else arrays[0]
 
 
+def get_own_input_names(model: keras.Model, names: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a functional model's own names of several inputs, by the names of the policy's.
+
+    It is empty for a model without named inputs, and for one with a single input.
+    """
+    structure = getattr(model, "_inputs_struct", None)
+    if structure is None or len(names) == 1:
+        return {}
+    pairs = [(_find_input_name(name, names), name) for name in _get_input_names(structure)]
+    return {name: own_name for name, own_name in pairs if name is not None}
+
+
 def _find_input_name(name: str, inputs: Mapping[str, Any]) -> str | None:
     """Returns the input that a functional model's input name refers to; None if there is none."""
     if len(inputs) == 1:

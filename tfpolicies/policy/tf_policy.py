@@ -34,6 +34,7 @@ from tfpolicies.models.learning_rates import resolve_schedule
 from tfpolicies.models.mean_std_filters import MeanStdFilter, make_reward_filter
 from tfpolicies.models.model_calls import get_adapted_layers
 from tfpolicies.models.ports import PREVIOUS_STEP_SOURCES
+from tfpolicies.models.registry import resolve_custom_model
 from tfpolicies.models.running_filter import Scaling
 from tfpolicies.models.spaces import require_non_empty
 from tfpolicies.models.view_requirements import get_view_requirements
@@ -292,10 +293,10 @@ class TFPolicy(TFPolicyHooks):
     def to_keras(self) -> keras.Model:
         """Returns a trained copy of the model, which the caller owns.
 
-        It takes encoded observations (float32; discrete parts one-hot) and computes the policy's
-        outputs. An observation filter is included as layers without weights in front of the model,
-        one for each filtered part. Its `.keras` file needs only Keras if the model consists of
-        Keras layers. The model in your config is never changed.
+        It takes encoded observations (float32; discrete parts one-hot), under the input names of
+        your model, and computes the policy's outputs. An observation filter is included as layers
+        without weights in front of the model, one for each filtered part. Its `.keras` file needs
+        only Keras if the model consists of Keras layers. The model in your config is never changed.
         """
         check_tensorflow_survived_fork()
         model = self.program.spec.source.make()
@@ -314,7 +315,9 @@ class TFPolicy(TFPolicyHooks):
         numbers = [self._state.arrays[slot.key] for slot in self.program.layout.get_slots("filter")]
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         scalings = {name: Scaling(*pair) for name, pair in zip(names, pairs, strict=True)}
-        return to_plain_keras_model(model, self.program.ports, scalings)
+        custom_model = resolve_custom_model(self.config["model"]["custom_model"])
+        template = custom_model if isinstance(custom_model, keras.Model) else None
+        return to_plain_keras_model(model, self.program.ports, scalings, template=template)
 
     def summary(self, print_fn: Callable[[str], object] = print) -> None:
         """Prints the policy's spaces, networks, parameters and memory, and what acts and learns.
