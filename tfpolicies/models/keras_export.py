@@ -45,7 +45,8 @@ def to_plain_keras_model(
     template = get_user_model(model) if template is None else template
     arrays = make_zero_inputs(ports)
     own_names = get_own_input_names(template, arrays)
-    has_own_names = get_own_input_names(model, arrays) in ({}, own_names)
+    names = get_own_input_names(model, arrays)
+    has_own_names = all(names.get(name, x) == x for name, x in own_names.items())
     if not (scalings or isinstance(model, ActorCritic)) and has_own_names:
         return model
     inputs = _make_inputs(ports, arrays, own_names)
