@@ -12,7 +12,12 @@ from tfpolicies.base.type_aliases import Setting
 from tfpolicies.config import run_sections, sections
 from tfpolicies.config.base_config import BaseConfig
 from tfpolicies.config.multi_agent import MultiAgentSettings, as_predicate, make_policy_specs
-from tfpolicies.config.multi_agent_setup import SpaceResolver, Spaces, make_policy_config
+from tfpolicies.config.multi_agent_setup import (
+    SpaceResolver,
+    Spaces,
+    make_policy_config,
+    require_policy_settings,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.rllib_settings import ALIASES, ALSO_ACCEPTED_BY, FIXED_SETTINGS
 from tfpolicies.envs.env_factory import (
@@ -457,6 +462,9 @@ class AlgorithmConfig(BaseConfig):
                 f"{suggest_similar_names(unknown[0], policies)} Add them by "
                 "multi_agent(policies=...)."
             )
+        default_class = self._get_default_policy_class()
+        for policy_id, spec in policies.items():
+            require_policy_settings(self, policy_id, spec, default_class)
 
     def get_fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
         """Returns the rows of each environment per `sample()`, with "auto" resolved.
