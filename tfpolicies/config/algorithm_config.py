@@ -214,7 +214,8 @@ class AlgorithmConfig(BaseConfig):
                 or tuple of ids. Fields that are None, or missing with ids, are filled in when
                 policies are created (`get_multi_agent_setup`): the algorithm's class, the spaces of
                 the agents, this config. `config` is a dict of overrides, or an `AlgorithmConfig`,
-                whose settings are then all used. Ids are strings that are valid file names.
+                whose settings are then all used; settings of the whole run that differ from this
+                config are rejected by `validate`. Ids are strings that are valid file names.
             policy_map_capacity: how many policies keep their variables in memory; those of the
                 least recently used others are on disk. At least 1; by default 100.
             policy_mapping_fn: `f(agent_id, episode, worker, **kwargs) -> policy_id`, called when an
