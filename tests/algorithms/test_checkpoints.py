@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
+from helpers.checkpoints import edit_manifest
 from helpers.environments import SavedCountingEnv, SeededEnv
 from helpers.factories import OBS, TWO, assert_equal, batch_for, make, rows_of
 from helpers.keras_models import two_layers, unregistered_layer
@@ -26,6 +27,7 @@ from tfpolicies import (
     PPOTF2Policy,
     TFPolicy,
 )
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.settings_allowlist import check_environment_name, decode_settings
 from tfpolicies.envs.env_registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
@@ -79,10 +81,32 @@ def test_a_run_resumed_with_new_episodes_equals_the_uninterrupted_one_bit_for_bi
     resumed = Algorithm.from_checkpoint(saved)
     for _ in range(3):
         results = [a.train() for a in (algorithm, resumed)]
+        assert results[0]["policy_metrics"] == results[1]["policy_metrics"]
     assert_same_run(algorithm, resumed)
     assert results[0]["episode_reward_mean"] == results[1]["episode_reward_mean"]
     evaluations = [a.evaluate()["evaluation"]["episode_reward_mean"] for a in (algorithm, resumed)]
     assert evaluations[0] == evaluations[1]
+
+
+def test_ranges_and_rewards_of_a_run_continue_and_are_new_in_older_checkpoints(tmp_path):
+    algorithm = make_config().build()
+    meter = algorithm._train_batch_sampler.row_meter
+    obs = np.array([[0.0, -2.0], [1.0, 3.0]])
+    meter.measure("default_policy", SampleBatch({"obs": obs, "rewards": np.array([1.0, -7.0])}))
+    saved = algorithm.save(tmp_path / "checkpoint")
+
+    def get_figures():
+        other = Algorithm.from_checkpoint(saved)._train_batch_sampler.row_meter
+        rows = {"obs": np.array([[0.5, 4.0], [0.5, 4.0]]), "rewards": np.array([2.0, 2.0])}
+        other.begin_iteration()
+        other.measure("default_policy", SampleBatch(rows))
+        figures = other.get("default_policy")
+        return figures["obs_range"], figures["reward_magnitude"]
+
+    assert get_figures() == (6.0, 7.0)
+    with edit_manifest(tmp_path / "checkpoint" / "algorithm.json") as manifest:
+        del manifest["row_meter"]
+    assert get_figures() == (0.0, 2.0)
 
 
 def test_a_run_resumes_within_its_episodes_where_environments_give_their_state(tmp_path):

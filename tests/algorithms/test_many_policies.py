@@ -551,6 +551,54 @@ def test_a_custom_policy_that_is_added_reads_the_settings_of_evaluation():
     assert algorithm.get_policy("zero").config["gamma"] == 0.99
 
 
+def count_updates(algorithm):
+    return {pid: x.num_grad_updates for pid, x in algorithm.worker.policy_map.items()}
+
+
+def test_each_policy_learns_with_its_own_epochs_and_minibatches(tmp_path):
+    specs = {
+        "left": PolicySpec(config={"num_sgd_iter": 1}),
+        "right": PolicySpec(config={"sgd_minibatch_size": 3}),
+    }
+    algorithm = make_config(policies=specs).build()
+    algorithm.train()
+    # 14 rows of "left" and 8 of "right"; the algorithm's settings are 2 epochs of 8 rows
+    assert count_updates(algorithm) == {"left": 2, "right": 6}
+    algorithm.add_policy("new", PPOTF2Policy, config={"num_sgd_iter": 5, "lambda": 0.5})
+    algorithm.save(tmp_path)
+    settings = {"env": Staged, "num_sgd_iter": 3}
+    restored = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=settings)
+    restored.train()
+    assert count_updates(restored) == {"left": 4, "right": 15, "new": 0}
+    assert restored.get_policy("new").config["num_sgd_iter"] == 5
+
+
+def test_an_added_policy_cannot_have_settings_of_the_whole_run(tmp_path):
+    algorithm = make_config().build()
+    with pytest.raises(ConfigError, match=r"'new'.* cannot have train_batch_size=50"):
+        algorithm.add_policy("new", PPOTF2Policy, config={"train_batch_size": 50})
+    assert set(algorithm.worker.policy_map) == {"left", "right"}
+    algorithm.add_policy("new", PPOTF2Policy, config=algorithm.get_policy("left").config)
+    algorithm.add_policy("other", PPOTF2Policy, config=make_config().training(gamma=0.5))
+    foreign = PPOTF2Policy(SPACE, THREE, {"model": {"fcnet_hiddens": [4]}, "inference": "tf"})
+    algorithm.add_policy("foreign", policy=foreign)  # with other settings of a run
+    algorithm.save(tmp_path)
+    settings = {"policy_mapping_fn": a_and_b, "config": {"env": Staged}}
+    restored = Algorithm.from_checkpoint(tmp_path, **settings)
+    assert set(restored.worker.policy_map) == {"left", "right", "new", "other", "foreign"}
+    assert restored.get_policy("other").get_hyperparameter("gamma") == 0.5
+
+
+def test_a_run_setting_may_change_on_restoring_though_a_policy_has_the_old_value(tmp_path):
+    overrides = {"gamma": 0.5, "train_batch_size": 14, "sgd_minibatch_size": 14}
+    specs = {"left": PolicySpec(config=overrides), "right": PolicySpec()}
+    make_config(policies=specs).build().save(tmp_path)
+    changes = {"env": Staged, "train_batch_size": 28}
+    restored = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=changes)
+    assert restored.config.policies["left"].config == {"gamma": 0.5, "sgd_minibatch_size": 14}
+    assert restored.get_policy("left").get_hyperparameter("gamma") == 0.5
+
+
 def test_a_policy_may_be_withheld_from_evaluation_workers():
     algorithm = make_config_with_evaluation().build()
     algorithm.evaluate()

@@ -368,6 +368,17 @@ def test_a_training_step_updates_on_the_whole_batch_or_on_its_minibatches(miniba
     algorithm.stop()
 
 
+def test_each_policy_learns_with_its_own_epochs_and_minibatches():
+    overrides = {"num_sgd_iter": 3, "sgd_minibatch_size": 8}
+    specs = {"left": PolicySpec(config=overrides), "right": PolicySpec()}
+    algorithm = make_config(MARWILConfig, policies=specs).build()
+    algorithm.train()
+    # 14 rows of "left" in 2 minibatches; all rows of "right" at once
+    updates = {pid: x.num_grad_updates for pid, x in algorithm.worker.policy_map.items()}
+    assert updates == {"left": 6, "right": 1}
+    algorithm.stop()
+
+
 @pytest.mark.parametrize("framework", ["tf2", "tf"])
 def test_agents_with_different_betas_learn_and_resume(framework, tmp_path):
     specs = {"left": PolicySpec(config={"beta": 0.0}), "right": PolicySpec(config={"beta": 0.5})}

@@ -13,6 +13,7 @@ from tfpolicies import (
     DEFAULT_POLICY_ID,
     AlgorithmConfig,
     DQNConfig,
+    MARWILConfig,
     MultiAgentEnv,
     PGConfig,
     PGTF2Policy,
@@ -21,7 +22,9 @@ from tfpolicies import (
     PPOConfig,
     PPOTF2Policy,
 )
+from tfpolicies.algorithms.algorithm_registry import find_algorithm, get_algorithm_names
 from tfpolicies.config.multi_agent import default_policy_mapping
+from tfpolicies.config.multi_agent_setup import UPDATE_SETTINGS, is_run_setting
 from tfpolicies.config.settings_allowlist import decode_settings
 from tfpolicies.errors import ConfigError, UnknownSettingError, UsageError
 from tfpolicies.policy.policy_config import complete_config
@@ -205,6 +208,68 @@ def test_policies_to_train_must_be_defined():
     with pytest.raises(ConfigError, match=r"'mian'\], not defined .* Did you mean 'main'"):
         config.validate()
     assert config.multi_agent(policies_to_train=["main"]).validate() is None
+
+
+def with_overrides(overrides, policy_class=None):
+    config = PPOConfig().multi_agent(policies={"a": PolicySpec(policy_class, config=overrides)})
+    return config.training(train_batch_size=200, lr=0.5).rollouts(num_envs_per_worker=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"train_batch_size": 50}, "cannot have train_batch_size=50; .* train_batch_size=200"),
+        ({"num_envs_per_worker": 1}, r"policies\['a'\].*Set num_envs_per_worker on the algorithm"),
+        ({"num_workers": 3}, "num_rollout_workers=3"),
+        ({"evaluation_interval": 1, "lr": 0.1}, "evaluation_interval=1; .*=None"),
+        ({"clip_rewards": True}, "clip_rewards=True"),
+        ({"framework": "tf"}, "framework='tf'"),
+        ({"policies_to_train": ["a"]}, "policies_to_train"),
+        ({"env_task_fn": print}, "env_task_fn"),
+        ({"sgd_minibatch_size": 201}, "=201 must not be larger than train_batch_size=200"),
+    ],
+)
+def test_a_policy_cannot_have_settings_of_the_whole_run(overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        with_overrides(overrides).validate()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"train_batch_size": 200, "num_envs_per_worker": 2, "num_workers": 0},
+        {"num_sgd_iter": 1, "sgd_minibatch_size": 200, "shuffle_sequences": False},
+        {"seed": 3, "num_gpus": 1, "on_nan": "warn", "explore": False, "reward_filter": "NoFilter"},
+        PPOConfig().training(gamma=0.5),  # a complete config, with the defaults of others
+        with_overrides({}),
+        with_overrides({}).to_dict(),
+    ],
+)
+def test_a_policy_may_have_its_own_settings_and_those_of_the_run(overrides):
+    config = with_overrides(overrides)
+    config.validate()
+    config.freeze()
+
+
+def test_a_custom_policy_may_have_any_settings():
+    class OwnPPO(PPOTF2Policy):
+        """A user's class, whose methods may read all settings."""
+
+    for policy_class in (CustomPolicy, OwnPPO):
+        with_overrides({"train_batch_size": 50, "num_workers": 1}, policy_class).validate()
+    with_overrides({"train_batch_size": 50, "mood": 1}, CustomPolicy).validate()
+
+
+def test_recorded_rewards_are_clipped_for_each_policy():
+    config = MARWILConfig().offline_data(input_="steps.parquet")
+    config.multi_agent(policies={"a": PolicySpec(config={"clip_rewards": True})}).validate()
+
+
+def test_no_setting_of_the_whole_run_is_one_that_policies_read():
+    for config in (find_algorithm(name).get_default_config() for name in get_algorithm_names()):
+        policy_class = config._get_default_policy_class()
+        names = {*policy_class.hyperparameters, *policy_class.static_keys, *UPDATE_SETTINGS}
+        assert [name for name in names if is_run_setting(config, name)] == []
 
 
 def test_later_changes_of_the_callers_containers_change_nothing():

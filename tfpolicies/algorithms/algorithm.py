@@ -262,17 +262,18 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
     def warm_up(self) -> None:
         """Traces and compiles the functions used in training, so that no iteration waits for it."""
         rows = self._count_expected_train_batch_rows()
-        self._warm_up_policies(rows, 1, rows)
+        self._warm_up_policies(rows, lambda _: (1, rows))
 
-    def _warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
+    def _warm_up_policies(
+        self, rows: int, get_sizes: Callable[[str], tuple[int, int | None]]
+    ) -> None:
         """Traces and compiles the functions of one policy of each Program.
 
         Args:
             rows: of a train batch. With several agents, the share of each policy is not known in
                 advance, so updates are not compiled.
-            num_epochs: epochs of an update.
-            minibatch_size: rows of a minibatch; None for one update on all rows that reports
-                statistics of each row.
+            get_sizes: returns the epochs of an update of a policy, by its id, and the rows of a
+                minibatch: None for one update on all rows that reports statistics of each row.
         """
         programs = set()
         for policy_id, policy in self.worker.policy_map.items():
@@ -285,7 +286,12 @@ class Algorithm(Extensible, metaclass=ExtensibleMeta):
             elif self.workers.is_multi_agent():
                 learning.resolve_auto_settings()
             else:
-                learning.warm_up(rows, num_epochs, minibatch_size)
+                learning.warm_up(rows, *get_sizes(policy_id))
+
+    def _get_update_setting(self, policy_id: str, name: str) -> Any:
+        """Returns a setting of a policy's updates; the algorithm's if the policy has none."""
+        policy_config: Mapping[str, Any] = getattr(self.get_policy(policy_id), "config", {})
+        return policy_config.get(name, self.config[name])
 
     # -- parts of a training step -------------------------------------------------------------
 

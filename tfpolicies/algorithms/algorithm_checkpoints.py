@@ -29,7 +29,11 @@ from tfpolicies.config.config_serialization import (
 )
 from tfpolicies.config.live_dict import is_equal
 from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
-from tfpolicies.config.multi_agent_setup import make_policy_config
+from tfpolicies.config.multi_agent_setup import (
+    UPDATE_SETTINGS,
+    make_policy_config,
+    without_run_settings,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.settings_allowlist import (
     ALGORITHM_SETTINGS,
@@ -168,6 +172,8 @@ def make_snapshot(
     extra_arrays: dict[str, np.ndarray] = {}
     segments: list[Segment] = []
     extra = extract_arrays(algorithm.get_extra_state(), extra_arrays, segments)
+    meter_arrays: dict[str, np.ndarray] = {}
+    row_meter = extract_arrays(algorithm._train_batch_sampler.row_meter.get_state(), meter_arrays)
     manifest = {
         "type": "Algorithm",
         "algorithm_class": encode_value(type(algorithm)),
@@ -184,6 +190,7 @@ def make_snapshot(
         },
         "evaluation": _encode_evaluation(algorithm.evaluation_worker),
         "extra": encode_value(extra),
+        "row_meter": encode_value(row_meter),
     }
     trainable_only = algorithm.config.checkpoint_trainable_policies_only
     policies = {
@@ -192,7 +199,7 @@ def make_snapshot(
         if not trainable_only or worker.policies.is_trained(pid)
     }
     manifest["finite"] = all(part.manifest["finite"] for part in policies.values())
-    groups = {"sampler": sampler_arrays, "extra": extra_arrays}
+    groups = {"sampler": sampler_arrays, "extra": extra_arrays, "row_meter": meter_arrays}
     arrays = {name: group for name, group in groups.items() if group}
     return AlgorithmSnapshot(manifest, arrays, policies, segments)
 
@@ -615,11 +622,18 @@ class StoredAlgorithm:
 
     def _build_algorithm(self, algorithm_class: type) -> Any:
         config = self._make_config(algorithm_class)
+        specs = config.policies
         if config.is_multi_agent():  # else added policies are added again when restoring
             policies_to_train = self.get_mapping_and_trainable().policies_to_train
-            config.multi_agent(
-                policies=self._make_policy_specs(config), policies_to_train=policies_to_train
-            )
+            config.multi_agent(policies_to_train=policies_to_train)
+            specs = self._make_policy_specs(config)
+        default_class = config._get_default_policy_class()
+        config.multi_agent(
+            policies={
+                pid: without_run_settings(config, pid, spec, default_class)
+                for pid, spec in specs.items()
+            }
+        )
         try:
             return algorithm_class(config)
         except CheckpointError:
@@ -719,12 +733,14 @@ class StoredAlgorithm:
     ) -> list[str]:
         """Returns the settings that a policy shared with its algorithm and the algorithm changed.
 
-        Only hyperparameters, their schedules, and settings that the caller named are compared.
+        Only hyperparameters, their schedules, settings of updates, and those that the caller named
+        are compared.
         """
         hyperparameters = getattr(stored_policy.get_policy_class(), "hyperparameters", ())
         names = {
             *hyperparameters,
             *(f"{name}_schedule" for name in hyperparameters),
+            *UPDATE_SETTINGS,
             *(self.overrides or ()),
         }
         equal_names = sorted(
@@ -826,6 +842,7 @@ class StoredAlgorithm:
             set_stored_state(policy, states[pid])
         algorithm.iteration = state.progress["iteration"]
         algorithm._metrics.set_progress(state.progress)
+        algorithm._train_batch_sampler.row_meter.set_state(state.row_meter)
         restore_sampling(worker, state.seeds_used, state.rng, state.global_vars, state.sampler)
         algorithm.workers.input_positions = dict(state.input_positions)
         algorithm.workers.sync_workers(new_episodes=True)

@@ -314,6 +314,25 @@ class RowMeter:
     def begin_iteration(self) -> None:
         self._obs.clear()
 
+    def get_state(self) -> list[Any]:
+        """Returns what the figures of a whole run need: the ranges and rewards of each policy."""
+        ranges = [[policy_id, [*x.low], [*x.high]] for policy_id, x in self._ranges.items()]
+        return [ranges, [[*x] for x in self._rewards.items()]]
+
+    def set_state(self, state: Sequence[Any]) -> None:
+        """Restores a state of `get_state`; an empty one measures from the beginning.
+
+        Raises:
+            TypeError: if it is malformed; also a ValueError or an AttributeError.
+        """
+        ranges, rewards = state or ((), ())
+        self._rewards = {str(policy_id): float(reward) for policy_id, reward in rewards}
+        self._ranges = {str(policy_id): _Range([*low], [*high]) for policy_id, low, high in ranges}
+        for bounds in self._ranges.values():
+            shapes = [[x.shape for x in leaves] for leaves in (bounds.low, bounds.high)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(f"different shapes {shapes}")
+
     def measure(self, policy_id: str, batch: SampleBatch) -> None:
         """Measures the observations of the first batch of an iteration, and all rewards."""
         if policy_id not in self._obs and SampleBatch.OBS in batch:

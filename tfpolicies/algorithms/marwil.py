@@ -257,25 +257,29 @@ class MARWIL(Algorithm):
     def training_step(self) -> dict[str, Any]:
         """Gets one train batch and updates each policy on its rows."""
         batches = self.sample_train_batch()
-        config, results = self.config, {}
+        results = {}
         for policy_id, batch in batches.items():
             policy = self.get_policy(policy_id)
-            if config.sgd_minibatch_size:
-                results[policy_id] = policy.driver.learning.train(
-                    batch, config.num_sgd_iter, config.sgd_minibatch_size
-                )
+            num_epochs = self._get_update_setting(policy_id, "num_sgd_iter")
+            minibatch_size = self._get_update_setting(policy_id, "sgd_minibatch_size")
+            if minibatch_size:
+                learning = policy.driver.learning
+                results[policy_id] = learning.train(batch, num_epochs, minibatch_size)
             else:
-                for _ in range(config.num_sgd_iter):
+                for _ in range(num_epochs):
                     results[policy_id] = policy.learn_on_batch(batch)
         return results
 
     def warm_up(self) -> None:
         """Compiles the update for the configured batch."""
-        config, rows = self.config, self._count_expected_train_batch_rows()
-        if config.sgd_minibatch_size:
-            self._warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
-        else:
-            self._warm_up_policies(rows, 1, None)
+
+        def get_sizes(policy_id: str) -> tuple[int, int | None]:
+            minibatch_size = self._get_update_setting(policy_id, "sgd_minibatch_size")
+            if not minibatch_size:
+                return 1, None
+            return self._get_update_setting(policy_id, "num_sgd_iter"), minibatch_size
+
+        self._warm_up_policies(self._count_expected_train_batch_rows(), get_sizes)
 
 
 @dataclass(frozen=True, kw_only=True)

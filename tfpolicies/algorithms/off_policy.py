@@ -430,9 +430,9 @@ class OffPolicyAlgorithm(Algorithm):
         rows = self.workers.rows_per_sample()
         updates = 1 if intensity is None else max(1, int(intensity * rows / size))
         if _is_prioritized(self.config.replay_buffer_config):
-            self._warm_up_policies(size, 1, None)
+            self._warm_up_policies(size, lambda _: (1, None))
         else:
-            self._warm_up_policies(updates * size, 1, size)
+            self._warm_up_policies(updates * size, lambda _: (1, size))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns pending updates, and the replay buffer if `store_buffer_in_checkpoints`."""

@@ -151,14 +151,15 @@ class PPO(Algorithm):
     def training_step(self) -> dict[str, Any]:
         """Samples one train batch and updates each policy on its rows."""
         batches = self.sample_train_batch()
-        config, results = self.config, {}
+        results = {}
         for policy_id, batch in batches.items():
             learning = self.get_policy(policy_id).driver.learning
+            num_epochs, minibatch_size = self._get_update_sizes(policy_id)
             results[policy_id] = learning.train(
                 batch,
-                config.num_sgd_iter,
-                config.sgd_minibatch_size,
-                shuffle=config.shuffle_sequences,
+                num_epochs,
+                minibatch_size or batch.count,
+                shuffle=self._get_update_setting(policy_id, "shuffle_sequences"),
                 standardize=("advantages",),
             )
             learning.adapt(results[policy_id])
@@ -166,9 +167,13 @@ class PPO(Algorithm):
 
     def warm_up(self) -> None:
         """Compiles the update for the configured batch."""
-        config = self.config
         rows = self._count_expected_train_batch_rows()
-        self._warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
+        self._warm_up_policies(rows, self._get_update_sizes)
+
+    def _get_update_sizes(self, policy_id: str) -> tuple[int, int]:
+        """Returns the epochs and the rows of a minibatch of a policy's updates."""
+        num_epochs = self._get_update_setting(policy_id, "num_sgd_iter")
+        return num_epochs, self._get_update_setting(policy_id, "sgd_minibatch_size")
 
 
 @dataclass(frozen=True, kw_only=True)

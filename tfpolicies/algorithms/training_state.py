@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol
+from tfpolicies.algorithms.health_stats import RowMeter
 from tfpolicies.base.type_aliases import Json
 from tfpolicies.rollout.episode_summaries import restore_metrics
 from tfpolicies.storage.checkpoint import Checkpoint
@@ -29,6 +30,7 @@ class TrainingState(NamedTuple):
     input_positions: dict[int, Any]  # by worker index, where workers read recorded experience
     evaluation: tuple[int, dict[str, np.random.Generator]] | None  # seeds used; by policy id
     extra: Any  # as `Algorithm.set_extra_state` takes it
+    row_meter: list[Any]  # as `RowMeter.set_state` takes it; empty in older checkpoints
 
 
 def get_progress(algorithm: AlgorithmProtocol) -> dict[str, Any]:
@@ -56,6 +58,7 @@ def read_training_state(checkpoint: Checkpoint) -> TrainingState:
         restore_arrays(
             decode_value(manifest["extra"]), arrays.get("extra", {}), checkpoint.segments
         ),
+        _decode_row_meter(manifest.get("row_meter", []), arrays.get("row_meter", {})),
     )
 
 
@@ -80,6 +83,12 @@ def _decode_evaluation(
         return None
     rngs = {pid: decode_generator(rng) for pid, rng in _require_dict(record["rngs"]).items()}
     return _require_count(record["seeds_used"]), rngs
+
+
+def _decode_row_meter(record: Json, arrays: Mapping[str, np.ndarray]) -> list[Any]:
+    state: list[Any] = restore_arrays(decode_value(record), arrays)
+    RowMeter().set_state(state)  # raises if malformed
+    return state
 
 
 def _require_dict(value: Json) -> dict[str, Any]:

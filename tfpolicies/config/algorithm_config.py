@@ -12,7 +12,12 @@ from tfpolicies.base.type_aliases import Setting
 from tfpolicies.config import run_sections, sections
 from tfpolicies.config.base_config import BaseConfig
 from tfpolicies.config.multi_agent import MultiAgentSettings, as_predicate, make_policy_specs
-from tfpolicies.config.multi_agent_setup import SpaceResolver, Spaces, make_policy_config
+from tfpolicies.config.multi_agent_setup import (
+    SpaceResolver,
+    Spaces,
+    make_policy_config,
+    require_policy_settings,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.rllib_settings import ALIASES, ALSO_ACCEPTED_BY, FIXED_SETTINGS
 from tfpolicies.envs.env_factory import (
@@ -209,7 +214,8 @@ class AlgorithmConfig(BaseConfig):
                 or tuple of ids. Fields that are None, or missing with ids, are filled in when
                 policies are created (`get_multi_agent_setup`): the algorithm's class, the spaces of
                 the agents, this config. `config` is a dict of overrides, or an `AlgorithmConfig`,
-                whose settings are then all used. Ids are strings that are valid file names.
+                whose settings are then all used; settings of the whole run that differ from this
+                config are rejected by `validate`. Ids are strings that are valid file names.
             policy_map_capacity: how many policies keep their variables in memory; those of the
                 least recently used others are on disk. At least 1; by default 100.
             policy_mapping_fn: `f(agent_id, episode, worker, **kwargs) -> policy_id`, called when an
@@ -457,6 +463,9 @@ class AlgorithmConfig(BaseConfig):
                 f"{suggest_similar_names(unknown[0], policies)} Add them by "
                 "multi_agent(policies=...)."
             )
+        default_class = self._get_default_policy_class()
+        for policy_id, spec in policies.items():
+            require_policy_settings(self, policy_id, spec, default_class)
 
     def get_fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
         """Returns the rows of each environment per `sample()`, with "auto" resolved.

@@ -63,7 +63,8 @@ class PolicySpec:
         observation_space: of the environment, before the policy's connectors.
         action_space: of the environment.
         config: overrides of the worker's config, a dict; may have `agent_connectors` and
-            `action_connectors` of this policy.
+            `action_connectors` of this policy. Settings of the whole run, such as
+            `train_batch_size`, must have the worker's values.
 
     >>> spec = PolicySpec(None, gym.spaces.Discrete(3), None, {"gamma": 0.9})
     >>> PolicySpec.deserialize(spec.serialize()) == spec

@@ -13,8 +13,10 @@ from tfpolicies.config.multi_agent import (
     TrainPredicate,
     as_predicate,
     default_policy_mapping,
+    make_policy_specs,
     require_mapping_fn,
 )
+from tfpolicies.config.multi_agent_setup import require_policy_settings
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.envs.env_checker import preserve_global_rngs
@@ -203,7 +205,9 @@ class WorkerPolicies:
         """
         policy_id, state = addition.policy_id, addition.policy_state
         if addition.spec is not None:
-            specs = self.complete_specs({policy_id: addition.spec})
+            spec = make_policy_specs({policy_id: addition.spec})[policy_id]
+            require_policy_settings(self.config, policy_id, spec, None)
+            specs = self.complete_specs({policy_id: spec})
             policy = self.make_policy(policy_id, specs[policy_id])
         else:
             policy = self._put_policy(addition)
