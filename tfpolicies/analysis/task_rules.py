@@ -87,7 +87,7 @@ def find_unequal_progress(history: RunHistory) -> Iterator[Located]:
     curves = {pid: history.get_column(pid, "return_mean") for pid in history.policy_ids}
     curves = {pid: x[np.isfinite(x)] for pid, x in curves.items()}
     curves = {pid: x for pid, x in curves.items() if len(x) >= MIN_ROWS}
-    if len(curves) < 2 or history.judged_policy:
+    if len(curves) < 2 or history.judged_policy or _is_zero_sum(history, curves):
         return
     gains = {pid: float(get_end(x).mean() - x[0]) for pid, x in curves.items()}
     largest = max(gains.values())
@@ -104,6 +104,12 @@ def find_unequal_progress(history: RunHistory) -> Iterator[Located]:
                 ),
                 policy_id,
             )
+
+
+def _is_zero_sum(history: RunHistory, curves: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether returns add up to 0 on average, in each iteration."""
+    _, total = get_extremes(np.abs(history.record.get_column("episode_reward_mean")))
+    return bool(total < 0.01 * max(float(np.abs(x).max()) for x in curves.values()))
 
 
 def find_exploration(history: RunHistory) -> Iterator[Located]:

@@ -53,11 +53,11 @@ def draw_learning_curve(
     It shows the mean return of recent training episodes as a line, their lowest and highest return
     as a band, evaluations as points, `target` as a dashed line, and a mark where the mean first
     reached it. Rows of earlier versions have the last 100 episodes instead of the recent ones. Rows
-    before the first episode (NaN) are left out. With several policies it also shows the mean
-    return of each over a longer window (`metrics_num_episodes_for_smoothing`), up to 8, those that
-    learn first; if their sum is always the same, the sum and
-    its target are left out. A curve without points shows the loss if the run learns from data, else
-    a note. The global state of matplotlib is not changed.
+    before the first episode (NaN) are left out. With several policies, up to 8,
+    those that learn first, it also shows the mean return of each, over the longer window of
+    `metrics_num_episodes_for_smoothing`; if the sum of all returns is constant, the sum and its
+    target are left out. A curve without points shows the loss if the run learns from data, else a
+    note. The global state of matplotlib is not changed.
 
     Args:
         progress_rows: rows of `read_progress`, in order of `env_steps`.
@@ -175,7 +175,9 @@ def _draw_policies(
     if lines:
         place: _Style = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         appearance: _Style = {"frameon": False, "fontsize": 11, "labelcolor": _GRAY}
-        legend = axes.legend(handles=lines, title="mean by policy,\nsmoothed", **place, **appearance)
+        legend = axes.legend(
+            handles=lines, title="mean by policy,\nsmoothed", **place, **appearance
+        )
         legend.get_title().set_color(_GRAY)
 
 
