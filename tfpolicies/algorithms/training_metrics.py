@@ -58,7 +58,7 @@ class TrainingMetrics:
         self._episodes_total = 0
         self._time_total = 0.0
         self._restored_at = (0, 0.0)  # iteration and seconds when built or restored
-        self._resets_at = [0]  # environment steps at which all episodes began anew
+        self._resets_at = [0]  # environment steps at which all episodes were reset
         self._has_warned_of_resets = False
 
     def begin_iteration(self) -> None:
@@ -205,8 +205,8 @@ class TrainingMetrics:
     def add_reset(self, num_envs: int) -> None:
         """Counts a reset of all episodes; warns once if earlier ones came too soon.
 
-        Only episodes that end between two resets have returns, so frequent resets leave out the
-        long ones.
+        Only episodes that end between two resets have returns, so frequent resets leave out long
+        ones.
 
         Args:
             num_envs: environments of all workers together.
@@ -224,11 +224,11 @@ class TrainingMetrics:
         ended = f"the longest that has ended has {longest:,} steps" if longest else "none has ended"
         logger.warning(
             "Episodes are cut: reset_episodes_at_checkpoint=True begins new ones at each "
-            "checkpoint, here every %.4g steps of each environment, and %s. Longer episodes are "
-            "missing from the mean return, which is wrong. Save less often (checkpoint_every=N, "
-            "--checkpoint-every N): an interval should have at least %d times as many steps as "
-            "the longest episode.",
-            interval,
+            "checkpoint, here every %s steps of each environment, and %s. Episodes that are cut "
+            "have no return, and long ones are cut most often, so the mean return is wrong. Save "
+            "less often (checkpoint_every=N, --checkpoint-every N): an interval should have at "
+            "least %d times as many steps as the longest episode.",
+            f"{interval:,.0f}",
             ended,
             _MIN_EPISODES_PER_RESET,
         )

@@ -133,7 +133,7 @@ def has_constant_sum(columns: Mapping[str, Iterable[float]]) -> bool:
 
 
 def get_policy_range(columns: Mapping[str, Iterable[float]], policy_id: str) -> float:
-    """Returns the highest minus the lowest known return of a policy; NaN without one."""
+    """Returns the highest minus the lowest known return of a policy; NaN if it has none."""
     return _get_range(columns, [f"policy/{policy_id}/return_{x}" for x in ("mean", "min", "max")])
 
 
