@@ -14,7 +14,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from helpers.checkpoints import edit_manifest
-from helpers.environments import SavedCountingEnv, SeededEnv
+from helpers.environments import SavedCountingEnv, SeededEnv, counting_creator
 from helpers.factories import OBS, TWO, assert_equal, batch_for, make, rows_of
 from helpers.keras_models import two_layers, unregistered_layer
 from helpers.workers import make_small_config
@@ -107,6 +107,25 @@ def test_ranges_and_rewards_of_a_run_continue_and_are_new_in_older_checkpoints(t
     with edit_manifest(tmp_path / "checkpoint" / "algorithm.json") as manifest:
         del manifest["row_meter"]
     assert get_figures() == (0.0, 2.0)
+
+
+@pytest.mark.parametrize("length", [3, 40])
+def test_episodes_that_checkpoints_cut_are_named_once(length, tmp_path, caplog):
+    settings = {"reset_episodes_at_checkpoint": True, "log_level": "WARN"}
+    create = counting_creator("plain", lengths=[length])
+    algorithm = make_config(create, **settings).build()
+    for _ in range(2):
+        algorithm.train()
+        algorithm.save(tmp_path)
+        algorithm.save(tmp_path)  # of the same steps
+    assert algorithm.counters["num_env_steps_sampled"] == 128
+    algorithm.train()
+    algorithm.save(tmp_path)
+    lines = [x.getMessage() for x in caplog.records if "Episodes are cut" in x.getMessage()]
+    assert len(lines) == (length == 40)
+    for line in lines:
+        assert "here every 32 steps of each environment, and none has ended" in line
+        assert "at least 3 times as many steps as the longest episode" in line
 
 
 def test_a_run_resumes_within_its_episodes_where_environments_give_their_state(tmp_path):

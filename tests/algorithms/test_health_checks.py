@@ -309,6 +309,13 @@ def test_a_policy_of_several_with_the_same_return_from_the_start_is_named(
     assert check(caplog, [{}], run=alone) == []
 
 
+def test_a_sum_of_returns_that_is_constant_does_not_show_whether_policies_learn(caplog):
+    total = {f"episode_reward_{x}": 0.0 for x in ("mean", "min", "max")}
+    run = {**total, "policy_reward_mean": {"p": 1.0, "other": -1.0}}
+    assert check(caplog, [CLIPPED] * 9, run=run) == []
+    assert len(check(caplog, [CLIPPED] * 9, run={**run, "episode_reward_max": 1.0})) == 1
+
+
 def test_each_fault_is_logged_for_one_policy_only(caplog):
     observer, config = HealthChecks(), PPOConfig()
     run_stats = RunStats.from_result(RESULT, config, EPISODES, 1, FIRST)

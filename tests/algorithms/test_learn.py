@@ -11,6 +11,7 @@ import pytest
 
 from helpers.factories import assert_equal
 from helpers.keras_models import unregistered_layer
+from helpers.multi_agent_envs import World, flags
 from helpers.workers import make_small_config
 from tfpolicies import PG, Algorithm, DefaultCallbacks, PGConfig, PGTF2Policy, Policy
 from tfpolicies.algorithms.run_logger import RunLogger, TrainingOptions
@@ -134,6 +135,50 @@ def test_a_run_with_a_custom_policy_and_model_measures_its_best_again(tmp_path):
         algorithm = build(lambda: PGConfig(OwnPG), rollout_fragment_length=BATCH, **settings)
         learn(algorithm, iterations, tmp_path, keep_best=True)
     assert read_iterations(tmp_path) == [1, 2, 3]
+
+
+class Duel(World):
+    """One step, in which the agent with the greater action takes 1 from the other one."""
+
+    _agent_ids = ("a", "b")
+
+    def play(self, actions):
+        gain = float(np.sign(actions["a"] - actions["b"]))
+        return self.obs("a", "b"), {"a": gain, "b": -gain}, flags(True), flags(), {}
+
+
+DUEL = {"env": Duel, "policies": ["a", "b"], "policy_mapping_fn": lambda agent, *_, **__: agent}
+
+
+@pytest.mark.parametrize(
+    ("settings", "criteria"),
+    [
+        ({}, ("keep_best", "until=0.5")),
+        ({"evaluation_interval": 2, "evaluation_duration": 4}, ("keep_best", "until=0.5")),
+        ({}, ()),
+        ({"evaluation_interval": 1, "custom_evaluation_function": "won"}, ("until=0.5",)),
+    ],
+)
+def test_criteria_that_a_constant_sum_never_meets_are_named_once(
+    settings, criteria, tmp_path, caplog
+):
+    if "custom_evaluation_function" in settings:
+        settings = {**settings, "custom_evaluation_function": lambda *_: WON}
+    algorithm = build(**DUEL, **settings, log_level="WARN")
+    caplog.clear()
+    options = {"keep_best": True, "until": 0.5} if criteria else {"until": -1.0}
+    learned = learn(algorithm, 4, tmp_path, **options)
+    assert learned.ended_by == ("steps" if criteria else "target")
+    text = "\n".join(x.getMessage() for x in caplog.records if "total return" in x.getMessage())
+    for name in ("keep_best", "until=0.5"):
+        assert (text.count(name) > 0) == (name in criteria), text
+    assert len(text.splitlines()) == (
+        0 if not criteria else 1 + ("evaluation_duration" in settings)
+    )
+    assert not criteria or "total return, 0, whatever the policies learn (mean returns: 'a'" in text
+
+
+WON = {"episode_reward_mean": 0.7}
 
 
 def read_best_score(run_dir, algorithm):

@@ -299,6 +299,54 @@ def test_a_policy_whose_returns_do_not_grow_is_named_unless_rewards_cancel_out(t
     assert diagnose(make_run(tmp_path / "game", **run)).causes == ()
 
 
+def game(left, **changes):
+    """Returns a run of two policies whose returns add up to 0."""
+    columns = {f"episode_reward_{x}": 0.0 for x in ("mean", "min", "max")}
+    for name, means in (("left", left), ("right", -left)):
+        bounds = {"return_mean": means, "return_min": -1.0, "return_max": 1.0}
+        columns |= {f"policy/{name}/{x}": value for x, value in bounds.items()}
+    return {"columns": columns, "returns": 0.0, "std": 0.0, "policies": ("left",), **changes}
+
+
+RISING = np.linspace(-0.72, 0.33, NUM_ROWS)
+MIN_MAX = ("min", "max")
+FLAT = np.tile([-0.1, 0.1], NUM_ROWS // 2)
+
+
+def test_a_policy_that_beats_its_opponent_has_learned_though_the_sum_is_constant(tmp_path):
+    config = {"policies": two_policies(), "policies_to_train": ["left"]}
+    learned = find(tmp_path, **game(RISING, config=config))
+    assert learned.causes == ()
+    assert learned.figures["left: first return"] == -0.72
+    [cause] = diagnose(make_run(tmp_path / "flat", **game(FLAT))).causes
+    assert (cause.name, cause.policy_id) == ("no_progress", "left")
+    assert "has not grown: it was -0.1 at first" in cause.evidence
+    fallen = np.concatenate([RISING[::2], RISING[::-2]])
+    [cause] = diagnose(make_run(tmp_path / "fallen", **game(fallen))).causes
+    assert (cause.name, cause.policy_id) == ("forgetting", "left")
+
+
+def test_returns_of_policies_that_learn_against_each_other_need_not_rise(tmp_path):
+    assert find(tmp_path, **game(FLAT, policies=("left", "right"))).causes == ()
+
+
+def test_a_constant_sum_is_judged_by_evaluations_of_ones_own(tmp_path):
+    run = game(FLAT)
+    run["columns"]["evaluation/episode_reward_mean"] = np.linspace(0.2, 0.9, NUM_ROWS)
+    assert find(tmp_path, **run).causes == ()
+    run["columns"]["evaluation/episode_reward_mean"] = 0.9
+    assert diagnose(make_run(tmp_path / "flat", **run)).causes[0].name == "no_progress"
+
+
+def test_rewards_that_no_policy_gets_are_rare(tmp_path):
+    run = game(np.zeros(NUM_ROWS))
+    run["columns"] |= {f"policy/{x}/return_{y}": 0.0 for x in ("left", "right") for y in MIN_MAX}
+    names = [cause.name for cause in find(tmp_path, **run).causes]
+    assert names[0] == "equal_returns"
+    run["columns"]["episodes"] = 80  # too few for that
+    assert diagnose(make_run(tmp_path / "few", **run)).causes[0].name == "rare_rewards"
+
+
 # -- recorded experience ----------------------------------------------------------------------
 
 
@@ -413,6 +461,14 @@ def test_a_run_far_shorter_than_tuned_ones(algo, tmp_path):
     [first, *_] = find(tmp_path, algorithm=algo, env="CartPole-v1", config=config, rows=5).causes
     assert first.name == "short_run"
     assert "The run has 5,000 steps" in first.evidence
+
+
+def test_a_short_run_that_forgets_is_not_merely_short(tmp_path):
+    returns = np.concatenate([np.linspace(20, 929, 30), np.linspace(929, 58, 10)])
+    run = {"env": "Hopper-v5", "returns": returns, "length": 200.0}
+    assert [cause.name for cause in find(tmp_path, **run).causes] == ["forgetting"]
+    run["returns"] = 20.0
+    assert diagnose(make_run(tmp_path / "short", **run)).causes[0].name == "short_run"
 
 
 def test_a_run_that_ended_before_learning_started(tmp_path):

@@ -48,6 +48,27 @@ def test_the_picture_shows_curve_target_evaluations_and_a_reached_target(tmp_pat
     assert pixels(above, GREEN) > pixels(below, GREEN) + 500
 
 
+RED, PURPLE = (217, 48, 37), (147, 52, 230)
+
+
+def test_several_policies_have_curves_beside_a_sum_that_changes(tmp_path: Path) -> None:
+    png = tmp_path / "curve.png"
+    left, right = ({f"policy/{name}/return_mean": x} for name, x in (("a", 0.5), ("b", -0.5)))
+    learner, lowest = {"learner/b/kl": 0.1}, {"policy/a/return_min": -1.0}
+    draw_learning_curve(rows([20.0, 100.0], **left, **right), png, title="Game", target=50)
+    assert all(pixels(png, colour) > 500 for colour in (RED, PURPLE, BLUE, GREEN))
+    draw_learning_curve(rows([0.0, 0.0], **left, **right, **lowest), png, title="Game", target=50)
+    assert all(pixels(png, colour) > 500 for colour in (RED, PURPLE))
+    assert pixels(png, BLUE) == pixels(png, GREEN) == 0
+    many = {f"policy/{i}/return_mean": float(i) for i in range(9)} | left | right | lowest
+    draw_learning_curve(rows([0.0, 0.0], **many, **learner), png, title="Game")
+    constant = {**many, "evaluation/episode_reward_mean": 0.0}
+    with_evaluation = tmp_path / "evaluated.png"
+    draw_learning_curve(rows([0.0, 0.0], **constant, **learner), with_evaluation, title="Game")
+    assert png.read_bytes() == with_evaluation.read_bytes()
+    assert pixels(png, RED) > 500
+
+
 def test_the_curve_shows_recent_episodes_where_rows_have_them(tmp_path: Path) -> None:
     lagging, old = tmp_path / "lagging.png", tmp_path / "old.png"
     means = {f"recent_returns/{name}": -150.0 for name in ("mean", "min", "max")}

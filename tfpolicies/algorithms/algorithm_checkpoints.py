@@ -35,6 +35,7 @@ from tfpolicies.config.multi_agent_setup import (
     without_run_settings,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.config.settings_allowlist import (
     ALGORITHM_SETTINGS,
     POLICY_CLASS,
@@ -249,6 +250,9 @@ def save(
     _warn_unserializable(algorithm, stored_algorithm)
     if algorithm.config.reset_episodes_at_checkpoint:
         algorithm.workers.foreach_worker(worker_protocol.request_new_episodes)
+        if needs_environment(algorithm.config.input_):
+            num_workers = max(1, algorithm.config.num_rollout_workers)
+            algorithm._metrics.add_reset(algorithm.workers.num_envs() * num_workers)
     return SavedCheckpoint(CheckpointPath(str(folder), settings, MappingAndTrainable(**functions)))
 
 

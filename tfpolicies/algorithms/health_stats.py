@@ -18,6 +18,7 @@ from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.envs.env_registry import get_env_name
 from tfpolicies.models.spaces import action_leaves, choices_per_cell, is_float_box
+from tfpolicies.reporting.progress_row import has_constant_sum
 from tfpolicies.rollout.episode import RolloutMetrics
 
 NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
@@ -71,6 +72,8 @@ class RunStats:
         recent_mean: mean return of the most recent ones of these.
         first_returns: those of the first episodes; None if unknown.
         policy_means: mean returns of the newest episodes by policy, if there are several.
+        has_constant_sum: whether the newest episodes have the same return, though those of
+            policies differ, from each other or by episode.
     """
 
     settings: Settings
@@ -89,6 +92,7 @@ class RunStats:
     recent_mean: float = math.nan
     first_returns: FirstReturns | None = None
     policy_means: Mapping[str, float] = field(default_factory=dict)
+    has_constant_sum: bool = False
 
     @classmethod
     def from_result(
@@ -127,11 +131,14 @@ class RunStats:
             recent_mean=result.get("recent_returns", {}).get("mean", math.nan),
             first_returns=_summarize_first_returns(first_returns),
             policy_means=result.get("policy_reward_mean", {}),
+            has_constant_sum=_has_constant_sum(result),
         )
 
     def has_improved(self) -> bool:
-        """Returns whether recent returns exceed the first ones, or these are unknown."""
-        return self.first_returns is None or self.first_returns.are_exceeded_by(self.recent_mean)
+        """Returns whether recent returns exceed the first ones, or this cannot be known."""
+        if self.first_returns is None or self.has_constant_sum:
+            return True
+        return self.first_returns.are_exceeded_by(self.recent_mean)
 
     def get_number(self, name: str) -> float:
         """Returns a numeric setting; NaN if there is none."""
@@ -148,6 +155,13 @@ def _find_equal_return(episodes: Sequence[RolloutMetrics]) -> float:
     first_rewards = dict(first.agent_rewards)
     is_equal = all(dict(episode.agent_rewards) == first_rewards for episode in episodes)
     return float(first.episode_reward) if is_equal else math.nan
+
+
+def _has_constant_sum(result: Mapping[str, Any]) -> bool:
+    names = ("mean", "min", "max")
+    columns = {f"episode_reward_{x}": [result.get(f"episode_reward_{x}", math.nan)] for x in names}
+    returns = [x for name in names for x in result.get(f"policy_reward_{name}", {}).values()]
+    return has_constant_sum({**columns, "policy/any/return_mean": returns})
 
 
 def _summarize_first_returns(returns: Sequence[float] | None) -> FirstReturns | None:

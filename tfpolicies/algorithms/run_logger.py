@@ -323,6 +323,17 @@ def _get_score(row: Mapping[str, float], config: AlgorithmConfig) -> float:
     return get_recent_return(row, config)
 
 
+def is_score_constant(row: Mapping[str, float], config: AlgorithmConfig) -> bool:
+    """Returns whether all episodes of an iteration's score have the same return.
+
+    Args:
+        row: of an iteration, whose training episodes have the same return.
+        config: of the run.
+    """
+    low, high = (row.get(f"evaluation/episode_reward_{x}", math.nan) for x in ("min", "max"))
+    return low == high or not _evaluates(config)
+
+
 def get_recent_return(row: Mapping[str, float], config: AlgorithmConfig) -> float:
     """Returns the mean return of recent episodes; NaN if there are too few.
 

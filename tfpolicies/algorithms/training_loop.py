@@ -17,6 +17,7 @@ from tfpolicies.algorithms.run_logger import (
     RunLogger,
     TrainingOptions,
     get_recent_return,
+    is_score_constant,
 )
 from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.progress_display import TrainingProgress
@@ -24,6 +25,8 @@ from tfpolicies.reporting.progress_row import (
     EVALUATION_MEAN,
     RECENT_PREFIX,
     find_loss,
+    find_policies_with_returns,
+    has_constant_sum,
     make_progress_row,
 )
 from tfpolicies.reporting.run_folder import ENDED_BY_CALLBACK, ENDED_BY_STEPS, ENDED_BY_TARGET
@@ -39,6 +42,7 @@ ENDED_BY_SIGNAL, ENDED_BY_ERROR = "signal", "error"
 
 _RECENT_MEAN = f"{RECENT_PREFIX}mean"  # callbacks may remove it from a row
 _MEAN_Q = "learner/default_policy/mean_q"
+_MAX_MEANS = 8  # of policies in a warning
 _SPEED_SMOOTHING = 0.9  # weight of the previous speed in the exponential mean over iterations
 
 
@@ -103,6 +107,7 @@ class TrainingLoop:
         self._speed = math.nan
         self._env_steps_at_start = self.env_steps
         self._has_learned = False
+        self._warned_criteria: set[str] = set()
         self._reads_data = not needs_environment(algorithm.config.input_)
         self._evaluation_mean = math.nan  # of the last evaluation
 
@@ -149,6 +154,7 @@ class TrainingLoop:
             while self.env_steps < self.options.steps and signals.requested is None:
                 should_continue = self._iterate()
                 score = get_recent_return(self._row, self.algorithm.config)
+                self._warn_if_sum_is_constant(score)
                 if self._reads_data:
                     details = self._describe_learning()
                     progress_bar.update(self.env_steps, score, self._speed, details)
@@ -183,6 +189,42 @@ class TrainingLoop:
         return_values = [callbacks.on_iteration_end(algorithm=self.algorithm, row=dict(row))]
         return_values += [callback(self.algorithm, self.result) for callback in self._callbacks]
         return not any(value is False for value in return_values)
+
+    def _warn_if_sum_is_constant(self, score: float) -> None:
+        """Warns once if a criterion compares mean returns that cannot change.
+
+        Args:
+            score: the mean return of recent episodes.
+        """
+        row, until = self._row, self.options.until
+        columns = {name: [value] for name, value in row.items()}
+        if math.isnan(score) or not has_constant_sum(columns):
+            return
+        texts = {}
+        if self.options.keep_best and is_score_constant(row, self.algorithm.config):
+            texts["keep_best"] = (
+                "keep_best has no best checkpoint and keeps the first one: evaluate the policy "
+                "that you mean in a custom_evaluation_function (its episode_reward_mean counts), "
+                "or save the best in a callback."
+            )
+        if until is not None and score < until:
+            texts["until"] = (
+                f"until={until:g} cannot be reached: evaluate the policy that you mean in a "
+                "callback, and return False to end the training."
+            )
+        if not self._warned_criteria.issuperset(texts):
+            self._warned_criteria.update(texts)
+            means = [
+                f"{pid!r} {row[f'policy/{pid}/return_mean']:.4g}"
+                for pid in find_policies_with_returns(row)
+            ]
+            logger.warning(
+                "All recent episodes have the same total return, %.4g, whatever the policies learn "
+                "(mean returns: %s). %s",
+                score,
+                ", ".join(means[:_MAX_MEANS]) + (", ..." if len(means) > _MAX_MEANS else ""),
+                " ".join(texts.values()),
+            )
 
     def _describe_learning(self) -> str:
         """Describes the progress of a run that reads recorded experience."""

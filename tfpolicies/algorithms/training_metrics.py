@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import os
 import socket
@@ -22,6 +23,9 @@ from tfpolicies.rollout.episode_summaries import (
     summarize_recent_returns,
 )
 
+logger = logging.getLogger("tfpolicies")
+
+_MIN_EPISODES_PER_RESET = 3  # lengths of the longest episode between two resets of all episodes
 _RECENT_STEPS = 10_000  # maximum environment steps of the recent episodes ...
 _RUN_PARTS_PER_RECENT = 5  # ... early in a run: a fifth of its steps; at least one iteration
 _NUM_FIRST_EPISODES = 20  # whose returns are kept for comparison with later ones
@@ -54,6 +58,8 @@ class TrainingMetrics:
         self._episodes_total = 0
         self._time_total = 0.0
         self._restored_at = (0, 0.0)  # iteration and seconds when built or restored
+        self._resets_at = [0]  # environment steps at which all episodes were reset
+        self._has_warned_of_resets = False
 
     def begin_iteration(self) -> None:
         self._started_at, self._counters_at_start = time.perf_counter(), dict(self.counters)
@@ -194,6 +200,38 @@ class TrainingMetrics:
         self.first_returns = None if first_returns is None else list(first_returns)
         self._time_total = progress["time_total_s"]
         self._restored_at = progress["iteration"], self._time_total
+        self._resets_at = [self.counters["num_env_steps_sampled"]]
+
+    def add_reset(self, num_envs: int) -> None:
+        """Counts a reset of all episodes; warns once if earlier ones came too soon.
+
+        Only episodes that end between two resets have returns, so frequent resets leave out long
+        ones.
+
+        Args:
+            num_envs: environments of all workers together.
+        """
+        resets, steps = self._resets_at, self.counters["num_env_steps_sampled"]
+        if steps == resets[-1]:
+            return
+        interval = (resets[-1] - resets[0]) / max(1, len(resets) - 1) / num_envs
+        resets.append(steps)
+        longest = max((episode.episode_length for episode in self.episodes), default=0)
+        is_short = not longest or interval < _MIN_EPISODES_PER_RESET * longest
+        if not interval or not is_short or self._has_warned_of_resets:
+            return
+        self._has_warned_of_resets = True
+        ended = f"the longest that has ended has {longest:,} steps" if longest else "none has ended"
+        logger.warning(
+            "Episodes are cut: reset_episodes_at_checkpoint=True begins new ones at each "
+            "checkpoint, here every %s steps of each environment, and %s. Episodes that are cut "
+            "have no return, and long ones are cut most often, so the mean return is wrong. Save "
+            "less often (checkpoint_every=N, --checkpoint-every N): an interval should have at "
+            "least %d times as many steps as the longest episode.",
+            f"{interval:,.0f}",
+            ended,
+            _MIN_EPISODES_PER_RESET,
+        )
 
 
 def _compute_throughput(count: int, ms: float) -> float:

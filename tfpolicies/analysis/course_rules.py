@@ -12,7 +12,7 @@ from tfpolicies.algorithms.health_checks import describe_too_short
 from tfpolicies.algorithms.health_rules import LEARNING_START, Finding
 from tfpolicies.algorithms.health_stats import to_float
 from tfpolicies.algorithms.tuned_hyperparameters import find_tuned
-from tfpolicies.analysis.history_rule import HistoryRule, Located, divide, has_learned
+from tfpolicies.analysis.history_rule import HistoryRule, Located, divide
 from tfpolicies.analysis.run_history import RunHistory
 from tfpolicies.analysis.usual_settings import find_differences
 from tfpolicies.reporting.progress_display import format_count
@@ -139,7 +139,7 @@ def find_no_episode(history: RunHistory) -> Iterator[Located]:
 
 def find_no_learning_yet(history: RunHistory) -> Iterator[Located]:
     steps = history.last_step
-    if history.policy_ids and any(has_learned(history, x) for x in history.policy_ids):
+    if history.policy_ids and any(history.has_learned(x) for x in history.policy_ids):
         return
     reason = describe_too_short(history.settings, steps)
     if reason is not None:
@@ -170,7 +170,8 @@ def find_late_learning(history: RunHistory) -> Iterator[Located]:
 
 def find_short_run(history: RunHistory) -> Iterator[Located]:
     tuned = find_tuned(history.record.algorithm, history.record.env or "")
-    if tuned is not None and history.is_short() and not history.reads_data:
+    is_early = history.is_short() and not history.has_forgotten()
+    if tuned is not None and is_early and not history.reads_data:
         yield Located(
             Finding(
                 evidence=f"The run has {history.last_step:,} steps; tuned settings for this "
@@ -236,7 +237,8 @@ def find_no_progress(history: RunHistory) -> Iterator[Located]:
             "need, with numbers near 1, and that rewards say what you want: play an episode and "
             "print both.",
             figures={"first_return": first.mean, "last_return": score.last},
-        )
+        ),
+        history.judged_policy,
     )
 
 
@@ -244,6 +246,8 @@ def find_evaluation_gap(history: RunHistory) -> Iterator[Located]:
     training, evaluation = history.returns, history.evaluation
     if history.reads_data or not len(evaluation.values) or not len(training.values):
         return
+    if history.judged_policy:
+        return  # evaluations have the sum
     gain = training.last - history.first_returns.mean
     std = 0.0 if math.isnan(training.std) else training.std
     gap = training.last - evaluation.last
@@ -308,7 +312,8 @@ def find_forgetting(history: RunHistory) -> Iterator[Located]:
             "replay raise the capacity of the buffer. --keep-best keeps the best checkpoint.",
             figures={"best_return": score.best, "last_return": score.last},
             settings={"lr": history.settings.get("lr")},
-        )
+        ),
+        history.judged_policy,
     )
 
 

@@ -322,15 +322,16 @@ def _apply_to_iterations(history: RunHistory, rule: Rule, *, shows_all: bool) ->
 def _get_figures(history: RunHistory) -> dict[str, float | str]:
     """Returns the figures that the rules looked at, without those that the run lacks."""
     record, score = history.record, history.score
+    owner = f"{history.judged_policy}: " if history.judged_policy else ""
     figures: dict[str, float | str] = {
         "algorithm": record.algorithm,
         "environment": record.env or "",
         "iterations": record.num_iterations,
         "steps": history.last_step,
         "episodes": int(np.nan_to_num(record.get_column("episodes")[-1])),
-        "first return": history.first_returns.mean,
-        "best return": score.best,
-        "last return": score.last,
+        f"{owner}first return": history.first_returns.mean,
+        f"{owner}best return": score.best,
+        f"{owner}last return": score.last,
         "last evaluation": history.evaluation.last,
         "return that counts as learned": history.goal,
         "episode length": float(record.get_column("episode_len_mean")[-1]),

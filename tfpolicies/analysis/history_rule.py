@@ -44,14 +44,6 @@ class HistoryRule:
     needs_stuck: bool = True
 
 
-def has_learned(history: RunHistory, policy_id: str) -> bool:
-    prefix = f"learner/{policy_id}/"
-    return any(
-        name.startswith(prefix) and np.isfinite(values).any()
-        for name, values in history.record.columns.items()
-    )
-
-
 def get_end(values: np.ndarray) -> np.ndarray:
     """Returns the last tenth of some values, at least one."""
     return values[-max(1, int(_END_SHARE * len(values))) :]

@@ -21,7 +21,12 @@ from tfpolicies.algorithms.tuned_hyperparameters import find_tuned
 from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.errors import CheckpointError
-from tfpolicies.reporting.progress_row import RECENT_PREFIX
+from tfpolicies.reporting.progress_row import (
+    RECENT_PREFIX,
+    find_policies_with_returns,
+    get_policy_range,
+    has_constant_sum,
+)
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.manifest import ALGORITHM_MANIFEST, POLICIES
 from tfpolicies.storage.spaces_json import decode_space
@@ -32,6 +37,7 @@ _WINDOW_SHARE = 0.1  # share of the points of a curve over which it is smoothed
 _SHORT_SHARE = 0.2  # share of the steps of tuned settings below which a run has just begun
 _MIN_FIRST_EPISODES = 5  # episodes of the first mean return
 _MAX_FORGOTTEN_SHARE = 0.5  # share of an improvement that a run may lose again
+_POLICY_GAIN_SHARE = 0.25  # share of the range of a policy's returns that is an improvement
 _MIN_GOAL_SHARE = 0.25  # share of the way to the goal below which a flat curve is stuck
 
 
@@ -93,6 +99,11 @@ class RunHistory:
         first_returns: of the first episodes, or the first evaluation of recorded experience.
         reads_data: whether it learns only from recorded experience.
         goal: the return that counts as learned; NaN if unknown.
+        judged_policy: the policy that `returns` and `first_returns` are of, if the returns of
+            several policies always have the same sum: of those that learn, the one that gained
+            most. Else "".
+        is_self_play: whether there is one, and its returns need not rise when it learns, since its
+            opponents learn as well.
         is_training: whether a process still trains it.
     """
 
@@ -107,7 +118,11 @@ class RunHistory:
         std = std if self.reads_data is False else _median(record.get_column(_EVALUATION_STD))
         self.evaluation = Curve.smooth(self.steps, record.get_evaluation_returns(), std)
         self.first_returns = self._get_first_returns()
+        self._first_evaluation = self.first_returns
         self.goal = self._get_goal()
+        self.judged_policy, self.is_self_play = "", False
+        if has_constant_sum(record.columns):
+            self._judge_by_policy()
         self.is_training = record.folder.is_in_use
 
     @property
@@ -145,6 +160,38 @@ class RunHistory:
         std = np.nanmax([0.0, stds[row], _median(stds)])
         return FirstReturns(float(values[row]), float(std))
 
+    def _judge_by_policy(self) -> None:
+        """Takes the returns of a policy instead of the sum over policies, which is constant."""
+        policy_ids = find_policies_with_returns(self.record.columns)
+        learner_ids = [pid for pid in policy_ids if self.has_learned(pid)]
+        curves = {
+            pid: Curve.smooth(self.steps, self.get_column(pid, "return_mean"))
+            for pid in learner_ids or policy_ids
+        }
+        pid = max(curves, key=lambda x: _order(curves[x].last - self._get_first_mean(x)))
+        spread = _POLICY_GAIN_SHARE * get_policy_range(self.record.columns, pid)
+        self.judged_policy, self.returns = pid, curves[pid]
+        self.first_returns = FirstReturns(self._get_first_mean(pid), spread)
+        self.is_self_play = len(learner_ids) > 1 or len(policy_ids) == 1
+        self.goal = math.nan  # it is one of the sum
+        first = self.evaluation.values[0] if len(self.evaluation.values) else math.nan
+        std = _median(self.record.get_column(_EVALUATION_STD))
+        self._first_evaluation = FirstReturns(float(first), 0.0 if math.isnan(std) else std)
+
+    def _get_first_mean(self, policy_id: str) -> float:
+        values = self.get_column(policy_id, "return_mean")
+        episodes = np.nan_to_num(self.record.get_column("episodes"))
+        finite = values[np.isfinite(values) & (episodes >= _MIN_FIRST_EPISODES)]
+        return float(finite[0]) if len(finite) else math.nan
+
+    def has_learned(self, policy_id: str) -> bool:
+        """Returns whether an iteration updated a policy."""
+        prefix = f"{_LEARNER_PREFIX}{policy_id}/"
+        return any(
+            name.startswith(prefix) and bool(np.isfinite(values).any())
+            for name, values in self.record.columns.items()
+        )
+
     def _get_goal(self) -> float:
         """Returns the target of the command, else of tuned settings or the environment."""
         until, env = to_float(self.record.command.get("until")), self.record.env or ""
@@ -159,7 +206,7 @@ class RunHistory:
 
     def has_improved(self) -> bool:
         """Returns whether the last returns exceed the first ones, in training or evaluation."""
-        return self.has_improved_in_training() or self.first_returns.are_exceeded_by(
+        return self.has_improved_in_training() or self._first_evaluation.are_exceeded_by(
             self.evaluation.last
         )
 
@@ -174,6 +221,8 @@ class RunHistory:
 
     def has_forgotten(self) -> bool:
         """Returns whether most of an improvement is lost again."""
+        if self.is_self_play:
+            return False  # its opponents have improved
         score = self.score
         loss, gain = score.best - score.last, score.best - self.first_returns.mean
         spread = max(self.first_returns.std, 0.0 if math.isnan(score.std) else score.std)
@@ -185,7 +234,7 @@ class RunHistory:
         if self.has_reached_goal() or (self.reads_data and math.isnan(self.goal)):
             return False  # imitation may be as good as the data from the first evaluation on
         if not self.has_improved():
-            return True
+            return not self.is_self_play
         gain, distance = (
             self.score.best - self.first_returns.mean,
             self.goal - self.first_returns.mean,

@@ -22,7 +22,6 @@ from tfpolicies.analysis.history_rule import (
     divide,
     get_end,
     get_extremes,
-    has_learned,
     mean,
     median,
 )
@@ -57,7 +56,7 @@ def find_untrained_policies(history: RunHistory) -> Iterator[Located]:
     to_train = history.settings.get("policies_to_train")
     for policy_id, spec in policies.items():
         is_default = isinstance(spec, list) and bool(spec) and spec[0] is None
-        if has_learned(history, policy_id) or not is_default:
+        if history.has_learned(policy_id) or not is_default:
             continue  # a policy of its own class may be meant to stay as it is
         mean = history.get_column(policy_id, "return_mean")
         returns = (
@@ -68,6 +67,8 @@ def find_untrained_policies(history: RunHistory) -> Iterator[Located]:
         reason = "no agent was mapped to it while the run trained"
         advice = "Check policy_mapping_fn."
         if isinstance(to_train, list) and policy_id not in to_train:
+            if history.judged_policy and history.has_improved():
+                continue  # it is the opponent of the others
             reason = f"policies_to_train={to_train} leaves it out"
             advice = f"Add {policy_id!r} to policies_to_train, or set it to None for all policies."
         yield Located(
@@ -86,12 +87,12 @@ def find_unequal_progress(history: RunHistory) -> Iterator[Located]:
     curves = {pid: history.get_column(pid, "return_mean") for pid in history.policy_ids}
     curves = {pid: x[np.isfinite(x)] for pid, x in curves.items()}
     curves = {pid: x for pid, x in curves.items() if len(x) >= MIN_ROWS}
-    if len(curves) < 2 or _is_zero_sum(history, curves):
+    if len(curves) < 2 or history.judged_policy or _is_zero_sum(history, curves):
         return
     gains = {pid: float(get_end(x).mean() - x[0]) for pid, x in curves.items()}
     largest = max(gains.values())
     for policy_id, gain in gains.items():
-        if largest > 0 and gain < 0.1 * largest and has_learned(history, policy_id):
+        if largest > 0 and gain < 0.1 * largest and history.has_learned(policy_id):
             yield Located(
                 Finding(
                     evidence=f"The mean return of its agents went from {curves[policy_id][0]:.4g} "
@@ -106,6 +107,7 @@ def find_unequal_progress(history: RunHistory) -> Iterator[Located]:
 
 
 def _is_zero_sum(history: RunHistory, curves: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether returns add up to 0 on average, in each iteration."""
     _, total = get_extremes(np.abs(history.record.get_column("episode_reward_mean")))
     return bool(total < 0.01 * max(float(np.abs(x).max()) for x in curves.values()))
 
@@ -244,7 +246,7 @@ def find_clipped_rewards(history: RunHistory) -> Iterator[Located]:
     lowest, _ = get_extremes(history.record.get_column("episode_reward_min"))
     _, highest = get_extremes(history.record.get_column("episode_reward_max"))
     is_negative, is_positive = highest < 0, lowest > 0
-    if not (limit > 0 and (is_negative or is_positive)):
+    if history.judged_policy or not (limit > 0 and (is_negative or is_positive)):
         return
     length = mean(history.record.get_column("episode_len_mean"))
     reward = divide(abs(mean(history.record.get_column("episode_reward_mean"))), length)
@@ -325,13 +327,14 @@ def find_large_bounds(history: RunHistory) -> Iterator[Located]:
 
 def find_rare_rewards(history: RunHistory) -> Iterator[Located]:
     std = history.record.get_column("recent_returns/std")
-    std = std[np.isfinite(std)]
     _, best = get_extremes(history.record.get_column("episode_reward_max"))
-    if len(std) >= MIN_ROWS and (std == 0).mean() > 0.5:
+    is_known, is_equal = np.isfinite(std), (std == 0) & ~_find_constant_sums(history)
+    share = mean(is_equal[is_known])
+    if is_known.sum() >= MIN_ROWS and share > 0.5:
         yield Located(
             Finding(
-                evidence=f"In {(std == 0).mean():.0%} of the iterations all recent episodes have "
-                f"the same return; the best return so far is {best:.4g}. Rewards are too rare to "
+                evidence=f"In {share:.0%} of the iterations all recent episodes have the same "
+                f"return; the best return so far is {best:.4g}. Rewards are too rare to "
                 "learn from.",
                 advice="Add intermediate rewards, or explore more (entropy_coeff, "
                 "exploration_config).",
@@ -340,10 +343,22 @@ def find_rare_rewards(history: RunHistory) -> Iterator[Located]:
         )
 
 
+def _find_constant_sums(history: RunHistory) -> np.ndarray:
+    """Returns in which iterations all returns are the same, though those of policies differ."""
+
+    def differs(prefix: str) -> np.ndarray:
+        low, high = (history.record.get_column(f"{prefix}{x}") for x in ("min", "max"))
+        is_different: np.ndarray = low < high
+        return is_different
+
+    policies = [differs(f"policy/{pid}/return_") for pid in history.policy_ids]
+    is_constant: np.ndarray = np.any(policies, axis=0) & ~differs("episode_reward_")
+    return is_constant
+
+
 def find_high_temperature(history: RunHistory) -> Iterator[Located]:
     """Finds an entropy (SAC) that is worth more than the rewards."""
     length = mean(history.record.get_column("episode_len_mean"))
-    low, high = (history.record.get_column(f"episode_reward_{x}") for x in ("min", "max"))
     for policy_id in history.policy_ids:
         alpha = mean(get_end(history.get_column(policy_id, "alpha_value")))
         target = mean(history.get_column(policy_id, "target_entropy"))
@@ -362,7 +377,10 @@ def find_high_temperature(history: RunHistory) -> Iterator[Located]:
                 policy_id,
             )
             continue
-        reward = divide(get_extremes(np.abs([low, high]))[1], length)
+        has_returns = np.isfinite(history.get_column(policy_id, "return_min")).any()
+        prefix = f"policy/{policy_id}/return_" if has_returns else "episode_reward_"
+        bounds = [history.record.get_column(f"{prefix}{x}") for x in ("min", "max")]
+        reward = divide(get_extremes(np.abs(bounds))[1], length)
         bonus = alpha * max(1.0, abs(target))
         if bonus > _MAX_BONUS_FACTOR * reward:
             yield Located(

@@ -14,6 +14,8 @@ from tfpolicies.reporting.progress_row import (
     EVALUATION_MEAN,
     RECENT_PREFIX,
     find_loss,
+    find_policies_with_returns,
+    has_constant_sum,
     to_number,
 )
 from tfpolicies.system.atomic import write_atomically
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 _Style = dict[str, Any]  # keyword arguments of matplotlib
 
 _BLUE, _ORANGE, _GREEN = "#1c6dd0", "#e8710a", "#1e8e3e"
+_POLICY_COLORS = (  # of as many policies as are drawn
+    *("#d93025", "#9334e6", "#12a4af", "#b5306f", "#7a5c3e", "#f2b600", "#5c6bc0", "#80868b"),
+)
+_MAX_NAME_LENGTH = 24  # characters of a policy's id in the legend
 _INK, _GRAY, _GRID = "#202124", "#5f6368", "#e8eaed"
 _BAND_ALPHA = 0.13
 _FEW_POINTS = 25  # up to here each point of the curve gets a dot
@@ -47,8 +53,11 @@ def draw_learning_curve(
     It shows the mean return of recent training episodes as a line, their lowest and highest return
     as a band, evaluations as points, `target` as a dashed line, and a mark where the mean first
     reached it. Rows of earlier versions have the last 100 episodes instead of the recent ones. Rows
-    before the first episode (NaN) are left out; a curve without points shows the loss if the run
-    learns from data, else a note. The global state of matplotlib is not changed.
+    before the first episode (NaN) are left out. With several policies, up to 8,
+    those that learn first, it also shows the mean return of each, over the longer window of
+    `metrics_num_episodes_for_smoothing`; if the sum of all returns is constant, the sum and its
+    target are left out. A curve without points shows the loss if the run learns from data, else a
+    note. The global state of matplotlib is not changed.
 
     Args:
         progress_rows: rows of `read_progress`, in order of `env_steps`.
@@ -71,17 +80,24 @@ def draw_learning_curve(
     axes = figure.add_subplot()
     _style_axes(axes)
     axes.set_xlim(0, max([row["env_steps"] for row in progress_rows], default=0) * 1.02 or 1)
+    policies = _choose_policies(progress_rows)
+    _draw_policies(axes, progress_rows, policies)
+    total = _find_constant_sum(progress_rows) if policies else math.nan
+    if math.isfinite(total):
+        note = f"the returns of all agents always add up to {format_number(total)}"
+        figure.text(0.03, 0.89, note, color=_GRAY, size=11, va="center")
+        progress_rows, target = _without_sum(progress_rows), None
     artists = _draw_returns(axes, progress_rows) + _draw_evaluations(axes, progress_rows)
     if from_data:
         axes.set_xlabel("training progress (rows)", color=_GRAY, size=11, labelpad=8)
     if not artists and from_data:
         artists = _draw_loss(axes, progress_rows)
     else:
-        if not artists:
+        if not artists and not policies:
             _draw_note(axes, "no episode has ended yet")
         if target is not None:
             artists.append(_draw_target(axes, target))
-        _set_y_limits(axes, progress_rows, target)
+        _set_y_limits(axes, progress_rows, policies, target)
         if target is not None:
             _mark_target_reached(axes, progress_rows, target)
     _draw_title_and_legend(figure, title, artists)
@@ -128,8 +144,54 @@ def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artis
     dots: _Style = {"marker": "o" if len(steps) <= _FEW_POINTS else "", "markersize": 5}
     ends: _Style = {"solid_capstyle": "round", "solid_joinstyle": "round"}
     (line,) = axes.plot(steps, means, color=_BLUE, linewidth=2.4, zorder=3, **dots, **ends)
-    line.set_label("mean of recent training episodes")
+    agents = ", all agents" if _choose_policies(rows) else ""
+    line.set_label(f"mean of recent training episodes{agents}")
     return [line, *_draw_band(axes, rows)]
+
+
+def _choose_policies(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """Returns the policies to draw, those that learn first; none if there is only one."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    policies = find_policies_with_returns(names)
+    learners = {pid for pid in policies if any(x.startswith(f"learner/{pid}/") for x in names)}
+    ordered = sorted(policies, key=lambda pid: pid not in learners)
+    return ordered[: len(_POLICY_COLORS)] if len(policies) > 1 else []
+
+
+def _name_policy_mean(policy_id: str) -> str:
+    return f"policy/{policy_id}/return_mean"
+
+
+def _draw_policies(
+    axes: Axes, rows: Sequence[Mapping[str, float]], policies: Sequence[str]
+) -> None:
+    lines = []
+    for policy_id, color in zip(policies, _POLICY_COLORS, strict=False):
+        steps, means = _get_points(rows, _name_policy_mean(policy_id))
+        dots: _Style = {"marker": "o" if len(steps) <= _FEW_POINTS else "", "markersize": 4}
+        is_long = len(policy_id) > _MAX_NAME_LENGTH
+        name = f"{policy_id[: _MAX_NAME_LENGTH - 1]}…" if is_long else policy_id
+        lines += axes.plot(steps, means, color=color, linewidth=1.8, zorder=4, label=name, **dots)
+    if lines:
+        place: _Style = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        appearance: _Style = {"frameon": False, "fontsize": 11, "labelcolor": _GRAY}
+        legend = axes.legend(
+            handles=lines, title="mean by policy,\nsmoothed", **place, **appearance
+        )
+        legend.get_title().set_color(_GRAY)
+
+
+def _find_constant_sum(rows: Sequence[Mapping[str, float]]) -> float:
+    """Returns the return that all episodes have, though those of policies differ, else NaN."""
+    columns = {name: [row.get(name, math.nan) for row in rows] for name in rows[-1]}
+    return _get_points(rows, "mean")[1][-1] if has_constant_sum(columns) else math.nan
+
+
+def _without_sum(rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Returns rows without the sum over agents, and without evaluations that have the same one."""
+    is_sum = len({*_get_points(rows, EVALUATION_MEAN)[1]}) == 1
+    prefixes = (RECENT_PREFIX, "episode_reward_", *([EVALUATION_MEAN] if is_sum else []))
+    return [{name: x for name, x in row.items() if not name.startswith(prefixes)} for row in rows]
 
 
 def _draw_note(axes: Axes, note: str) -> None:
@@ -175,9 +237,14 @@ def _draw_target(axes: Axes, target: float) -> Artist:
     return axes.axhline(target, color=_GREEN, label=f"target {format_number(target)}", **style)
 
 
-def _set_y_limits(axes: Axes, rows: Sequence[Mapping[str, float]], target: float | None) -> None:
+def _set_y_limits(
+    axes: Axes,
+    rows: Sequence[Mapping[str, float]],
+    policies: Sequence[str],
+    target: float | None,
+) -> None:
     """Fits the y axis to all values, and to zero if that is near or all values are equal."""
-    columns = ("mean", "min", "max", EVALUATION_MEAN)
+    columns = ["mean", "min", "max", EVALUATION_MEAN, *map(_name_policy_mean, policies)]
     values = [value for name in columns for value in _get_points(rows, name)[1]]
     values += [] if target is None else [target]
     if not values:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tfpolicies.errors import UsageError
@@ -24,6 +25,8 @@ _KEYS = {  # column -> key in the result of an iteration
 FIXED_COLUMNS = tuple(_KEYS)
 # Columns of the newest episodes: mean, std, min, max, episodes, env_steps
 RECENT_PREFIX = "recent_returns/"
+_POLICY_RETURN = re.compile(r"policy/(.+)/return_mean")
+_MAX_SUM_SHARE = 1e-4  # of the range of the policies' returns, by which a constant sum may vary
 _LOSSES = ("total_loss", "critic_loss", "loss", "policy_loss")
 EVALUATION_MEAN = "evaluation/episode_reward_mean"  # in iterations with an evaluation
 
@@ -101,6 +104,42 @@ def find_loss(row: Mapping[str, float]) -> float:
         if losses:
             return sum(losses) / len(losses)
     return math.nan
+
+
+def find_policies_with_returns(columns: Iterable[str]) -> list[str]:
+    """Returns the ids of the policies whose returns some columns have.
+
+    >>> find_policies_with_returns(["env_steps", "policy/a/return_mean", "policy/b/return_mean"])
+    ['a', 'b']
+    """
+    return [match[1] for name in columns if (match := _POLICY_RETURN.fullmatch(name))]
+
+
+def has_constant_sum(columns: Mapping[str, Iterable[float]]) -> bool:
+    """Returns whether all episodes have the same return, though those of policies differ.
+
+    Args:
+        columns: values of some iterations by column of `progress.csv`.
+
+    >>> total = {"episode_reward_min": [0.0], "episode_reward_max": [0.0]}
+    >>> has_constant_sum({**total, "policy/a/return_mean": [-1.0, 1.0]}), has_constant_sum(total)
+    (True, False)
+    """
+    policies = find_policies_with_returns(columns)
+    ranges = [get_policy_range(columns, pid) for pid in policies]
+    total = _get_range(columns, ("episode_reward_min", "episode_reward_max"))
+    largest = max((x for x in ranges if not math.isnan(x)), default=0.0)
+    return largest > 0 and total <= _MAX_SUM_SHARE * largest
+
+
+def get_policy_range(columns: Mapping[str, Iterable[float]], policy_id: str) -> float:
+    """Returns the highest minus the lowest known return of a policy; NaN if it has none."""
+    return _get_range(columns, [f"policy/{policy_id}/return_{x}" for x in ("mean", "min", "max")])
+
+
+def _get_range(columns: Mapping[str, Iterable[float]], names: Iterable[str]) -> float:
+    values = [x for name in names for x in columns.get(name, ()) if math.isfinite(x)]
+    return max(values) - min(values) if values else math.nan
 
 
 def select_known_numbers(row: Mapping[str, float]) -> dict[str, float]:
