@@ -45,7 +45,7 @@ class RunGroup:
         env: as in `RunRecord`, or "recorded experience" or "unknown environment".
         settings: those that differ from the algorithm's defaults, as texts by dotted name.
         runs: by seed and time.
-        defaults: all settings in the newest checkpoint of a run, likewise; empty without one.
+        defaults: all settings in the newest checkpoint of a run, as texts; empty without one.
     """
 
     label: str
