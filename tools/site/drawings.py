@@ -134,12 +134,16 @@ DRAWINGS = {
         700,
         250,
         {
-            "main": Box(10, 10, 200, ("main", "weights, optimizer,", "hyperparameters, noise")),
-            "v1": Box(10, 90, 200, ("main_v1, frozen", "weights")),
-            "v2": Box(10, 152, 200, ("main_v2", "weights, optimizer,", "hyperparameters, noise")),
+            "main": Box(
+                10, 10, 200, ("state of main", "weights, optimizer,", "random generator, ...")
+            ),
+            "v1": Box(10, 90, 200, ("state of main_v1 (frozen)", "weights")),
+            "v2": Box(
+                10, 152, 200, ("state of main_v2", "weights, optimizer,", "random generator, ...")
+            ),
             "program": Box(
                 *(330, 58, 160),
-                ("Program", "act", "log-likelihood", "loss and gradients", "update"),
+                ("Program", "choose actions", "loss and gradients", "update"),
                 True,
             ),
             "runtime": Box(580, 67, 110, ("Runtime", "function,", "session", "or onnx")),
