@@ -271,10 +271,19 @@ def load_tensorflow_with_status(console: Console) -> None:
         load_tensorflow()
 
 
-def print_files(console: Console, files: Mapping[str, Path]) -> None:
-    """Prints paths without line breaks, so that they can be copied."""
+def print_files(
+    console: Console, files: Mapping[str, Path], notes: Mapping[str, str] | None = None
+) -> None:
+    """Prints paths without line breaks, so that they can be copied.
+
+    Args:
+        console: to print to.
+        files: the paths by name; those that do not exist are left out.
+        notes: texts after paths, by name.
+    """
     existing = {name: path for name, path in files.items() if path.exists()}
     width = max(map(len, existing), default=0)
     for name, path in existing.items():
-        line = Text.assemble((f"{name:{width}}  ", "dim"), shorten_path(path))
+        note = f"  {notes[name]}" if notes and name in notes else ""
+        line = Text.assemble((f"{name:{width}}  ", "dim"), shorten_path(path), (note, "dim"))
         console.print(line, soft_wrap=True, highlight=False)

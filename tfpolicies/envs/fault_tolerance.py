@@ -459,7 +459,7 @@ def check_accepts_seed(reset: Callable[..., Any], subject: str) -> None:
         ) from error
 
 
-def describe_invalid_reward(reward: Structure, action: Structure | None = None) -> str:
+def describe_invalid_reward(reward: Any, action: Structure | None = None) -> str:
     """Returns the end of a message about a reward that is not a finite number.
 
     Args:
