@@ -392,6 +392,26 @@ def test_building_names_the_agent_of_a_fault():
         build(lambda context: Wrong(rewards={"a": "much"}))
 
 
+NAN_IN_TRAINING = [
+    (lambda context: Answers(**step_with(reward=np.nan)), r"got nan for the action [01]\. Look"),
+    (
+        lambda context: gym.vector.SyncVectorEnv([lambda: Answers(**step_with(reward=np.inf))]),
+        r"got inf for the action (np\.int64\()?[01]\)?\. Look for divisions by zero",
+    ),
+    (
+        lambda context: Wrong(rewards={"a": np.nan}),
+        r"agent 'a' is nan\. Look for .* The actions were {'a': [012], 'b': [012]}\.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("env", "message"), NAN_IN_TRAINING, ids=["plain", "vector", "agents"])
+def test_training_names_the_action_of_a_reward_that_is_not_finite(instances, env, message):
+    algorithm = build(env, disable_env_checking=True)
+    with pytest.raises(EnvError, match=message):
+        algorithm.train()
+
+
 EXPECTING = ["restart_failed_sub_environments", "recreate_failed_workers", "env_step_timeout_s"]
 
 
