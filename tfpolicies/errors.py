@@ -29,6 +29,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── UnknownPolicyError (KeyError, ValueError)   a policy id that does not exist
     ├── PolicyExistsError (KeyError)          a policy id that is in use
     ├── EnvError (ValueError)                 an environment that is unknown or violates its API
+    │   └── SpaceMismatchError                    an observation that differs from its space
     ├── WorkerError (RuntimeError)            remote workers that died, or cannot be started
     ├── FolderInUseError (RuntimeError)       a folder that another process writes to
     ├── StashError (RuntimeError)             a stashed policy that cannot be written or read
@@ -191,6 +192,13 @@ class PolicyExistsError(TfPoliciesError, KeyError):
 
 class EnvError(TfPoliciesError, ValueError):
     """An environment is unknown or violates its API."""
+
+
+class SpaceMismatchError(EnvError):
+    """An observation has another dtype than its space, or is outside its bounds.
+
+    Sampling accepts and converts it, so building an algorithm only warns.
+    """
 
 
 class WorkerError(TfPoliciesError, RuntimeError):

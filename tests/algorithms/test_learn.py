@@ -1,6 +1,7 @@
 """`Algorithm.learn`: in Python as on the command line."""
 
 import json
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -186,7 +187,7 @@ def read_best_score(run_dir, algorithm):
     options = TrainingOptions(steps=1, keep_best=True)
     run_logger = RunLogger(RunFolder.open(run_dir), algorithm, options)
     run_logger.close()
-    return run_logger._best_score
+    return run_logger.best_score
 
 
 def test_a_resumed_run_measures_its_best_checkpoint_as_it_evaluates_now(tmp_path):
@@ -275,12 +276,24 @@ def test_a_script_that_is_run_again_resumes_its_run(tmp_path, capsys):
     learn(build(reset_episodes_at_checkpoint=True), 2, run_dir)
     again = build(reset_episodes_at_checkpoint=True)
     learned = learn(again, 4, run_dir, progress=True)
-    assert f"Training resumes in {run_dir} after iteration 2.\n" in capsys.readouterr().out
+    where = f"Training resumes in {run_dir} after iteration 2 (64 steps).\n"
+    assert where in capsys.readouterr().out
     assert learned.result["training_iteration"] == 4
     assert read_iterations(run_dir) == [1, 2, 3, 4]
     assert_equal(again.get_policy().get_weights(), load_weights(run_dir, "latest"))
     assert learn(again, 5, run_dir).ended_by == "steps"
     assert read_iterations(run_dir) == [1, 2, 3, 4, 5]
+
+
+def test_iterations_after_the_checkpoint_are_named_when_a_run_resumes(tmp_path, capsys):
+    learn(build(), 3, tmp_path, checkpoint_every=1, keep_checkpoints=3)
+    checkpoints = tmp_path / "checkpoints"
+    shutil.rmtree(checkpoints / "latest")
+    (checkpoints / "iteration-000001").rename(checkpoints / "latest")
+    learn(build(), 4, tmp_path, progress=True)
+    repeated = "2 iterations recorded after this checkpoint will be repeated.\n"
+    assert f"after iteration 1 (32 steps); {repeated}" in capsys.readouterr().out
+    assert read_iterations(tmp_path) == [1, 2, 3, 4]
 
 
 def test_an_algorithm_that_trained_continues_its_own_run_and_no_other(tmp_path):

@@ -8,12 +8,14 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from helpers.processes import start_program
-from tfpolicies import PPO, Policy
-from tfpolicies.cli import main
+from helpers.workers import make_small_config
+from tfpolicies import PPO, PGConfig, Policy, PolicySpec
+from tfpolicies.cli import main, run_lookup
 from tfpolicies.cli.arguments import parse
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.progress_csv import read_progress
@@ -272,7 +274,8 @@ def test_a_finished_run_is_left_alone_until_a_goal_is_raised(here, succeed):
     (run,) = (here / "runs").iterdir()
     assert "is finished: all steps were used" in succeed(["train", "--resume", "--run-dir", "runs"])
     assert iterations(run) == [1, 2]
-    assert main(["train", "--resume", str(run), "--steps", "1_024"]) == 0
+    shown = succeed(["train", "--resume", str(run), "--steps", "1_024"])
+    assert "Training resumes after iteration 2 (512 steps).\n" in shown
     assert iterations(run) == [1, 2, 3, 4]
     assert len(list((run / "events").iterdir())) == 2
 
@@ -357,6 +360,21 @@ MODULES = {
     "code_of_mine": MINE,
     "algorithm_of_mine": OWN_ALGORITHM,
     "corridor": CORRIDOR,
+    "policies_of_mine": """
+import numpy as np
+from tfpolicies import PGTF2Policy, Policy
+
+class Still(Policy):
+    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+        return np.zeros(len(obs_batch), np.int64), [], {}
+
+class Halved(PGTF2Policy):
+    def loss(self, model, dist_class, train_batch):
+        return 0.5 * super().loss(model, dist_class, train_batch)
+
+def by_number(agent_id, episode, worker=None, **kwargs):
+    return ["learns", "still", "halved"][agent_id]
+""",
     "two_poles_of_mine": """
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 TwoPoles = make_multi_agent("CartPole-v1")
@@ -473,6 +491,47 @@ def test_agents_are_mapped_to_policies_by_a_function_of_the_user(mine, capsys, r
     assert read_progress(run / "progress.csv")[-1]["env_steps"] >= 192
 
 
+def test_policy_classes_of_the_user_are_named_to_load_a_run(mine, refuse, succeed):
+    import policies_of_mine
+
+    still, halved = (PolicySpec(getattr(policies_of_mine, x)) for x in ("Still", "Halved"))
+    config = make_small_config("two_poles_of_mine:TwoPoles", PGConfig)
+    config.environment(env_config={"num_agents": 3})
+    config.multi_agent(
+        policies={"learns": PolicySpec(), "still": still, "halved": halved},
+        policy_mapping_fn=policies_of_mine.by_number,
+        policies_to_train=["learns", "halved"],
+    )
+    config.build().learn(64, run_dir="run", progress=False)
+
+    env, mapping = "two_poles_of_mine:TwoPoles", "policies_of_mine:by_number"
+    named = ["--policy-mapping", mapping, "--env", env]
+    evaluate = ["evaluate", "run", "--episodes", "2", *named]
+    own = ["--policy-class", "policies_of_mine:Still", "--policy-class", "policies_of_mine:Halved"]
+    assert f"Give {' '.join(own)}.\n" in refuse(evaluate)
+    assert "Give --policy-class policies_of_mine:Halved.\n" in refuse([*evaluate, *own[:2]])
+    assert "could not be imported" in refuse([*evaluate, "--policy-class", "policies_of_mine:Stil"])
+    assert re.search(r"mean of still +[\d.]+", succeed([*evaluate, *own]))
+
+    export = ["export", "run", "--policy", "halved", "--to", "out", "--onnx"]
+    assert "Give --policy-class policies_of_mine:Halved.\n" in refuse(export)
+    succeed([*export, *own[2:]])
+    assert (mine / "out" / "onnx" / "model.onnx").exists()
+    for name in (env, "pettingzoo:classic/rps_v2"):
+        shown = refuse(f"play-exported out --env {name}")
+        assert f"plays environments with one agent, but {name} has several" in shown
+
+
+def test_several_policies_are_named_before_tensorflow_is_loaded(mine, monkeypatch, refuse):
+    folder = mine / "saved"
+    config = make_small_config("two_poles_of_mine:TwoPoles", PGConfig)
+    config.environment(env_config={"num_agents": 2}).multi_agent(policies={"left", "right"})
+    config.multi_agent(policy_mapping_fn=lambda agent_id, *args, **kwargs: "left")
+    config.build().save(folder)
+    monkeypatch.setattr(run_lookup, "load_tensorflow", Mock(side_effect=AssertionError))
+    assert "holds the policies left, right" in refuse(f"export {folder} --to out")
+
+
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -514,16 +573,21 @@ def record_weights(monkeypatch):
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
-def test_the_best_checkpoint_has_the_weights_that_earned_the_score(here, monkeypatch, evaluates):
+def test_the_best_checkpoint_has_the_weights_that_earned_the_score(
+    here, monkeypatch, evaluates, succeed
+):
     recorded = record_weights(monkeypatch)
     words = ["train", "CartPole-v1", "--steps", "1500", "--run-dir", "runs", *QUICK, "--keep-best"]
     small = ["--set", "train_batch_size=256", "--set", "sgd_minibatch_size=128"]
     more = ["--eval-every", "1", "--eval-episodes", "2"] if evaluates else []
-    assert main([*words, *small, *more]) == 0
+    shown = succeed([*words, *small, *more])
     (run,) = Path("runs").iterdir()
     name = "evaluation/episode_reward_mean" if evaluates else "episode_reward_mean"
     scores = [row[name] for row in read_progress(run / "progress.csv")]
     best = max(range(len(scores)), key=lambda i: scores[i] if scores[i] == scores[i] else -1.0)
+    score = re.search(r"^best checkpoint .*/best  mean return ([\d.]+)$", shown, re.MULTILINE)[1]
+    if evaluates:
+        assert float(score) == pytest.approx(scores[best], abs=0.01)
     (policy,) = Policy.from_checkpoint(run / "checkpoints" / "best").values()
     actual, expected = policy.get_weights(), recorded[best + evaluates]
     assert all((actual[key] == expected[key]).all() for key in expected)

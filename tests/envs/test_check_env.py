@@ -2,6 +2,7 @@
 
 import logging
 import random
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +15,7 @@ from helpers.workers import make_config, make_worker
 from tfpolicies import DefaultCallbacks
 from tfpolicies.compat import RandomPolicy
 from tfpolicies.envs import check_env
-from tfpolicies.envs.multi_agent_env import make_multi_agent
+from tfpolicies.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout import worker_environments
 from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv
@@ -37,7 +38,7 @@ from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv
 )
 @pytest.mark.core
 def test_environments_that_keep_the_contract_pass(env):
-    check_env(env, steps=60)
+    check_env(env, steps=60, repeatable=not isinstance(env, CountingEnv | Staggered))
 
 
 OBS, INFO = np.zeros(2, np.float32), {}
@@ -76,7 +77,10 @@ FAULTS = [
     (step_with(np.array([0, np.nan], np.float32)), r"has a NaN at \(1,\)"),
     (step_with(np.array([0, 2], np.float32)), r"has 2.0 at \(1,\), which is not in \[-1.0, 1.0\]"),
     (step_with([0.0, 0.0]), r"must be an array: got the list \[0.0, 0.0\]"),
-    (step_with(reward=float("nan")), "The reward must be a finite number, got nan"),
+    (
+        step_with(reward=np.float64("nan")),
+        "The reward must be a finite number, got nan for the action .*zero, and for roots or log",
+    ),
     (step_with(reward="1"), "The reward must be a finite number, got '1'"),
     (step_with(terminated=None), "`terminated` must be True or False, got None"),
     (step_with(info=None), "The info must be a dict, got the NoneType None"),
@@ -161,6 +165,124 @@ SILENT = {"obs": None, "rewards": None}
 def test_faults_of_agents_name_them(changes, message):
     with pytest.raises(EnvError, match=message):
         check_env(Wrong(**changes))
+
+
+class Walk(gym.Env):
+    """Goes a random distance in each of ten steps, one part of it drawn from a given generator."""
+
+    observation_space = spaces.Dict(place=spaces.Box(-99.0, 99.0, (1,), np.float32))
+    action_space = spaces.Discrete(2)
+    seeded = True
+    total_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed if self.seeded else None)
+        self.place, self.steps = self.np_random.random(), 0
+        return self.observe(), {}
+
+    def observe(self):
+        return {"place": np.array([self.place], np.float32)}
+
+    def move(self, action):
+        return int(action) + self.np_random.random()
+
+    def pay(self):
+        return self.place
+
+    def step(self, action):
+        self.place += self.move(action)
+        self.steps += 1
+        return self.observe(), self.pay(), self.steps == 10, False, {}
+
+
+class Unseeded(Walk):
+    """Forgets the seed of `reset`."""
+
+    seeded = False
+
+
+class GlobalNoise(Walk):
+    """Draws from the generator of the process."""
+
+    def move(self, action):
+        return int(action) + np.random.rand()
+
+
+class Tired(Walk):
+    """Pays less in later episodes."""
+
+    def pay(self):
+        self.total_steps += 1
+        return -float(self.total_steps)
+
+
+class LateNoise(Walk):
+    """Draws from the generator of the process in its last step."""
+
+    def move(self, action):
+        return np.random.rand() if self.steps == 9 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (Unseeded, r"The observation of `reset` is not repeatable: with seed=0 and the same"),
+        (GlobalNoise, r"The observation in step 1 is not .*place.*super\(\).*`self.np_random`"),
+        (Tired, r"The reward in step 1 is not .* it was -1.0, then -61.0. Begin `reset`"),
+        (LateNoise, r"The observation in step 10 is not repeatable.*give repeatable=False"),
+    ],
+)
+def test_results_must_be_the_same_for_the_same_seed(env, message):
+    check_env(Walk(), steps=60)
+    with pytest.raises(EnvError, match=f"(?s){message}"):
+        check_env(env(), steps=60)
+    check_env(env(), steps=60, repeatable=False)
+
+
+class Flock(MultiAgentEnv):
+    """Agents walk at random; which ones appear may depend on the generator of the process."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    _agent_ids = ("a", "b")
+
+    def __init__(self, fault=""):
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def observe(self):
+        generator = np.random if self.fault == "obs" else self.np_random
+        return {agent: generator.random(1).astype(np.float32) for agent in "ab"}
+
+    def step(self, actions):
+        self.steps += 1
+        noise = np.random.rand() if self.fault == "rewards" else 0.0
+        rewards = {"a": float(self.np_random.random()), "b": noise}
+        ended = {"__all__": self.steps == 30}
+        return self.observe(), rewards, ended, {"__all__": False}, {}
+
+
+def test_agents_results_must_be_the_same_for_the_same_seed():
+    check_env(Flock())
+    with pytest.raises(EnvError, match=r"The observation of agent 'a' of `reset` is not repeat"):
+        check_env(Flock("obs"))
+    with pytest.raises(EnvError, match=r"The reward of agent 'b' in step 1 is not repeatable"):
+        check_env(Flock("rewards"))
+
+
+def test_the_first_20_steps_are_repeated(monkeypatch):
+    env = Flock()
+    monkeypatch.setattr(env, "reset", Mock(wraps=env.reset))
+    monkeypatch.setattr(env, "step", Mock(wraps=env.step))
+    check_env(env, steps=25, seed=7)
+    assert [call.kwargs["seed"] for call in env.reset.call_args_list] == [7, 7]
+    played = [call.args[0] for call in env.step.call_args_list]
+    assert len(played) == 45
+    assert played[25:] == played[:20]
 
 
 def test_a_class_is_refused():
@@ -270,6 +392,26 @@ def test_building_names_the_agent_of_a_fault():
         build(lambda context: Wrong(rewards={"a": "much"}))
 
 
+NAN_IN_TRAINING = [
+    (lambda context: Answers(**step_with(reward=np.nan)), r"got nan for the action [01]\. Look"),
+    (
+        lambda context: gym.vector.SyncVectorEnv([lambda: Answers(**step_with(reward=np.inf))]),
+        r"got inf for the action (np\.int64\()?[01]\)?\. Look for divisions by zero",
+    ),
+    (
+        lambda context: Wrong(rewards={"a": np.nan}),
+        r"agent 'a' is nan\. Look for .* The actions were {'a': [012], 'b': [012]}\.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("env", "message"), NAN_IN_TRAINING, ids=["plain", "vector", "agents"])
+def test_training_names_the_action_of_a_reward_that_is_not_finite(instances, env, message):
+    algorithm = build(env, disable_env_checking=True)
+    with pytest.raises(EnvError, match=message):
+        algorithm.train()
+
+
 EXPECTING = ["restart_failed_sub_environments", "recreate_failed_workers", "env_step_timeout_s"]
 
 
@@ -321,8 +463,8 @@ class Parametric(gym.Env):
 
 @pytest.mark.core
 def test_a_mask_is_respected_under_a_configured_key():
-    check_env(Parametric("action_mask"), steps=20)
-    check_env(Parametric("valid"), steps=20, action_mask_key="valid")
+    check_env(Parametric("action_mask"), steps=20, repeatable=False)
+    check_env(Parametric("valid"), steps=20, action_mask_key="valid", repeatable=False)
     with pytest.raises(EnvError, match="forbidden"):
         check_env(Parametric("valid"), steps=20)
     model = {"custom_model": lambda observation_space, num_outputs: None}

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -418,9 +419,25 @@ class Unserializable(NamedTuple):
     settings: Mapping[str, str]  # import paths of their values, by name
 
 
-def _get_import_names(missing: Mapping[str, UnresolvedObject]) -> dict[str, str]:
-    """Returns the import path of each, or "MODULE:NAME" if it has none."""
-    return {name: x.name if x.importable else "MODULE:NAME" for name, x in missing.items()}
+def _get_import_names(missing: Mapping[str, Mapping[str, UnresolvedObject]]) -> dict[str, str]:
+    """Returns the import path of each setting's object, or "MODULE:NAME" if it has none.
+
+    The setting `policies` has the paths of policy classes, joined by commas; objects elsewhere in
+    it have names of their own.
+
+    Args:
+        missing: by setting and location in it.
+    """
+    names: dict[str, list[str]] = {}
+    for setting, objects in missing.items():
+        for place, x in objects.items():
+            is_nested = setting == "policies" and not re.fullmatch(r"\[[^]]*\]\[0\]", place)
+            path = x.name.replace("__main__:", "MODULE:") if x.importable else "MODULE:NAME"
+            names.setdefault(f"{setting}{place}" if is_nested else setting, []).append(path)
+    return {
+        name: ",".join(dict.fromkeys(paths)) if name == "policies" else paths[-1]
+        for name, paths in names.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -518,10 +535,10 @@ class StoredAlgorithm:
         if settings:
             parts = ", ".join(f"{name!r}: ..." for name in settings)
             arguments.insert(0, f"config={{{parts}}}")
-        missing_value = {name: x for name, missing in settings.items() for x in missing.values()}
         call = f"from_checkpoint(path, {', '.join(arguments)})"
+        missing_functions = {name: {"": x} for name, x in functions.items()}
         return Unserializable(
-            ", ".join(names), call, _get_import_names({**missing_value, **functions})
+            ", ".join(names), call, _get_import_names({**settings, **missing_functions})
         )
 
     def get_mapping_and_trainable(

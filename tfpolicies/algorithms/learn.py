@@ -106,7 +106,6 @@ def learn(
             callback.check(algorithm)
     console = Console(quiet=not progress, force_terminal=None if progress else False)
     print_line = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    iteration = algorithm.iteration
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, algorithm, "callbacks", algorithm.callbacks)
         if callback_objects:
@@ -118,8 +117,6 @@ def learn(
             algorithm.run_dir = run.path
             if algorithm.config.output == "logdir":
                 algorithm.workers.foreach_worker(functools.partial(set_log_dir, folder=run.path))
-        if run is not None and algorithm.iteration > iteration:
-            print_line(f"Training resumes in {run.path} after iteration {algorithm.iteration}.")
         evaluator = algorithm._evaluator
         if evaluator.is_greedy_by_config is None:
             evaluator.explore = False
@@ -128,6 +125,10 @@ def learn(
                 print_line(_GREEDY_NOTICE)
         run_logger = NullRunLogger() if run is None else RunLogger(run, algorithm, options)
         stack.callback(run_logger.close)
+        if isinstance(run_logger, RunLogger) and run_logger.run.has_checkpoint:
+            print_line(
+                f"Training resumes in {run_logger.run.path} {run_logger.describe_resumption()}"
+            )
         loop = TrainingLoop(algorithm, options, run_logger, console, functions)
         if loop.env_steps >= options.steps:
             logger.warning(

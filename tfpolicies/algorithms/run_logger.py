@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tfpolicies.config.run_sections import needs_environment
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
+from tfpolicies.reporting.progress_display import format_count
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT_PREFIX
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.reporting.tensorboard_events import EventWriter, get_event_scalars
@@ -85,6 +86,9 @@ class RunLogger:
         run: the folder, held by this process.
         algorithm: the trained algorithm, in the state of the run's newest checkpoint or later.
         options: of the training.
+
+    Attributes:
+        best_score: mean return of the best checkpoint; -inf if there is none.
     """
 
     def __init__(
@@ -107,12 +111,12 @@ class RunLogger:
         self._sampling_states: dict[
             str, Any
         ] = {}  # states at the start of an iteration, by policy id
-        self._best_score = _read_best_score(run, config)
+        self.best_score = _read_best_score(run, config)
         can_evaluate_best = evaluates_after_update and config.custom_evaluation_function is None
         if can_evaluate_best and options.keep_best and run.best.exists():
-            self._best_score = _evaluate_best(run, algorithm)
+            self.best_score = _evaluate_best(run, algorithm)
         self._csv = ProgressCsv(run.progress_csv)
-        self._csv.drop_after(algorithm.iteration)
+        self._repeated_iterations = self._csv.drop_after(algorithm.iteration)
         steps = algorithm.counters[_STEPS_COUNTER]
         self._events = EventWriter(run.events, resume_step=steps)
         self._events.write_hyperparameters(get_compared_settings(algorithm.config, description))
@@ -125,6 +129,16 @@ class RunLogger:
         self._snapshot: AlgorithmSnapshot | None = None
         self._snapshot_iteration = algorithm.iteration  # of the record
         self._snapshot_due_at = -math.inf
+
+    def describe_resumption(self) -> str:
+        """Returns after which iteration training resumes; call it before training."""
+        unit = "step" if needs_environment(self._algorithm.config.input_) else "row"
+        steps = format_count(int(self._algorithm.counters[_STEPS_COUNTER]), unit)
+        text = f"after iteration {self._algorithm.iteration} ({steps})"
+        if self._repeated_iterations == 0:
+            return f"{text}."
+        repeated = format_count(self._repeated_iterations, "iteration")
+        return f"{text}; {repeated} recorded after this checkpoint will be repeated."
 
     def close(self) -> None:
         self._events.close()
@@ -232,7 +246,7 @@ class RunLogger:
         from tfpolicies.policy.policy_checkpoints import is_finite_state
 
         score = _get_score(row, self._algorithm.config)
-        if not score > self._best_score:  # NaN is never best
+        if not score > self.best_score:  # NaN is never best
             return
         states = (
             self._sampling_states if self._scores_sampling_weights else self._get_trained_states()
@@ -240,7 +254,7 @@ class RunLogger:
         if all(map(is_finite_state, states.values())):
             with get_interrupt_handler().allow_unlimited_time():
                 self._algorithm.save(self.run.best, policy_states=states)
-            self._best_score = score
+            self.best_score = score
 
     def _draw_curve(self) -> None:
         draw_learning_curve(

@@ -489,5 +489,7 @@ def _add_source_arguments(parser: _Parser, *, is_optional: bool = False) -> None
     model = "the model of the training, if Keras cannot rebuild it from the checkpoint"
     parser.add_value("--model", "MODULE:FACTORY", model)
     parser.add_value("--algo", "MODULE:CLASS", "the algorithm of the training, if it is custom")
+    policy_class = "a policy class of the training, if it is custom; repeatable"
+    parser.add_repeatable("--policy-class", "MODULE:CLASS", policy_class)
     limit_help = "factor on the computation limit of a stored Keras model (default 1)"
     parser.add_number("--model-work-limit", 1.0, limit_help, float, metavar="TIMES")

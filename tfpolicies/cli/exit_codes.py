@@ -9,7 +9,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from tfpolicies.errors import FolderInUseError, NonFiniteError, TfPoliciesError
+from tfpolicies.errors import CheckpointError, FolderInUseError, NonFiniteError, TfPoliciesError
 from tfpolicies.system.signal_handling import SignalInterrupt, describe_signal
 from tfpolicies.system.stdio import discard_output
 
@@ -81,8 +81,10 @@ def _get_message(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, TfPoliciesError) or not error.settings:
         return text
-    from tfpolicies.cli.train_options import to_arguments  # imports NumPy
+    from tfpolicies.cli.train_options import has_option, to_arguments  # imports NumPy
 
+    if isinstance(error, CheckpointError) and not all(map(has_option, error.settings)):
+        return text  # commands that load a run take no --set
     return f"{text.removesuffix(error.advice)}Give {to_arguments(error.settings)}."
 
 

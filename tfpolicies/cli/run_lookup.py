@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -93,7 +93,8 @@ def load_policy(
         console: shows a status while TensorFlow is loading.
         source: has `model`, the `module:factory` of a model that the checkpoint does not contain;
             `algo`, the value of `--algo`, or None to use the run's; and optionally
-            `model_work_limit`, how many times the usual work a stored Keras model may take.
+            `policy_class`, the `module:Class` of policies of the user, and `model_work_limit`, how
+            many times the usual work a stored Keras model may take.
         explore: whether the policy samples its actions.
         policy_id: which policy to load, if the algorithm has several.
 
@@ -103,6 +104,8 @@ def load_policy(
         UnknownPolicyError: if it has no policy of that id.
         UsageError: if the model cannot be imported.
     """
+    if policy_id is None:
+        _require_single_policy(folder)
     load_tensorflow_with_status(console)
     settings: dict[str, Any] = {"explore": explore}
     if source.model is not None:
@@ -117,29 +120,42 @@ def load_policy(
     algorithm_name = source.algo or (
         run_algorithm if run_algorithm in get_algorithm_names() else None
     )
-    policy_classes = (
-        []
-        if algorithm_name is None
-        else [*get_algorithm_class(algorithm_name).policy_classes.values()]
-    )
+    policy_classes = import_policy_classes(source)
+    if algorithm_name is not None:
+        policy_classes += get_algorithm_class(algorithm_name).policy_classes.values()
     try:
         with limit_work(getattr(source, "model_work_limit", 1.0)):
             policies = load_policies(
                 folder, ids, policy_class, settings, extra_classes=policy_classes
             )
     except CheckpointError as error:
-        if "algo" in error.settings and is_custom_algorithm(run_algorithm):
+        if "policies" in error.settings and is_custom_algorithm(run_algorithm):
             error.settings = {"algo": run_algorithm}  # the advice is to name it again
         raise
-    if not isinstance(policies, dict):
-        return policies
-    if len(policies) != 1:
-        short_path, names = shorten_path(folder), sorted(policies)
+    return next(iter(policies.values())) if isinstance(policies, dict) else policies
+
+
+def import_policy_classes(source: argparse.Namespace | TrainSettings) -> list[type]:
+    """Returns the classes of `--policy-class`, for commands that have it.
+
+    Raises:
+        UsageError: if one cannot be imported.
+    """
+    paths: Sequence[str] = getattr(source, "policy_class", ())
+    return [import_option("policy_class", path) for path in paths]
+
+
+def _require_single_policy(checkpoint: Path) -> None:
+    """Refuses the checkpoint of an algorithm with several policies."""
+    if not (checkpoint / ALGORITHM_MANIFEST).exists():
+        return
+    names = sorted(read_manifest(checkpoint, ALGORITHM_MANIFEST, kind="Algorithm")[POLICIES])
+    if len(names) != 1:
+        short_path = shorten_path(checkpoint)
         commands = " and ".join(format_export_command(short_path, name) for name in names)
         raise CheckpointError(
             f"{short_path} holds the policies {', '.join(names)}. Export each of them: {commands}."
         )
-    return next(iter(policies.values()))
 
 
 def format_export_command(source: str, policy_id: str) -> str:
@@ -255,10 +271,19 @@ def load_tensorflow_with_status(console: Console) -> None:
         load_tensorflow()
 
 
-def print_files(console: Console, files: Mapping[str, Path]) -> None:
-    """Prints paths without line breaks, so that they can be copied."""
+def print_files(
+    console: Console, files: Mapping[str, Path], notes: Mapping[str, str] | None = None
+) -> None:
+    """Prints paths without line breaks, so that they can be copied.
+
+    Args:
+        console: to print to.
+        files: the paths by name; those that do not exist are left out.
+        notes: texts after paths, by name.
+    """
     existing = {name: path for name, path in files.items() if path.exists()}
     width = max(map(len, existing), default=0)
     for name, path in existing.items():
-        line = Text.assemble((f"{name:{width}}  ", "dim"), shorten_path(path))
+        note = f"  {notes[name]}" if notes and name in notes else ""
+        line = Text.assemble((f"{name:{width}}  ", "dim"), shorten_path(path), (note, "dim"))
         console.print(line, soft_wrap=True, highlight=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,20 @@ from tfpolicies.cli.run_lookup import (
     find_checkpoint,
     find_run_folder,
     get_environment,
+    import_policy_classes,
     load_policy,
     load_tensorflow_with_status,
     print_files,
 )
 from tfpolicies.cli.train_options import get_algorithm_class, import_option
+from tfpolicies.config.settings_allowlist import ALGORITHM_SETTINGS, decode_settings
 from tfpolicies.envs.env_factory import check_env_name
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
 from tfpolicies.reporting.video import VIDEO_SUFFIXES, require_video_packages
+from tfpolicies.storage.checkpoint import read_manifest
+from tfpolicies.storage.import_paths import index_by_path
+from tfpolicies.storage.manifest import ALGORITHM_MANIFEST
 from tfpolicies.system.paths import resolve_path
 
 if TYPE_CHECKING:
@@ -144,6 +149,8 @@ def _restore_algorithm(args: argparse.Namespace, checkpoint: Path) -> Any:
         overrides["env"] = args.env
     if args.model is not None:
         overrides["model"] = {"custom_model": import_option("model", args.model)}
+    if args.policy_class:
+        overrides["policies"] = _read_policy_specs(checkpoint, import_policy_classes(args))
     mapping = args.policy_mapping
     algorithm_class = Algorithm if args.algo is None else get_algorithm_class(args.algo)
     return algorithm_class.from_checkpoint(
@@ -153,3 +160,12 @@ def _restore_algorithm(args: argparse.Namespace, checkpoint: Path) -> Any:
         allow_other_spaces=args.allow_other_spaces,
         model_work_limit=args.model_work_limit,
     )
+
+
+def _read_policy_specs(checkpoint: Path, classes: Sequence[type]) -> Any:
+    """Returns the setting `policies` of a checkpoint, with the caller's classes in it."""
+    manifest = read_manifest(checkpoint, ALGORITHM_MANIFEST, kind="Algorithm")
+    settings = decode_settings(
+        manifest["config"]["settings"], ALGORITHM_SETTINGS, objects=index_by_path(classes)
+    )
+    return settings.get("policies", {})

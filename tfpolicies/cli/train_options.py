@@ -563,8 +563,14 @@ def get_flag(name: str) -> str:
 _FLAGS_BY_SETTING = {
     **{name: f"--{name}" for name in ("algo", "env", "callbacks", "model", "web")},
     "policy_mapping_fn": "--policy-mapping",
+    "policies": "--policy-class",
 }
 """Options by setting, for settings that `--set` does not set."""
+
+
+def has_option(setting: str) -> bool:
+    """Whether an option other than `--set` gives a setting."""
+    return setting in _FLAGS_BY_SETTING
 
 
 def to_arguments(settings: Mapping[str, str]) -> str:
@@ -574,11 +580,15 @@ def to_arguments(settings: Mapping[str, str]) -> str:
     '--env my:Env --policy-mapping my:mapping'
     >>> to_arguments({"web": "True", "model.fcnet_hiddens": "[8, 8]"})
     "--web --set 'model.fcnet_hiddens=[8, 8]'"
+    >>> to_arguments({"policies": "my:Fixed,my:Random"})
+    '--policy-class my:Fixed --policy-class my:Random'
     """
     arguments: list[str] = []
     for name, value in settings.items():
-        if name not in _FLAGS_BY_SETTING:
+        if not has_option(name):
             arguments += ["--set", f"{name}={value}"]
+        elif name == "policies":
+            arguments += [word for x in value.split(",") for word in (_FLAGS_BY_SETTING[name], x)]
         else:
             arguments += [_FLAGS_BY_SETTING[name], *([] if value == "True" else [value])]
     return shlex.join(arguments)

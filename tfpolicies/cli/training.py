@@ -61,6 +61,7 @@ from tfpolicies.cli.training_data import (
 )
 from tfpolicies.config.callbacks import join_callbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.export.model_card import ReturnFigure, add_evaluation
 from tfpolicies.reporting.progress_csv import read_progress
@@ -89,6 +90,7 @@ class TrainingJob(NamedTuple):
     """A training with its run folder and console."""
 
     run: RunFolder
+    records: RunLogger
     settings: TrainSettings
     training: TrainingLoop
     console: Console
@@ -108,7 +110,8 @@ def train(arguments: dict[str, Any], *, debug: bool) -> int:
     console = CommandConsole()
     with contextlib.ExitStack() as exit_stack:
         run, parent = None, resolve_path(arguments.get("run_dir", RUNS))
-        if "resume" in arguments:
+        is_resumed = "resume" in arguments
+        if is_resumed:
             resume_path = arguments.pop("resume")
             path = arguments.pop("run_dir", RUNS) if resume_path is None else resume_path
             run = exit_stack.enter_context(find_run_to_resume(path).acquire())
@@ -134,7 +137,7 @@ def train(arguments: dict[str, Any], *, debug: bool) -> int:
             console.print(describe_plan(algorithm, settings), highlight=False, soft_wrap=True)
         algorithm.warns_about_unserializable = False
         algorithm.callbacks = join_callbacks([algorithm.callbacks, *loggers])
-        _require_single_policy(algorithm, settings)
+        _require_exportable(algorithm, settings)
         _require_rendering(algorithm, settings)
         if run is None:
             run_json = make_run_json(settings)
@@ -148,10 +151,12 @@ def train(arguments: dict[str, Any], *, debug: bool) -> int:
         records = RunLogger(run, algorithm, settings.goals)
         exit_stack.callback(records.close)
         training = TrainingLoop(algorithm, settings.goals, records, console)
-        job = TrainingJob(run, settings, training, console)
+        job = TrainingJob(run, records, settings, training, console)
         algorithm.run_dir = run.path
         folder = f"Run folder: {shorten_path(run.path)}  (seed {settings.seed})"
         console.print(folder, highlight=False)
+        if is_resumed:
+            console.print(f"Training resumes {records.describe_resumption()}", highlight=False)
         with notify_callbacks(algorithm, run.path) as end:
             try:
                 status, end.reason = _train_and_export(job)
@@ -202,13 +207,18 @@ def restore_or_build(
     return algorithm
 
 
-def _require_single_policy(algorithm: Algorithm, settings: TrainSettings) -> None:
-    """Refuses `--export` and `--play` if there are several policies."""
+def _require_exportable(algorithm: Algorithm, settings: TrainSettings) -> None:
+    """Refuses `--export` and `--play` with several policies, and `--play` with several agents."""
     ids = sorted(algorithm.worker.policy_map)
     if (settings.export or settings.play) and DEFAULT_POLICY_ID not in ids:
         raise UsageError(
             f"--export and --play need a run with one policy, but this one has {ids}. Train "
             f"without them, and export a policy afterwards: {format_export_command('RUN', ids[0])}."
+        )
+    if settings.play and isinstance(algorithm.worker.environments, MultiAgentEnvAdapter):
+        raise UsageError(
+            f"--play plays environments with one agent, but {settings.env} has several. Train "
+            "without it, and use `tfpolicies evaluate RUN` afterwards."
         )
 
 
@@ -364,7 +374,9 @@ def _print_summary(
     title = f"{settings.title}: {describe_reason(settings, reason)}"
     job.console.print(make_summary_table(title, {**figures, **exported.figures}))
     job.console.print()
-    print_files(job.console, files)
+    score = job.records.best_score
+    notes = {} if math.isinf(score) else {"best checkpoint": f"mean return {score:,.2f}"}
+    print_files(job.console, files, notes)
     if get_import_texts(settings) or get_own_loggers(settings):
         text = "To train longer, name your code again:"
         print_hint(job.console, text, [*make_resume_command(run), "--steps", "..."])

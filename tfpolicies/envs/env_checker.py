@@ -5,36 +5,50 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
 
 from tfpolicies.base.type_aliases import Structure
-from tfpolicies.envs.fault_tolerance import ENV_FAILURES, get_failure_hint
+from tfpolicies.envs.fault_tolerance import (
+    ENV_FAILURES,
+    describe_invalid_reward,
+    get_failure_hint,
+)
 from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv
 from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
-from tfpolicies.errors import EnvError
+from tfpolicies.errors import EnvError, SpaceMismatchError, show_value
 
 _BOOL_TYPES = (bool, np.bool_)
+_MAX_REPEATED_STEPS = 20
 
 
 def check_env(
-    env: gym.Env, *, steps: int = 200, seed: int = 0, action_mask_key: str = "action_mask"
+    env: gym.Env,
+    *,
+    steps: int = 200,
+    seed: int = 0,
+    action_mask_key: str = "action_mask",
+    repeatable: bool = True,
 ) -> None:
     """Plays an environment with random actions, and reports the first fault.
 
     Masks of Discrete actions, under the key `action_mask_key` of Dict observations, are respected.
-    The environment is left in the middle of an episode.
+    At the end, the first 20 steps of the first episode are repeated with the same seed and actions,
+    and must have the same results. The environment is left in the middle of an episode.
 
     Args:
         env: a `gymnasium.Env`, a `MultiAgentEnv` or an environment of PettingZoo.
         steps: how many to play; over several episodes, if they are shorter.
         seed: of the first reset and of the actions.
         action_mask_key: the key of masks in observations.
+        repeatable: whether the same seed and actions must have the same results; False for
+            environments that cannot repeat, such as hardware.
 
     Raises:
         EnvError: at the first fault; the message names the agent, the part of the observation, the
@@ -54,10 +68,48 @@ def check_env(
     )
     checker = checker_class(env, np.random.default_rng(seed), action_mask_key)
     obs = checker.reset(seed)
+    calls: list[tuple[Any, dict[str, Any]]] = [(None, copy.deepcopy(checker.results))]
+    is_recording = repeatable
     for _ in range(steps):
-        obs, over = checker.step(obs)
+        actions = checker.choose_actions(obs)
+        recorded_actions = copy.deepcopy(actions)
+        obs, over = checker.step(actions)
+        if is_recording:
+            calls.append((recorded_actions, copy.deepcopy(checker.results)))
+        is_recording &= not over and len(calls) <= _MAX_REPEATED_STEPS
         if over:
             obs = checker.reset(None)
+    if repeatable:
+        _require_same_results(checker, seed, calls)
+
+
+def _require_same_results(
+    checker: _SingleAgentChecker | _MultiAgentChecker,
+    seed: int,
+    calls: Sequence[tuple[Any, Mapping[str, Any]]],
+) -> None:
+    """Repeats an episode and compares its results.
+
+    Args:
+        checker: of the environment.
+        seed: of the episode.
+        calls: actions and results; the first are those of `reset`.
+    """
+    for step, (actions, first_results) in enumerate(calls):
+        if step == 0:
+            checker.reset(seed)
+        else:
+            checker.step(actions)
+        for name in {**first_results, **checker.results}:
+            first, second = (x.get(name) for x in (first_results, checker.results))
+            if not data_equivalence(first, second):
+                raise EnvError(
+                    f"{name} {f'in step {step}' if step else 'of `reset`'} is not repeatable: with "
+                    f"seed={seed} and the same actions it was {show_value(first, 100)}, then "
+                    f"{show_value(second, 100)}. Begin `reset` with `super().reset(seed=seed)`, "
+                    "set all attributes of an episode there, and draw from `self.np_random`. If "
+                    "the environment cannot repeat, as hardware, give repeatable=False."
+                )
 
 
 def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) -> None:
@@ -78,7 +130,7 @@ def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) 
         env = make(0)
         try:
             if _is_checkable(env):
-                check_env(env, steps=steps, action_mask_key=action_mask_key)
+                check_env(env, steps=steps, action_mask_key=action_mask_key, repeatable=False)
         finally:
             env.close()
 
@@ -102,11 +154,16 @@ def preserve_global_rngs() -> Iterator[None]:
 
 
 class _SingleAgentChecker:
-    """Plays an environment with one agent."""
+    """Plays an environment with one agent.
+
+    Attributes:
+        results: what the last call returned, by name.
+    """
 
     def __init__(self, env: gym.Env, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
         self._mask_key = mask_key
+        self.results: dict[str, Any] = {}
         for name in ("observation_space", "action_space"):
             _require_space(getattr(env, name, None), f"`{name}` of {type(env).__name__}")
         self._seeded_action_space = _copy_and_seed(env.action_space, rng)
@@ -119,10 +176,14 @@ class _SingleAgentChecker:
                 f"{_describe(result)}. Write `return observation, {{}}`."
             )
         _require_element(self.env.observation_space, result[0], "The observation of `reset`")
+        self.results = {"The observation": result[0]}
         return result[0]
 
-    def step(self, obs: Structure) -> tuple[Any, bool]:
-        action = _make_read_only(random_action(self._seeded_action_space, obs, self._mask_key))
+    def choose_actions(self, obs: Structure) -> Any:
+        return _make_read_only(random_action(self._seeded_action_space, obs, self._mask_key))
+
+    def step(self, action: Structure) -> tuple[Any, bool]:
+        """Plays a step; returns the observation, and if the episode ended."""
         result = _call_env("step", lambda: self.env.step(action), action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
@@ -131,20 +192,31 @@ class _SingleAgentChecker:
             )
         obs, reward, terminated, truncated, info = result
         _require_element(self.env.observation_space, obs, "The observation of `step`")
-        _require_number(reward, "The reward")
+        _require_number(reward, "The reward", action)
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             _require_flag(flag, f"`{name}`")
         if not isinstance(info, Mapping):
             raise EnvError(f"The info must be a dict, got {_describe(info)}. Return {{}}.")
+        self.results = {
+            "The observation": obs,
+            "The reward": float(reward),
+            "`terminated`": bool(terminated),
+            "`truncated`": bool(truncated),
+        }
         return obs, bool(terminated or truncated)
 
 
 class _MultiAgentChecker:
-    """Plays an environment with several agents."""
+    """Plays an environment with several agents.
+
+    Attributes:
+        results: what the last call returned, by name.
+    """
 
     def __init__(self, env: MultiAgentEnv, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
         self._mask_key = mask_key
+        self.results: dict[str, Any] = {}
         self._envs = MultiAgentEnvAdapter([env])
         self._ids = env.get_agent_ids()
         self._rng = rng
@@ -157,6 +229,7 @@ class _MultiAgentChecker:
         self._observed_agents: set[Any] = set()
         obs, _ = _call_env("reset", lambda: self._envs.reset(0, seed))
         self._check_observations(obs, "reset")
+        self.results = {f"The observation of agent {agent!r}": x for agent, x in obs.items()}
         return dict(obs)
 
     def _check_observations(self, obs: Mapping[Any, Any], call: str) -> None:
@@ -187,20 +260,22 @@ class _MultiAgentChecker:
             _require_space(space, f"The {name} space of agent {agent!r}")
         self._seeded_action_spaces[agent] = _copy_and_seed(agent_spaces[1], self._rng)
 
-    def step(self, pending_obs: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
-        """Plays a step; returns the observations of the next agents, and if the episode ended."""
-        actions = {
+    def choose_actions(self, pending_obs: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {
             agent: _make_read_only(
                 random_action(self._seeded_action_spaces[agent], x, self._mask_key)
             )
             for agent, x in pending_obs.items()
         }
+
+    def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
+        """Plays a step; returns the observations of the next agents, and if the episode ended."""
         result = _call_env("step", lambda: self._envs.step(0, actions), actions)
         obs, rewards, terminateds, truncateds, _ = result
         self._check_observations(obs, "step")
         for agent, reward in rewards.items():
             self._check_agent_id(agent, "a reward")
-            _require_number(reward, f"The reward of agent {agent!r}")
+            _require_number(reward, f"The reward of agent {agent!r}", actions.get(agent))
         for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
             for agent, flag in flags.items():
                 if agent != ALL:
@@ -208,6 +283,12 @@ class _MultiAgentChecker:
                 _require_flag(flag, f"`{name}[{agent!r}]`")
                 if flag:
                     self._done_agents.add(agent)
+        self.results = {
+            **{f"The observation of agent {agent!r}": x for agent, x in obs.items()},
+            **{f"The reward of agent {agent!r}": float(x) for agent, x in rewards.items()},
+            "`terminateds`": dict(terminateds),
+            "`truncateds`": dict(truncateds),
+        }
         over = bool(terminateds[ALL] or truncateds[ALL])
         if (
             not over
@@ -275,10 +356,12 @@ def _require_space(space: gym.Space | None, subject: str) -> None:
         )
 
 
-def _require_number(value: Any, subject: str) -> None:
+def _require_number(value: Any, subject: str, action: Structure | None) -> None:
     is_number = isinstance(value, int | float | np.number | np.ndarray) and np.ndim(value) == 0
     if not is_number or np.iscomplexobj(value) or not np.isfinite(value):
-        raise EnvError(f"{subject} must be a finite number, got {value!r}. Return a float.")
+        raise EnvError(
+            f"{subject} must be a finite number, got {describe_invalid_reward(value, action)}"
+        )
 
 
 def _require_flag(value: Structure, subject: str) -> None:
@@ -291,10 +374,6 @@ def _require_element(space: spaces.Space, value: Structure, subject: str) -> Non
     if fault is not None:
         part = f", part {fault.path!r}," if fault.path else ""
         raise fault.error_class(f"{subject}{part} {fault.problem}")
-
-
-class SpaceMismatchError(EnvError):
-    """An observation differs from its space, but sampling accepts it and casts it."""
 
 
 class _SpaceFault(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from tfpolicies.base.type_aliases import Structure
 from tfpolicies.envs.vector_adapters import GymVectorEnvAdapter, StepResult, VectorResult
 from tfpolicies.errors import EnvError, suggest_similar_names
 
@@ -109,8 +110,8 @@ class EnvPoolAdapter(GymVectorEnvAdapter):
             self._use_env(self._make_env(seeds[0] % _SEED_COUNT))
         return super()._reset(None)
 
-    def _make_step(self, result: VectorResult) -> StepResult:
-        step = super()._make_step(result)
+    def _make_step(self, result: VectorResult, actions: Structure) -> StepResult:
+        step = super()._make_step(result, actions)
         if not self._zero_on_loss:
             return step
         lives = step.infos["lives"]

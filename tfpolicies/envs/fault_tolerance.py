@@ -459,8 +459,36 @@ def check_accepts_seed(reset: Callable[..., Any], subject: str) -> None:
         ) from error
 
 
-def check_reward(reward: Structure, subject: str) -> None:
-    """Raises an `EnvError` unless a reward is a finite number."""
+def describe_invalid_reward(reward: Any, action: Structure | None = None) -> str:
+    """Returns the end of a message about a reward that is not a finite number.
+
+    Args:
+        reward: the value.
+        action: that led to it; None if unknown.
+
+    >>> describe_invalid_reward("1")
+    "'1'. Return a float."
+    >>> describe_invalid_reward(np.float64("nan"), 2)[:35]
+    'nan for the action 2. Look for divi'
+    """
+    array = np.asarray(reward)
+    if array.shape != () or array.dtype.kind != "f":
+        return f"{reward!r:.200}. Return a float."
+    for_action = "" if action is None else f" for the action {action!r:.200}"
+    return (
+        f"{float(array)}{for_action}. Look for divisions by zero, and for roots or logarithms of "
+        "numbers out of their domain."
+    )
+
+
+def check_reward(reward: Structure, subject: str, action: Structure | None = None) -> None:
+    """Raises an `EnvError` unless a reward is a finite number.
+
+    Args:
+        reward: the value.
+        subject: the call that returned it.
+        action: that led to it; None if unknown.
+    """
     array = np.asarray(reward)
     if array.shape != ():
         raise EnvError(
@@ -468,7 +496,10 @@ def check_reward(reward: Structure, subject: str) -> None:
             "float(reward)."
         )
     if array.dtype.kind not in "biuf" or not np.isfinite(array):
-        raise EnvError(f"{subject} gave the reward {reward!r}; a reward is a finite number.")
+        raise EnvError(
+            f"The reward of {subject} must be a finite number, got "
+            f"{describe_invalid_reward(reward, action)}"
+        )
 
 
 def check_flag(flag: Scalar, name: str, subject: str) -> None:

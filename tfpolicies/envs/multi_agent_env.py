@@ -48,11 +48,13 @@ class MultiAgentEnv(gym.Env):
 
     @abc.abstractmethod
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Any, ByAgent]:
-        """Starts an episode.
+        """Starts an episode; begin yours with `super().reset(seed=seed)`, for `self.np_random`.
 
         Returns:
             The observations of the agents that act first, and infos of some of them.
         """
+        super().reset(seed=seed, options=options)
+        return {}, {}
 
     @abc.abstractmethod
     def step(self, action_dict: Mapping[Any, Any]) -> Any:

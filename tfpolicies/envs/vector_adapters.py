@@ -269,7 +269,7 @@ class PerEnvResetAdapter(VectorEnvAdapter):
             if i in failed or i in self_restarted:
                 continue
             try:
-                self._check_result(i, result)
+                self._check_result(i, result, actions[i])
             except EnvError as error:
                 self.supervisor.on_failure(i, f"step({actions[i]!r})", error)
                 failed[i] = error
@@ -284,7 +284,7 @@ class PerEnvResetAdapter(VectorEnvAdapter):
             raise EnvError(f"The results of a step cannot be stacked: {results!r:.500}.")
         return step
 
-    def _check_result(self, index: int, result: Sequence[Any]) -> None:
+    def _check_result(self, index: int, result: Sequence[Any], action: Structure) -> None:
         call = self.supervisor.describe_call(index, "step")
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
@@ -292,7 +292,7 @@ class PerEnvResetAdapter(VectorEnvAdapter):
                 f"{result!r:.200}."
             )
         check_observation(self.observation_space, result[0], f"observation that {call} gave")
-        check_reward(result[1], call)
+        check_reward(result[1], call, action)
         for name, flag in zip(("terminated", "truncated"), result[2:4], strict=True):
             check_flag(flag, name, call)
 
@@ -463,13 +463,13 @@ class GymVectorEnvAdapter(VectorEnvAdapter):
     def step(self, actions: Structure) -> StepResult:
         actions = self._copy_actions(actions)
         try:
-            return self._make_step(self._step(actions))
+            return self._make_step(self._step(actions), actions)
         except ENV_FAILURES as error:
             return make_all_failed_step(
                 self.num_envs, self.supervisor.on_failure(0, "step", error), self._recreate()
             )
 
-    def _make_step(self, result: VectorResult) -> StepResult:
+    def _make_step(self, result: VectorResult, actions: Structure) -> StepResult:
         obs, rewards, terminateds, truncateds, infos = result
         terminated_flags, truncated_flags = as_flags(terminateds), as_flags(truncateds)
         if (
@@ -477,7 +477,7 @@ class GymVectorEnvAdapter(VectorEnvAdapter):
             or truncated_flags is None
             or not (are_finite_numbers(rewards) and self._is_valid_obs(obs))
         ):
-            self._raise_invalid_result(result)
+            self._raise_invalid_result(result, actions)
         if self.supervisor.failures:
             self.supervisor.on_step()
         if self._mode_detector is not None:
@@ -499,12 +499,12 @@ class GymVectorEnvAdapter(VectorEnvAdapter):
             obs, rewards, terminated_flags, truncated_flags, infos, reset_only, final_obs
         )
 
-    def _raise_invalid_result(self, result: VectorResult) -> NoReturn:
+    def _raise_invalid_result(self, result: VectorResult, actions: Structure) -> NoReturn:
         obs, rewards, terminateds, truncateds, _ = result
         for i in range(self.num_envs):
             row = _select_rows(self.observation_space, obs, i)
             check_observation(self.observation_space, row, f"observation of environment {i}")
-            check_reward(rewards[i], f"`step` of environment {i}")
+            check_reward(rewards[i], f"`step` of environment {i}", split_batch(actions)[i])
             for name, flags in (("terminated", terminateds), ("truncated", truncateds)):
                 check_flag(flags[i], name, f"`step` of environment {i}")
         raise AssertionError("an invalid result passed all checks")

@@ -1272,7 +1272,11 @@ def play(
 
 
 def make_env(env: Any, env_config: Mapping[str, Any]) -> gym.Env:
-    """Creates an environment from an `env` argument of `play`."""
+    """Creates an environment from an `env` argument of `play`.
+
+    Raises:
+        ValueError: if it has several agents.
+    """
     import gymnasium as gym
 
     if isinstance(env, gym.Env):
@@ -1281,12 +1285,24 @@ def make_env(env: Any, env_config: Mapping[str, Any]) -> gym.Env:
         return _call_factory(env, dict(env_config))
     dotted = ":" not in env and "/" not in env and env not in gym.registry
     module, _, name = env.rpartition("." if dotted else ":")
+    if module in ("pettingzoo", "mpe2"):
+        raise ValueError(_SEVERAL_AGENTS.format(env))
     create = getattr(importlib.import_module(module), name, None) if module else None
-    return (
+    created = (
         gym.make(env, **env_config) if create is None else _call_factory(create, dict(env_config))
     )
+    is_pettingzoo = not isinstance(created, gym.Env) and hasattr(created, "possible_agents")
+    if is_pettingzoo or hasattr(created, "get_agent_ids"):
+        created.close()
+        raise ValueError(_SEVERAL_AGENTS.format(env))
+    return created
 
 
+_SEVERAL_AGENTS = (
+    "an exported policy plays environments with one agent, but {} has several. Play with the "
+    "policies of the run, `tfpolicies evaluate RUN`, or write your own loop that calls "
+    "OnnxPolicy(FILE).act(observation)."
+)
 _CONFIG_NAMES = ("config", "env_config", "context", "env_context")
 _CONFIG_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
 

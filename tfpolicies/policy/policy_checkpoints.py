@@ -44,7 +44,7 @@ from tfpolicies.storage.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from tfpolicies.storage.import_paths import UnresolvedObject, get_declared_path
+from tfpolicies.storage.import_paths import UnresolvedObject, index_by_path
 from tfpolicies.storage.json_values import (
     decode_value,
     encode_value,
@@ -391,8 +391,9 @@ class StoredPolicy:
         name = reference.get("$import") or reference.get("$unavailable")
         if not isinstance(name, str):
             raise CheckpointError(f"{self.source} must name a policy class, got {stored!r:.80}.")
-        classes_by_path = {get_declared_path(cls): cls for cls in self.classes}
-        policy_class = resolve_allowed(decode_value(stored), POLICY_CLASS, objects=classes_by_path)
+        policy_class = resolve_allowed(
+            decode_value(stored), POLICY_CLASS, objects=index_by_path(self.classes)
+        )
         if isinstance(policy_class, UnresolvedObject) and not (
             policy_class.importable and name.startswith("tfpolicies.")
         ):
@@ -400,7 +401,7 @@ class StoredPolicy:
                 f"{self.source} holds a policy of the class {name}, which is not in this package."
             ).add_advice(
                 f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class.",
-                {"algo": "MODULE:CLASS"},
+                {"policies": name.replace("__main__:", "MODULE:")},
             )
         if not is_allowed(policy_class, POLICY_CLASS.role):
             raise CheckpointError(

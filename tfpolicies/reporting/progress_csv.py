@@ -70,13 +70,19 @@ class ProgressCsv:
             file.write(_format_rows([row], self._columns or []))
         self._last_iteration = row["iteration"]
 
-    def drop_after(self, iteration: int) -> None:
+    def drop_after(self, iteration: int) -> int:
         """Removes the rows after `iteration`, which a resumed run will repeat.
+
+        Returns:
+            How many these were.
 
         Raises:
             CheckpointError: if the existing file is not a progress file.
         """
-        self._rewrite([row for row in _read_rows(self.path) if row["iteration"] <= iteration])
+        rows = _read_rows(self.path)
+        kept_rows = [row for row in rows if row["iteration"] <= iteration]
+        self._rewrite(kept_rows)
+        return len(rows) - len(kept_rows)
 
     def _rewrite(self, rows: list[Row]) -> None:
         extra = {name for row in rows for name in row} - set(FIXED_COLUMNS)

@@ -416,6 +416,8 @@ class MultiAgentSampler(Sampler):
             raise
         except Exception as error:
             episode.length = t
+            if isinstance(error, EnvError):
+                error.add(f"The actions were {agent_actions!r:.200}.")
             self._record_failure(sub_env, agent_actions, error)
             return False
         self.envs.supervisor.on_step(sub_env.index)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.envs.fault_tolerance import describe_invalid_reward
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout.multi_agent_episode import SubEnvState
 from tfpolicies.rollout.multi_agent_tables import AgentSlots, ColumnTable, PolicyRows
@@ -278,8 +279,8 @@ def make_reward_error(rewards: Mapping[Any, Any]) -> EnvError:
     invalid = [(f"that of agent {agent!r}", x) for agent, x in rewards.items() if not _is_number(x)]
     description, reward = invalid[0] if invalid else ("one", None)
     return EnvError(
-        f"Rewards must be one finite number for each agent, but {description} is {reward!r}. "
-        "Return floats."
+        f"Rewards must be one finite number for each agent, but {description} is "
+        f"{describe_invalid_reward(reward)}"
     )
 
 

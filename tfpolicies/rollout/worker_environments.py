@@ -16,7 +16,7 @@ from tfpolicies.connectors import (
     OwnFilter,
     restore,
 )
-from tfpolicies.envs.env_checker import SpaceMismatchError, check_new_env
+from tfpolicies.envs.env_checker import check_new_env
 from tfpolicies.envs.env_factory import (
     AnyEnv,
     EnvContext,
@@ -30,7 +30,7 @@ from tfpolicies.envs.fault_tolerance import EnvSupervisor, Watchdog
 from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.subprocess_adapter import SubprocessEnvAdapter, make_process_environments
 from tfpolicies.envs.vector_adapters import SyncEnvAdapter, VectorEnvAdapter
-from tfpolicies.errors import ConfigError, EnvError
+from tfpolicies.errors import ConfigError, EnvError, SpaceMismatchError
 from tfpolicies.rollout.base_worker import BaseWorker
 
 _CHECK_STEPS = 3  # played in a new environment before training

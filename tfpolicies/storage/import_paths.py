@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -49,6 +49,19 @@ def get_declared_path(value: object) -> str:
     """
     target = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
     return f"{getattr(target, '__module__', None)}:{target.__qualname__}"  # type: ignore[attr-defined]
+
+
+def index_by_path(classes: Iterable[type]) -> dict[str, type]:
+    """Returns the caller's classes by the paths under which a file may name them.
+
+    A class of a script is stored as `__main__:Name` and later imported from its module.
+
+    >>> index_by_path([UnresolvedObject]).keys()
+    dict_keys(['tfpolicies.storage.import_paths:UnresolvedObject'])
+    """
+    own = f"{OWN_PACKAGE}."
+    scripts = {f"__main__:{x.__qualname__}": x for x in classes if not x.__module__.startswith(own)}
+    return {**scripts, **{get_declared_path(x): x for x in classes}}
 
 
 def get_import_path(value: object) -> str | None:

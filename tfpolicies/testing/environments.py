@@ -147,6 +147,7 @@ class RandomEnv(gym.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
+            self._episode = -1
         self._step, self._episode = 0, self._episode + 1
         return self.observation_space.sample(), {}
 
