@@ -329,7 +329,7 @@ class RowMeter:
         self._obs.clear()
 
     def get_state(self) -> list[Any]:
-        """Returns the numbers for the figures of a whole run: the ranges and rewards of each policy."""
+        """Returns the ranges and rewards of each policy, for the figures of a whole run."""
         ranges = [[policy_id, [*x.low], [*x.high]] for policy_id, x in self._ranges.items()]
         return [ranges, [[*x] for x in self._rewards.items()]]
 

@@ -157,7 +157,7 @@ class _SingleAgentChecker:
     """Plays an environment with one agent.
 
     Attributes:
-        results: what the last call returned, by name.
+        results: the values that the last call returned, by name.
     """
 
     def __init__(self, env: gym.Env, rng: np.random.Generator, mask_key: str) -> None:
@@ -210,7 +210,7 @@ class _MultiAgentChecker:
     """Plays an environment with several agents.
 
     Attributes:
-        results: what the last call returned, by name.
+        results: the values that the last call returned, by name.
     """
 
     def __init__(self, env: MultiAgentEnv, rng: np.random.Generator, mask_key: str) -> None:
