@@ -338,6 +338,16 @@ def test_a_constant_sum_is_judged_by_evaluations_of_ones_own(tmp_path):
     assert diagnose(make_run(tmp_path / "flat", **run)).causes[0].name == "no_progress"
 
 
+@pytest.mark.parametrize(("end", "names"), [(60.0, []), (30.0, ["equal_returns"])])
+def test_equal_returns_are_no_cause_if_the_returns_rose_to_them(end, names, tmp_path):
+    half = NUM_ROWS // 2
+    returns = np.concatenate([np.linspace(43.0, end, half), np.full(NUM_ROWS - half, end)])
+    spread = np.where(returns == end, 0.0, 20.0)  # more than the gain
+    columns = {"episode_reward_min": returns - spread, "episode_reward_max": returns + spread}
+    found = find(tmp_path, columns=columns, returns=returns, std=spread).causes
+    assert [cause.name for cause in found] == names
+
+
 def test_rewards_that_no_policy_gets_are_rare(tmp_path):
     run = game(np.zeros(NUM_ROWS))
     run["columns"] |= {f"policy/{x}/return_{y}": 0.0 for x in ("left", "right") for y in MIN_MAX}

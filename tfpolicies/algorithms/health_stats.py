@@ -26,6 +26,7 @@ NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 
 _NUM_MEASURED_ROWS = 64  # rows of a batch used to measure observations
 _IMPROVEMENT_STDS = 1.0  # standard deviations of the first returns that count as an improvement
+_MIN_EQUAL_GAIN_STDS = 0.5  # of them, for a return that all episodes have
 
 
 class Settings(Protocol):
@@ -48,6 +49,14 @@ class FirstReturns(NamedTuple):
         """Returns whether a later mean return is higher by one standard deviation."""
         spread = max(_IMPROVEMENT_STDS * self.std, 1e-6 * abs(self.mean))
         return bool(mean > self.mean + spread)
+
+    def are_below(self, equal_return: float) -> bool:
+        """Returns whether a later return, the same in all episodes, is a gain.
+
+        Half a standard deviation is enough for it: it has no spread of its own.
+        """
+        gain = equal_return - self.mean
+        return bool(gain > _MIN_EQUAL_GAIN_STDS * self.std > 0)
 
 
 @dataclass(frozen=True, kw_only=True)

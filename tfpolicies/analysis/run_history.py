@@ -212,6 +212,8 @@ class RunHistory:
 
     def has_improved_in_training(self) -> bool:
         """Returns whether the last returns of training exceed the first ones."""
+        if self.first_returns.are_below(self._get_equal_return(-1)):
+            return True
         return self.first_returns.are_exceeded_by(self.returns.last)
 
     def has_reached_goal(self) -> bool:
