@@ -294,7 +294,7 @@ def test_the_command_trains_with_an_entry(write, tmp_path, capsys, caplog):
     words = ["train", "CartPole-v1", "--config", str(path), "--run-dir", str(tmp_path / "runs")]
     assert main([*words, "--set", "jit_compile=False", "--set", "inference=tf"]) == 0
     output = capsys.readouterr().out
-    assert "Settings: RLlib's defaults, except " in output
+    assert "settings of --config, the rest: RLlib's defaults" in output
     assert "256" in output
     assert "the clip range is constant" in caplog.text
     assert main(["train", "--config", str(path)]) == 2

@@ -146,7 +146,7 @@ DRAWINGS = {
                 ("Program", "choose actions", "loss and gradients", "update"),
                 True,
             ),
-            "runtime": Box(580, 67, 110, ("Runtimes", "function", "session", "onnx (acting)")),
+            "runtime": Box(580, 67, 110, ("Runtimes", "tf.function", "session", "onnx (acting)")),
         },
         (
             Arrow("main.right", "program.left"),
