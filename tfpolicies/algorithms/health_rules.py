@@ -132,7 +132,7 @@ def _find_equal_returns(run: RunStats) -> Finding | None:
     smoothing = run.get_number("metrics_num_episodes_for_smoothing")
     if run.window < min(_MAX_EQUAL_RETURNS, smoothing):
         return UNDECIDED
-    if run.first_returns.are_below(run.equal_return):
+    if run.first_returns is not None and run.first_returns.are_below(run.equal_return):
         return None  # it may be the best return
     return Finding(
         evidence=f"{_describe_environment(run)}: the return was {run.equal_return:g} in each of "
