@@ -400,7 +400,8 @@ class StoredPolicy:
             raise CheckpointError(
                 f"{self.source} holds a policy of the class {name}, which is not in this package."
             ).add_advice(
-                f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class.",
+                f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class. To load "
+                "other policies of the checkpoint only, name them: `policy_ids=[...]`.",
                 {"policies": name.replace("__main__:", "MODULE:")},
             )
         if not is_allowed(policy_class, POLICY_CLASS.role):
