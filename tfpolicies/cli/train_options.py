@@ -37,7 +37,6 @@ from tfpolicies.errors import (
     UsageError,
     suggest_similar_names,
 )
-from tfpolicies.reporting.progress_display import format_count
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
@@ -507,7 +506,7 @@ class TrainSettings:
             "the algorithm's defaults" if is_custom_algorithm(self.algo) else "RLlib's defaults"
         )
         count = len(self.from_file)
-        file = f"{format_count(count, 'setting')} of --config, the rest: " if count else ""
+        file = f"{count} setting{'s' * (count > 1)} of --config, the rest: " if count else ""
         if self.no_tuned:
             return f"Settings: {file}{defaults}."
         if entry is None and self.algo in _DATA_SETTINGS and self.data:
