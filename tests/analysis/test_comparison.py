@@ -162,6 +162,18 @@ def test_labels_begin_with_well_known_settings_and_have_values_of_checkpoints(tm
     assert labels == ["PPO, lr=0.1, a=1, b=2, 2 more", "PPO, lr=5e-05, a=0, b=0, 2 more"]
 
 
+def test_settings_of_a_checkpoint_that_are_nested_too_deeply_are_not_shown(tmp_path):
+    write_run(tmp_path / "changed", [1.0], config={"lr": 0.1})
+    deep = {"x": 0.5}
+    for _ in range(400):
+        deep = {"x": deep}
+    manifest = {"type": "Algorithm", "config": {"settings": {"lr": 5e-05, "deep": deep}}}
+    plain = write_run(tmp_path / "plain", [1.0])
+    write_checkpoint(plain.latest, ALGORITHM_MANIFEST, manifest, {})
+    labels = [result.label for result in compare_runs(tmp_path).groups]
+    assert labels == ["PPO, lr=0.1", "PPO, lr=default"]
+
+
 def test_the_grid_ends_with_the_shortest_of_the_runs_of_full_length():
     grid = make_grid([np.array([10.0, 1000.0]), np.array([20.0, 995.0]), np.array([5.0, 400.0])])
     assert grid[[0, -1]].tolist() == [5.0, 995.0]

@@ -344,8 +344,8 @@ def test_equal_returns_are_no_cause_if_the_returns_rose_to_them(end, names, tmp_
     returns = np.concatenate([np.linspace(43.0, end, half), np.full(NUM_ROWS - half, end)])
     spread = np.where(returns == end, 0.0, 20.0)  # more than the gain
     columns = {"episode_reward_min": returns - spread, "episode_reward_max": returns + spread}
-    found = find(tmp_path, columns=columns, returns=returns, std=spread).causes
-    assert [cause.name for cause in found] == names
+    causes = find(tmp_path, columns=columns, returns=returns, std=spread).causes
+    assert [cause.name for cause in causes] == names
 
 
 def test_rewards_that_no_policy_gets_are_rare(tmp_path):

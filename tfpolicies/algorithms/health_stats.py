@@ -167,6 +167,7 @@ def _find_equal_return(episodes: Sequence[RolloutMetrics]) -> float:
 
 
 def _has_constant_sum(result: Mapping[str, Any]) -> bool:
+    """Looks at the returns of all policies together: they may differ from each other only."""
     names = ("mean", "min", "max")
     columns = {f"episode_reward_{x}": [result.get(f"episode_reward_{x}", math.nan)] for x in names}
     returns = [x for name in names for x in result.get(f"policy_reward_{name}", {}).values()]

@@ -197,8 +197,11 @@ class TrainingLoop:
             score: the mean return of recent episodes.
         """
         row, until = self._row, self.options.until
-        columns = {name: [value] for name, value in row.items()}
-        if math.isnan(score) or not has_constant_sum(columns):
+        names = {"keep_best": self.options.keep_best, "until": until is not None}
+        is_done = self._warned_criteria.issuperset(x for x, is_set in names.items() if is_set)
+        if is_done or math.isnan(score):
+            return
+        if not has_constant_sum({name: [value] for name, value in row.items()}):
             return
         texts = {}
         if self.options.keep_best and is_score_constant(row, self.algorithm.config):

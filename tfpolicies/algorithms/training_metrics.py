@@ -58,7 +58,8 @@ class TrainingMetrics:
         self._episodes_total = 0
         self._time_total = 0.0
         self._restored_at = (0, 0.0)  # iteration and seconds when built or restored
-        self._resets_at = [0]  # environment steps at which all episodes were reset
+        self._first_reset_at = self._last_reset_at = 0  # environment steps
+        self._num_reset_intervals = 0
         self._has_warned_of_resets = False
 
     def begin_iteration(self) -> None:
@@ -200,7 +201,8 @@ class TrainingMetrics:
         self.first_returns = None if first_returns is None else list(first_returns)
         self._time_total = progress["time_total_s"]
         self._restored_at = progress["iteration"], self._time_total
-        self._resets_at = [self.counters["num_env_steps_sampled"]]
+        self._first_reset_at = self._last_reset_at = self.counters["num_env_steps_sampled"]
+        self._num_reset_intervals = 0
 
     def add_reset(self, num_envs: int) -> None:
         """Counts a reset of all episodes; warns once if earlier ones came too soon.
@@ -211,14 +213,16 @@ class TrainingMetrics:
         Args:
             num_envs: environments of all workers together.
         """
-        resets, steps = self._resets_at, self.counters["num_env_steps_sampled"]
-        if steps == resets[-1]:
+        steps = self.counters["num_env_steps_sampled"]
+        if steps == self._last_reset_at or self._has_warned_of_resets:
             return
-        interval = (resets[-1] - resets[0]) / max(1, len(resets) - 1) / num_envs
-        resets.append(steps)
+        total = self._last_reset_at - self._first_reset_at
+        interval = total / max(1, self._num_reset_intervals) / num_envs
+        self._last_reset_at = steps
+        self._num_reset_intervals += 1
         longest = max((episode.episode_length for episode in self.episodes), default=0)
         is_short = not longest or interval < _MIN_EPISODES_PER_RESET * longest
-        if not interval or not is_short or self._has_warned_of_resets:
+        if not interval or not is_short:
             return
         self._has_warned_of_resets = True
         ended = f"the longest that has ended has {longest:,} steps" if longest else "none has ended"

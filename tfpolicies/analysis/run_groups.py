@@ -45,7 +45,8 @@ class RunGroup:
         env: as in `RunRecord`, or "recorded experience" or "unknown environment".
         settings: those that differ from the algorithm's defaults, as texts by dotted name.
         runs: by seed and time.
-        defaults: all settings in the newest checkpoint of a run, as texts; empty without one.
+        checkpoint_settings: all settings in the newest checkpoint of a run, as texts; empty
+            without one.
     """
 
     label: str
@@ -53,11 +54,11 @@ class RunGroup:
     env: str
     settings: Mapping[str, str]
     runs: tuple[RunRecord, ...]
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_settings: Mapping[str, str] = field(default_factory=dict)
 
     def get_setting(self, name: str) -> str:
         """Returns the text of a setting; "default" if its value is not known."""
-        return self.settings.get(name, self.defaults.get(name, DEFAULT))
+        return self.settings.get(name, self.checkpoint_settings.get(name, DEFAULT))
 
     @property
     def key(self) -> str:
@@ -107,15 +108,20 @@ def read_runs(
 def _read_shallow_run(folder: Path) -> RunRecord:
     """Reads a run; refuses settings that are nested so deeply that showing them would fail."""
     record = read_run(folder)
-    level: list[Any] = [[record.config, record.command, record.places]]
-    for _ in range(_MAX_DEPTH):
-        level = [x for value in level for x in _get_children(value)]
-    if level:
+    if _is_too_deep([record.config, record.command, record.places]):
         raise CheckpointError(
             f"{str(record.folder.run_json)!r} is nested more than {_MAX_DEPTH} levels deep, "
             "which no training writes. Restore the file."
         )
     return record
+
+
+def _is_too_deep(value: Sequence[Any]) -> bool:
+    """Returns whether a JSON value is nested too deeply to be shown."""
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [x for value in level for x in _get_children(value)]
+    return bool(level)
 
 
 def _get_children(value: Any) -> Iterable[Any]:
@@ -153,7 +159,7 @@ def _make_groups(env: str, runs_by_key: Mapping[Any, list[RunRecord]]) -> list[R
             env=env,
             settings=dict(items),
             runs=tuple(sorted(runs, key=lambda run: -1 if run.seed is None else run.seed)),
-            defaults=_read_all_settings(runs),
+            checkpoint_settings=_read_checkpoint_settings(runs),
         )
         for (algorithm, items), runs in runs_by_key.items()
     ]
@@ -161,12 +167,14 @@ def _make_groups(env: str, runs_by_key: Mapping[Any, list[RunRecord]]) -> list[R
     return [replace(group, label=label) for group, label in zip(groups, labels, strict=True)]
 
 
-def _read_all_settings(runs: Sequence[RunRecord]) -> dict[str, str]:
+def _read_checkpoint_settings(runs: Sequence[RunRecord]) -> dict[str, str]:
     """Returns the settings in the newest checkpoint of the first run that has a sound one."""
     for run in runs:
         with contextlib.suppress(CheckpointError, KeyError, TypeError, AttributeError):
             manifest = read_manifest(run.folder.latest, ALGORITHM_MANIFEST, kind="Algorithm")
-            return dict(_flatten(manifest["config"]["settings"]))
+            settings = manifest["config"]["settings"]
+            if not _is_too_deep([settings]):
+                return dict(_flatten(settings))
     return {}
 
 

@@ -87,7 +87,9 @@ def draw_learning_curve(
         note = f"the returns of all agents always add up to {format_number(total)}"
         figure.text(0.03, 0.89, note, color=_GRAY, size=11, va="center")
         progress_rows, target = _without_sum(progress_rows), None
-    artists = _draw_returns(axes, progress_rows) + _draw_evaluations(axes, progress_rows)
+    agents = ", all agents" if policies else ""
+    artists = _draw_returns(axes, progress_rows, f"mean of recent training episodes{agents}")
+    artists += _draw_evaluations(axes, progress_rows)
     if from_data:
         axes.set_xlabel("training progress (rows)", color=_GRAY, size=11, labelpad=8)
     if not artists and from_data:
@@ -137,21 +139,20 @@ def _style_axes(axes: Axes) -> None:
     axes.set_ylabel("return (reward per episode)", color=_GRAY, size=11, labelpad=8)
 
 
-def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
+def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]], label: str) -> list[Artist]:
     steps, means = _get_points(rows, "mean")
     if not steps:
         return []
     dots: _Style = {"marker": "o" if len(steps) <= _FEW_POINTS else "", "markersize": 5}
     ends: _Style = {"solid_capstyle": "round", "solid_joinstyle": "round"}
     (line,) = axes.plot(steps, means, color=_BLUE, linewidth=2.4, zorder=3, **dots, **ends)
-    agents = ", all agents" if _choose_policies(rows) else ""
-    line.set_label(f"mean of recent training episodes{agents}")
+    line.set_label(label)
     return [line, *_draw_band(axes, rows)]
 
 
 def _choose_policies(rows: Sequence[Mapping[str, float]]) -> list[str]:
     """Returns the policies to draw, those that learn first; none if there is only one."""
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = rows[-1] if rows else {}  # all rows have the same columns
     policies = find_policies_with_returns(names)
     learners = {pid for pid in policies if any(x.startswith(f"learner/{pid}/") for x in names)}
     ordered = sorted(policies, key=lambda pid: pid not in learners)
