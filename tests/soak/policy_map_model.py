@@ -111,6 +111,14 @@ def observe(policy: Any, seed: int) -> dict[str, Any]:
     return {}
 
 
+def freeze_in_memory(policy: Any) -> None:
+    """Freezes a policy that is in no map."""
+    state = policy.driver.state
+    memory = state.pack_acting()
+    state.freeze(policy.policy_id)
+    state.page_in(memory)
+
+
 CHANGES = (learn, set_weights, set_hyper)
 STEPS = (act, act, *CHANGES, observe)
 
@@ -216,7 +224,9 @@ class MapAndDict(RuleBasedStateMachine):
     def freeze(self, index: int) -> None:
         policy_id = self._choose(index, "freeze")
         self.m.freeze(policy_id)
-        self.frozen.setdefault(policy_id, get_owned(self.plain[policy_id]))
+        if policy_id not in self.frozen:
+            freeze_in_memory(self.plain[policy_id])
+            self.frozen[policy_id] = get_owned(self.plain[policy_id])
 
     @policy_rule(pinned=st.booleans())
     def pin(self, index: int, pinned: bool) -> None:
@@ -252,7 +262,9 @@ class MapAndDict(RuleBasedStateMachine):
         self.m.close()
         self.m = PolicyMap(capacity=CAPACITY, path=self.folder.name)
         for policy_id, then in self.frozen.items():
-            self.plain[policy_id].set_state(then)  # what it did since then was not kept
+            policy = self.plain[policy_id] = self.plain[policy_id].copy()
+            policy.set_state(then)  # what it did since then was not kept
+            freeze_in_memory(policy)
         self.handles.clear()
         self.pinned.clear()
 

@@ -277,7 +277,7 @@ class CompiledDriver(PolicyDriver):
         layout = self.program.layout
         parts: tuple[str, ...] = ACTING_PARTS
         if all(layout.get_slots(x) == source.program.layout.get_slots(x) for x in layout.networks):
-            parts = (*layout.networks, "filter")
+            parts = (*source.state.layout.networks, "filter")
         with source.state.lock:
             arrays = source.state.copy_weights(*parts)
         with self.state.lock_for_change():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,6 +70,11 @@ def match_arrays(
     return arrays
 
 
+def has_only_acting_weights(layout: StateLayout, weights: object) -> bool:
+    """Whether weights have as many arrays as the network that acts."""
+    return isinstance(weights, Sized) and len(weights) == len(layout.get_weight_slots("model"))
+
+
 def _convert_array(slot: Slot, value: Structure, name: str) -> np.ndarray:
     try:
         raw = np.asarray(value)
@@ -128,7 +133,7 @@ class PolicyStateDict:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns copies of everything; see `TFPolicy.get_state` for the keys."""
-        state, layout = self.state, self.program.layout
+        state, layout = self.state, self.state.layout
         names = self.program.spec.hyperparameters
         hyperparameters = {
             name: float(x) for name, x in zip(names, state.hyperparameters, strict=True)
@@ -138,9 +143,10 @@ class PolicyStateDict:
             result["target_weights"] = state.copy_weights(*layout.targets)
         result |= {name: running.get_state() for name, running in self.filters.items()}
         result |= {key: hyperparameters.pop(name) for key, name in self.aliases.items()}
+        if state.frozen_as is None:
+            result["_optimizer_variables"] = state.copy_weights(*layout.optimizers)
         return {
             **result,
-            "_optimizer_variables": state.copy_weights(*layout.optimizers),
             "_exploration_state": self.exploration.get_state(),
             "global_timestep": state.global_timestep,
             "num_grad_updates": state.num_grad_updates,
@@ -187,18 +193,25 @@ class PolicyStateDict:
     def _match_all_arrays(
         self, state_dict: Mapping[str, Any], *, finite: bool
     ) -> dict[str, np.ndarray]:
-        layout = self.program.layout
+        layout = self.state.layout
 
         def part(key: str, parts: Sequence[str], values: Any) -> dict[str, np.ndarray]:
             return match_arrays(layout, values, parts, f"state[{key!r}]", finite=finite)
 
-        arrays = part("weights", layout.networks, state_dict["weights"])
-        if layout.targets:
+        weights = state_dict["weights"]
+        if has_only_acting_weights(layout, weights):  # the state of a frozen policy
+            networks: Sequence[str] = ("model",)
+        else:
+            networks = layout.networks
+        arrays = part("weights", networks, weights)
+        pairs = zip(layout.targets, layout.networks_with_targets, strict=True)
+        sources = {target: network for target, network in pairs if network in networks}
+        if sources:
             source_weights = [
-                arrays[slot.key] for slot in layout.get_weight_slots(*layout.networks_with_targets)
+                arrays[slot.key] for slot in layout.get_weight_slots(*sources.values())
             ]
-            target = state_dict.get("target_weights") or source_weights
-            arrays |= part("target_weights", layout.targets, target)
+            target_weights = state_dict.get("target_weights") or source_weights
+            arrays |= part("target_weights", [*sources], target_weights)
         slots = state_dict.get("_optimizer_variables")
         if slots is not None:
             arrays |= part("_optimizer_variables", layout.optimizers, slots)
@@ -255,7 +268,7 @@ class PolicyStateDict:
     def apply_filter(self, obs_filter: MeanStdFilter) -> None:
         """Writes a filter's current statistics to the state, for acting and learning."""
         frozen = [array for scaling in obs_filter.get_scalings() for array in scaling]
-        slots = self.program.layout.get_slots("filter")
+        slots = self.state.layout.get_slots("filter")
         self.state.write(
             {slot.key: x.reshape(slot.shape) for slot, x in zip(slots, frozen, strict=True)}
         )

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -53,7 +53,7 @@ from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.policy_card import make_policy_card
 from tfpolicies.policy.policy_checkpoints import reduce_policy
 from tfpolicies.policy.policy_config import AUTO_SETTINGS, complete_config, derive_seed
-from tfpolicies.policy.state_dict import PolicyStateDict, match_arrays
+from tfpolicies.policy.state_dict import PolicyStateDict, has_only_acting_weights, match_arrays
 from tfpolicies.policy.view_pruning import prune_view_requirements
 from tfpolicies.program.policy_state import PolicyState
 from tfpolicies.program.program import Program
@@ -199,7 +199,8 @@ class TFPolicy(TFPolicyHooks):
         """Returns an independent policy with the same Program and state.
 
         It has a new generator, so that the two do not make the same choices; everything else in
-        `get_state` is equal. The copy is not frozen. Attributes that a subclass adds are copied by
+        `get_state` is equal. The copy is not frozen; that of a frozen policy has new optimizers,
+        and new weights in networks that do not act, such as critics of SAC. Attributes that a subclass adds are copied by
         `copy.deepcopy`. It takes microseconds, because the Program is shared.
 
         Args:
@@ -215,12 +216,19 @@ class TFPolicy(TFPolicyHooks):
         with self._state.lock:
             transform = self.exploration.transform
             result.exploration = copy.deepcopy(self.exploration, {id(transform): transform})
-            seed = derive_seed(self.config["seed"], result.policy_id, self._worker_index, "noise")
-            result._state = self._state.copy(np.random.default_rng(seed))
+            result._state = self._copy_state(result.policy_id)
             for name in ("filter", "reward_filter"):
                 setattr(result, name, copy.deepcopy(getattr(self, name)))
         result._build_parts(self._worker_index, self._create_session)
         return result
+
+    def _copy_state(self, policy_id: str) -> PolicyState:
+        seed = self.config["seed"]
+        rng_seed = derive_seed(seed, policy_id, self._worker_index, "noise")
+        if self._state.frozen_as is None:
+            return self._state.copy(np.random.default_rng(rng_seed))
+        weight_seed = derive_seed(seed, policy_id, "weights")
+        return self.program.thaw_state(self._state, weight_seed, rng_seed)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Returns `copy()`: equal except for its generator, and not frozen."""
@@ -625,9 +633,8 @@ class TFPolicy(TFPolicyHooks):
                 `on_nan="warn"`); nothing is changed then.
         """
         finite = not self._accepts_non_finite
-        layout, parts = self.program.layout, self.program.layout.networks
-        if isinstance(weights, Sized) and len(weights) == len(layout.get_weight_slots("model")):
-            parts = ("model",)
+        layout = self.program.layout
+        parts = ("model",) if has_only_acting_weights(layout, weights) else layout.networks
         arrays = match_arrays(layout, weights, parts, "weights", finite=finite)
         with self._state.lock_for_change():
             self._state.write(arrays)

@@ -538,7 +538,8 @@ class PolicyMap(MutableMapping[str, Policy]):
                 raise UsageError(f"{policy!r} cannot be frozen: its variables are unknown.")
             with state.lock:
                 if state.frozen_as is None:
-                    entry, is_owned = self._store.freeze(policy_id, policy, state.memory)
+                    image = state.pack_acting()
+                    entry, is_owned = self._store.freeze(policy_id, policy, image)
                     self._cache.freeze(state, policy_id, entry.name, entry.stash, is_owned=is_owned)
         return policy
 

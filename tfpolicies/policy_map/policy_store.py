@@ -140,7 +140,11 @@ class PolicyStore:
             ) from error
         policy.policy_id = policy_id
         if stash is self.frozen_stash:
-            policy.driver.state.frozen_as = policy_id
+            state = policy.driver.state
+            if stash.get_size(name) == HEADER_BYTES + state.layout.acting.num_bytes:
+                state.freeze(policy_id)
+            else:
+                state.frozen_as = policy_id  # earlier versions wrote all variables
         return policy
 
     def mark_loaded(self, entry: StoreEntry) -> list[str]:

@@ -390,7 +390,7 @@ class StateCache:
         """
         with state.lock, self._lock:
             cache_entry = self._entries[state]
-            mapped = stash.map(name, state.layout.num_bytes)
+            mapped = stash.map(name, state.layout.acting.num_bytes)
             is_in_memory = cache_entry in self._in_memory
             if is_in_memory:
                 self._mark_evicted(cache_entry)
@@ -402,7 +402,7 @@ class StateCache:
                 state.version,
             )
             cache_entry.is_owned, cache_entry.recorded_name = is_owned, None
-            state.frozen_as = policy_id
+            state.freeze(policy_id)
             if is_in_memory:
                 state.page_in(mapped)
                 self._mark_in_memory(cache_entry)

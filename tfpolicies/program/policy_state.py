@@ -10,6 +10,7 @@ state copies a few segments, however many variables there are, and paging it is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
@@ -127,6 +128,11 @@ class StateLayout:
             self._segment_slices.append((name, self.num_bytes, stop, dtype))
             self.num_bytes = stop + -stop % _ALIGNMENT
 
+    @functools.cached_property
+    def acting(self) -> StateLayout:
+        """The layout of a frozen state, which has only the variables that acting reads."""
+        return StateLayout(self.acting_slots, self._unused)
+
     def get_slots(self, *parts: str) -> tuple[Slot, ...]:
         return tuple(slot for slot in self.slots if slot.part in parts)
 
@@ -153,6 +159,13 @@ class StateLayout:
         return {
             name: memory[start:stop].view(dtype)
             for name, start, stop, dtype in self._segment_slices
+        }
+
+    def complete_segments(self, segments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns all segments by name: the given ones, and zeros for those that are missing."""
+        return {
+            name: segments[name] if name in segments else np.zeros(count, name.partition("/")[2])
+            for name, count in self.segment_sizes.items()
         }
 
     def view_variables(self, segments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -342,6 +355,24 @@ class PolicyState:
         self._segments = self._arrays = self._acting_segments = self._acting_arrays = None
         self.version += 1
 
+    def pack_acting(self) -> np.ndarray:
+        """Returns a copy of the variables that acting reads: the memory of a frozen state."""
+        memory = self.layout.acting.allocate()
+        with self.lock:
+            segments = self.acting_segments
+            for name, values in self.layout.acting.view_segments(memory).items():
+                values[...] = segments[name]
+        return memory
+
+    def freeze(self, policy_id: str) -> None:
+        """Makes the state read-only, with the layout of frozen states; `page_in` or `page_out` follows.
+
+        Args:
+            policy_id: its name in messages.
+        """
+        self.frozen_as = policy_id
+        self.layout = self.layout.acting
+
     @property
     def is_in_memory(self) -> bool:
         return self._memory is not _NO_MEMORY
@@ -385,9 +416,12 @@ class PolicyState:
                 if rng is not None:
                     clone.spawn_learning_rng()
             clone.hyperparameters = self.hyperparameters.copy()
-            clone.global_timestep = self.global_timestep
-            clone.num_grad_updates = self.num_grad_updates
+            clone.copy_counters_from(self)
         return clone
+
+    def copy_counters_from(self, other: PolicyState) -> None:
+        self.global_timestep = other.global_timestep
+        self.num_grad_updates = other.num_grad_updates
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Overwrites the named variables; the caller has checked keys and shapes."""

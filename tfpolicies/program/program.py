@@ -101,6 +101,19 @@ class Program:
         """
         return self._state_factory.make(hyperparameters, weight_seed, rng_seed, template)
 
+    def thaw_state(self, frozen: PolicyState, weight_seed: int, rng_seed: int) -> PolicyState:
+        """Returns a state that can learn, with the variables that a frozen state acts with.
+
+        Its optimizers are new, and so are networks that acting does not read, with weights drawn
+        with `weight_seed`.
+        """
+        state = self.new_state(frozen.hyperparameters, weight_seed, rng_seed)
+        with frozen.lock:
+            state.write(frozen.arrays)
+        state.update_targets(1.0, frozen.layout.networks)
+        state.copy_counters_from(frozen)
+        return state
+
     def load_model(self, state: PolicyState) -> Any:
         """Returns the Keras model with the weights of a state, until another state is loaded."""
         check_tensorflow_survived_fork()

@@ -233,7 +233,7 @@ class FunctionRuntime(TFRuntime):
     def load(self, state: PolicyState) -> None:
         fork_guard.check_tensorflow_survived_fork()
         if not self._resident_state.holds(state):
-            self._load(self.to_device(dict(state.segments)))
+            self._load(self.to_device(self.functions.layout.complete_segments(state.segments)))
             self._resident_state.record(state)
 
     def clear_resident_state(self) -> None:

@@ -364,7 +364,8 @@ class SessionRuntime(TFRuntime):
             session = self._get_policy_session(state).get_or_open()
             if not session.resident_state.holds(state):
                 self._load.trace()
-                session.callables[self._load](*tf.nest.flatten(state.segments))
+                segments = self.functions.layout.complete_segments(state.segments)
+                session.callables[self._load](*tf.nest.flatten(segments))
                 session.resident_state.record(state)
 
     def get_resident_state(self, state: PolicyState) -> ResidentState:
