@@ -330,6 +330,21 @@ def test_returns_of_policies_that_learn_against_each_other_need_not_rise(tmp_pat
     assert find(tmp_path, **game(FLAT, policies=("left", "right"))).causes == ()
 
 
+def test_opponents_that_also_pay_for_each_step_need_not_rise_both(tmp_path):
+    wins = RISING + 0.2 * np.sin(np.arange(NUM_ROWS))
+    columns = {"policy/left/return_mean": wins, "policy/right/return_mean": -wins - 0.1}
+    run = {"columns": columns, "returns": np.linspace(-0.5, -0.1, NUM_ROWS)}
+    assert find(tmp_path, **run, policies=("left", "right")).causes == ()
+
+
+def test_a_run_is_judged_by_the_only_policy_that_learns(tmp_path):
+    columns = {"policy/left/return_mean": GROWING, "policy/right/return_mean": 30.0 - GROWING}
+    run = {"columns": columns, "returns": 30.0, "policies": ("left",)}
+    learned = find(tmp_path, **run, config={"policies_to_train": ["left"]})
+    assert learned.causes == ()
+    assert "left: last return" in learned.figures
+
+
 def test_a_constant_sum_is_judged_by_evaluations_of_ones_own(tmp_path):
     run = game(FLAT)
     run["columns"]["evaluation/episode_reward_mean"] = np.linspace(0.2, 0.9, NUM_ROWS)

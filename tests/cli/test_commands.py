@@ -45,6 +45,9 @@ class Corridor(gym.Env):
         self.steps += 1
         done, late = self.place == self.length, self.steps == 60
         return np.array([self.place / self.length], np.float32), float(done), done, late, {}
+
+def make_short():
+    return Corridor({"length": 1})
 """
 
 
@@ -489,6 +492,26 @@ def test_agents_are_mapped_to_policies_by_a_function_of_the_user(mine, capsys, r
     again = ["train", env, "--resume", str(run), "--policy-mapping", mapping, "--steps", "192"]
     assert main(again) == 0
     assert read_progress(run / "progress.csv")[-1]["env_steps"] >= 192
+
+
+def test_runs_are_played_with_the_settings_of_their_environment(mine, refuse, succeed):
+    import corridor
+
+    config = make_small_config(corridor.Corridor, PGConfig).environment(env_config={"length": 59})
+    config.build().learn(64, run_dir="run", progress=False)
+    evaluate = ["evaluate", "run", "--episodes", "2", "--explore"]
+    assert "Give --env NAME, for example" in refuse(evaluate)
+    assert "must be a JSON object, got 9" in refuse([*evaluate, "--env-config", "9"])
+
+    def get_mean_length(*words: str) -> float:
+        shown = succeed([*evaluate, "--env", *words])
+        return float(re.search(r"mean length +([\d.]+)", shown)[1])
+
+    assert get_mean_length("corridor:Corridor") == 60
+    assert get_mean_length("corridor:Corridor", "--env-config", '{"length": 1}') < 30
+    short = "corridor:make_short"
+    assert "with env_config={'length': 59}" in refuse([*evaluate, "--env", short])
+    assert get_mean_length(short, "--env-config", "{}") < 30
 
 
 def test_policy_classes_of_the_user_are_named_to_load_a_run(mine, refuse, succeed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.envs.env_checker import preserve_global_rngs
-from tfpolicies.envs.env_factory import EnvContext, make_any_environments
+from tfpolicies.envs.env_factory import EnvContext, make_any_environments, takes_no_arguments
 from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.rendering import (
     FRAME_MODES,
@@ -60,12 +60,14 @@ class PlaySetup(NamedTuple):
         env: name, class or creator of the environment; None for that of the player.
         explore: whether actions are sampled.
         allow_other_spaces: whether dtypes and action bounds may differ from those in training.
+        env_config: the settings of the environment; None for those of the player.
     """
 
     player: Any
     env: Any = None
     explore: bool = False
     allow_other_spaces: bool = False
+    env_config: Mapping[str, Any] | None = None
 
     @property
     def is_single_policy(self) -> bool:
@@ -91,8 +93,9 @@ def record_video(
     Args:
         player: a `Policy` or an `Algorithm`.
         path: the file, which ends in .mp4 or .gif; or several files for the same video.
-        env: the environment: a name, a class or a function, as `config.environment` takes it; None
-            for that of training. It is created with a `render_mode` that returns pictures.
+        env: the environment: a name, a class or a function, as `config.environment` takes it, with
+            the `env_config` of training unless it is a function without parameters; None for the
+            environment of training. It is created with a `render_mode` that returns pictures.
         episodes: how many to play.
         seed: the first episode begins with `reset(seed=seed)`, the next one with `seed + 1`.
         explore: whether actions are sampled; else they are greedy.
@@ -245,7 +248,8 @@ def get_env_source(setup: PlaySetup) -> tuple[Any, EnvContext]:
             f"env must be a name, a class or a function, got {source!r:.100}. Give one, such as "
             "env='CartPole-v1'."
         )
-    return source, EnvContext((env_config or {}) if source == training_env else {})
+    env_config = env_config if setup.env_config is None else setup.env_config
+    return source, EnvContext({} if takes_no_arguments(source) else env_config or {})
 
 
 @contextlib.contextmanager

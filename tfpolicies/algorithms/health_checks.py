@@ -147,6 +147,6 @@ def describe_too_short(settings: Settings, steps: float) -> str | None:
         return None
     return (
         f"learning starts after {LEARNING_START}={start:.0f} steps, and the run has {steps:.0f}. "
-        f"Train for more steps, or set training({LEARNING_START}=N), on the command line --set "
-        f"{LEARNING_START}=N."
+        f"Train for more steps, or set training({LEARNING_START}=N) (on the command line: --set "
+        f"{LEARNING_START}=N)."
     )

@@ -197,8 +197,8 @@ def _find_equal_observations(policy: PolicyStats) -> Finding | None:
 
 SATURATION = "networks learn from numbers near 1: larger ones saturate them"
 FILTER_ADVICE = (
-    "Set rollouts(observation_filter='MeanStdFilter'), on the command line --set "
-    "observation_filter=MeanStdFilter, or scale them in the environment."
+    "Set rollouts(observation_filter='MeanStdFilter') (on the command line: --set "
+    "observation_filter=MeanStdFilter), or scale them in the environment."
 )
 
 
@@ -229,7 +229,7 @@ def _find_short_horizon(policy: PolicyStats) -> Finding | None:
     return Finding(
         evidence=f"gamma={gamma:g} {horizon_text}, but episodes last {length:.0f} steps on "
         "average. Rewards that come later hardly count.",
-        advice="Set training(gamma=0.99), on the command line --set gamma=0.99.",
+        advice="Set training(gamma=0.99) (on the command line: --set gamma=0.99).",
         figures={"episode_len_mean": length},
         settings={"gamma": gamma},
     )
@@ -384,8 +384,8 @@ def _find_clipped_value_errors(policy: PolicyStats) -> Finding | None:
         evidence=f"in {share:.0%} of the rows the estimated value is so far from the return"
         f"{returns} that its squared error is above vf_clip_param={limit:g}. The value function "
         "learns nothing from such rows.",
-        advice="Set training(vf_clip_param=float('inf')), on the command line --set "
-        "vf_clip_param=inf, or scale the rewards down.",
+        advice="Set training(vf_clip_param=float('inf')) (on the command line: --set "
+        "vf_clip_param=inf), or scale the rewards down.",
         figures={"vf_clipped": share},
         settings={"vf_clip_param": limit},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -38,6 +38,10 @@ _SHORT_SHARE = 0.2  # share of the steps of tuned settings below which a run has
 _MIN_FIRST_EPISODES = 5  # episodes of the first mean return
 _MAX_FORGOTTEN_SHARE = 0.5  # share of an improvement that a run may lose again
 _POLICY_GAIN_SHARE = 0.25  # share of the range of a policy's returns that is an improvement
+_OPPONENTS_CORRELATION = (
+    -0.5
+)  # of the changes of their returns, above which policies are not opponents
+_MIN_CHANGES = 8  # of returns, for a correlation
 _MIN_GOAL_SHARE = 0.25  # share of the way to the goal below which a flat curve is stuck
 
 
@@ -99,9 +103,8 @@ class RunHistory:
         first_returns: of the first episodes, or the first evaluation of recorded experience.
         reads_data: whether it learns only from recorded experience.
         goal: the return that counts as learned; NaN if unknown.
-        judged_policy: the policy that `returns` and `first_returns` are of, if the returns of
-            several policies always have the same sum: of those that learn, the one that gained
-            most. Else "".
+        judged_policy: the policy that `returns` and `first_returns` are of: the only one of
+            several that learns, or of opponents that learn the one that gained most. Else "".
         is_self_play: whether there is one, and its returns need not rise when it learns, since its
             opponents learn as well.
         is_training: whether a process still trains it.
@@ -121,8 +124,7 @@ class RunHistory:
         self._first_evaluation = self.first_returns
         self.goal = self._get_goal()
         self.judged_policy, self.is_self_play = "", False
-        if has_constant_sum(record.columns):
-            self._judge_by_policy()
+        self._judge_by_policy()
         self.is_training = record.folder.is_in_use
 
     @property
@@ -161,15 +163,20 @@ class RunHistory:
         return FirstReturns(float(values[row]), float(std))
 
     def _judge_by_policy(self) -> None:
-        """Takes the returns of a policy instead of the sum over policies, which is constant."""
-        policy_ids = find_policies_with_returns(self.record.columns)
+        """Takes the returns of a policy instead of their sum, if that does not show learning."""
+        columns = self.record.columns
+        policy_ids = find_policies_with_returns(columns)
         learner_ids = [pid for pid in policy_ids if self.has_learned(pid)]
+        is_constant = has_constant_sum(columns)
+        is_only_learner = len(learner_ids) == 1 < len(policy_ids) and math.isnan(self.goal)
+        if not (is_constant or is_only_learner or _are_opponents(columns, policy_ids)):
+            return
         curves = {
             pid: Curve.smooth(self.steps, self.get_column(pid, "return_mean"))
             for pid in learner_ids or policy_ids
         }
         pid = max(curves, key=lambda x: _order(curves[x].last - self._get_first_mean(x)))
-        spread = _POLICY_GAIN_SHARE * get_policy_range(self.record.columns, pid)
+        spread = _POLICY_GAIN_SHARE * get_policy_range(columns, pid)
         self.judged_policy, self.returns = pid, curves[pid]
         self.first_returns = FirstReturns(self._get_first_mean(pid), spread)
         self.is_self_play = len(learner_ids) > 1 or len(policy_ids) == 1
@@ -388,6 +395,24 @@ def _find_policy_ids(columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
 def _order(value: float) -> float:
     """Returns a key by which NaN is the smallest number."""
     return -math.inf if math.isnan(value) else value
+
+
+def _are_opponents(columns: Mapping[str, np.ndarray], policy_ids: Sequence[str]) -> bool:
+    """Returns whether some policies gain in an iteration what others lose.
+
+    >>> up = np.array([0.0, 2.0, 1.0, 3.0, 2.0, 4.0, 3.0, 5.0, 4.0, 6.0])
+    >>> columns = {"policy/a/return_mean": up, "policy/b/return_mean": 1.0 - up}
+    >>> _are_opponents(columns, ["a", "b"]), _are_opponents(columns, ["a"])
+    (True, False)
+    """
+    if len(policy_ids) < 2:
+        return False
+    means = np.array([columns[f"{_POLICY_PREFIX}{pid}/return_mean"] for pid in policy_ids])
+    changes = np.diff(means)[:, 1:]
+    changes = changes[:, np.isfinite(changes).all(axis=0)]
+    if changes.shape[1] < _MIN_CHANGES or (changes.std(axis=1) == 0).any():
+        return False
+    return bool(np.corrcoef(changes).min() < _OPPONENTS_CORRELATION)
 
 
 def _median(values: np.ndarray) -> float:

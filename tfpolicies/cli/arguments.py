@@ -474,6 +474,8 @@ def _add_play_arguments(
     parser.add_number("--episodes", episodes, f"number of episodes (default {episodes})")
     parser.add_switch("--explore", "sample actions; default: greedy")
     parser.add_value("--env", "NAME", "environment, if not that of training")
+    env_config = "settings of the environment, if not those of training"
+    parser.add_value("--env-config", "JSON", env_config, type=json_object)
     mapping = "maps agents to policies, as in training; for a run with several policies"
     parser.add_value("--policy-mapping", "MODULE:FUNCTION", mapping)
     spaces = "accept other dtypes or action bounds of the environment; actions keep the policy's"

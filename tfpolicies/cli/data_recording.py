@@ -54,7 +54,8 @@ def record_data(args: argparse.Namespace) -> int:
             raise UsageError("--random needs --env NAME, the environment to play in.")
         check_env_name(args.env)
         load_tensorflow_with_status(console)
-        envs = make_environments(args.env, min(args.episodes, _MAX_ENVS), EnvContext({}))
+        context = EnvContext(args.env_config or {})
+        envs = make_environments(args.env, min(args.episodes, _MAX_ENVS), context)
         title = "Random actions"
         with console.status(f"playing {format_count(args.episodes, 'episode')}"):
             recorder = _play_at_random(envs, args.episodes, args.seed)

@@ -212,7 +212,10 @@ def get_environment(config: Mapping[str, Any], env: str | None) -> Any:
             f"consent. Give --env {source.name}."
         )
     if not (isinstance(source, str) or callable(source)):
-        raise ConfigError("The checkpoint names no environment. Give --env NAME.")
+        raise ConfigError(
+            "The checkpoint names no environment. Give --env NAME, for example --env CartPole-v1, "
+            "or --env my_module:MyEnv for a class of yours."
+        )
     return source
 
 

@@ -123,7 +123,8 @@ def open_recording_source(
     load_tensorflow_with_status(console)
     from tfpolicies.algorithms.episode_playback import PlaySetup, has_several_agents
 
-    options = {"explore": args.explore, "allow_other_spaces": args.allow_other_spaces}
+    names = ("explore", "allow_other_spaces", "env_config")
+    options = {name: getattr(args, name) for name in names}
     if len([*checkpoint.glob("policies/*")]) <= 1:
         policy = load_policy(checkpoint, console, args, explore=args.explore)
         source = PlaySetup(policy, get_environment(policy.config, args.env), **options)
@@ -147,6 +148,8 @@ def _restore_algorithm(args: argparse.Namespace, checkpoint: Path) -> Any:
     }  # replaces the callbacks of training
     if args.env is not None:
         overrides["env"] = args.env
+    if args.env_config is not None:
+        overrides["env_config"] = args.env_config
     if args.model is not None:
         overrides["model"] = {"custom_model": import_option("model", args.model)}
     if args.policy_class:

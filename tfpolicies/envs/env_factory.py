@@ -413,6 +413,11 @@ def _takes_an_argument(env_class: type) -> bool:
     return True
 
 
+def takes_no_arguments(create: object) -> bool:
+    """Whether an environment creator is a function without parameters."""
+    return inspect.isroutine(create) and not inspect.signature(create).parameters
+
+
 _CONFIG_PARAMETER_NAMES = ("config", "env_config", "context", "env_context")
 _CONFIG_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

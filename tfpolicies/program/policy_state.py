@@ -365,7 +365,7 @@ class PolicyState:
         return memory
 
     def freeze(self, policy_id: str) -> None:
-        """Makes the state read-only, with the layout of frozen states; `page_in` or `page_out` follows.
+        """Makes the state read-only, with the layout of frozen states, for another memory.
 
         Args:
             policy_id: its name in messages.
