@@ -213,7 +213,8 @@ def learn(run_dir, **options):
     algorithm.learn(128, run_dir=run_dir, progress=False, **options)
     rows = read_progress(run_dir / "progress.csv")
     for row in rows:
-        del row["time_s"], row["steps_per_s"]
+        for name in [x for x in row if x.startswith(("time", "steps_per_s"))]:
+            del row[name]
     return algorithm.get_weights(), rows, Counting.episodes
 
 

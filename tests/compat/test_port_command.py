@@ -165,7 +165,7 @@ def test_names_of_several_modules_keep_the_line_ends_of_the_script():
 
 def test_a_ported_script_is_not_changed_again():
     source = b"import numpy\nfrom . import ray\nfrom .ray.rllib import Policy\nimport rays as ray\n"
-    assert port_script(source) == (source, [], [])
+    assert port_script(source) == (source, [], [], [])
     once = port("from ray.rllib.policy import Policy\nPolicy.x._counters\n")
     assert port(once) == once
 
@@ -224,7 +224,7 @@ def test_names_that_compat_makes_known_get_its_import(name):
     ],
 )
 def test_a_name_without_a_replacement_stays_with_advice(text, name, advice):
-    source, (remark,), _ = port_script(text.encode())
+    source, (remark,), *_ = port_script(text.encode())
     assert source == text.encode()
     assert remark.name == name
     assert advice in remark.advice
@@ -383,3 +383,16 @@ def test_settings_that_need_ray_are_named(script, capsys):
         "Changed: 1 of 1.\n"
     )
     assert main(["port", "script.py", "--check"]) == 0  # nothing is left to change
+
+
+def test_statements_that_only_start_ray_are_named(script, capsys):
+    start = "import ray\nfrom ray.rllib.algorithms.pg import PGConfig\nray.init()\n"
+    script.write_text(f"{start}ray.shutdown()\n")
+    assert main(["port", "script.py"]) == 0
+    expected = [(1, "import ray"), (3, "ray.init()"), (4, "ray.shutdown()")]
+    lines = [f"script.py:{line}: `{x}` is not needed: remove it.\n" for line, x in expected]
+    assert capsys.readouterr().out == "".join([*lines, "Changed: 1 of 1.\n"])
+    assert main(["port", "script.py", "--check"]) == 1
+
+    script.write_text(f"{start}actor = ray.remote(object)\n")  # needs the import
+    assert port_script(script.read_bytes()).unneeded == [(3, "ray.init()")]

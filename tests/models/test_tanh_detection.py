@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from helpers.factories import make
 from tfpolicies import DDPGTF2Policy, PPOTF2Policy, SACTF2Policy, TD3TF2Policy
+from tfpolicies.base.warn_once import warn_once
 from tfpolicies.models.tanh_detection import ends_in_tanh
-from tfpolicies.models.warn_once import warn_once
 
 OBS, TORQUE = spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-2.0, 2.0, (1,))
 

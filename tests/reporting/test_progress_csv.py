@@ -47,6 +47,8 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
         "custom_metrics": {"coins_mean": 2.5, "coins": [2.0, 3.0]},
         "evaluation": {"episode_reward_mean": 30.0, "custom_metrics": {"coins_mean": 4}},
         "info": {"learner": {"p": {"learner_stats": stats, "num_grad_updates_lifetime": 6.5}}},
+        "timers": {"sample_time_ms": 800.0, "learn_time_ms": 150.0},
+        "sampler_perf": {"mean_inference_ms": 1.0, "mean_env_wait_ms": 1.0},
     }
     assert list(make_progress_row(result).items()) == [
         ("iteration", 3),
@@ -66,6 +68,9 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
         ("learner/p/kl", 0.01),
         ("recent_returns/episodes", 7),
         ("recent_returns/mean", 23.0),
+        ("time/env_s", 0.4),
+        ("time/learn_s", 0.15),
+        ("time/sample_s", 0.8),
     ]
 
 

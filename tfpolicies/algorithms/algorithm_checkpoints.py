@@ -19,6 +19,7 @@ import numpy as np
 from tfpolicies.algorithms.algorithm_card import make_algorithm_card
 from tfpolicies.algorithms.algorithm_protocol import AlgorithmProtocol, PolicyStateDicts
 from tfpolicies.algorithms.training_state import MALFORMED_ERRORS, get_progress, read_training_state
+from tfpolicies.base.warn_once import warn_once
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.config_serialization import (
     decode_and_override,
@@ -47,7 +48,13 @@ from tfpolicies.distributed import worker_protocol
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.envs.env_factory import EnvContext, make_any_environments
 from tfpolicies.envs.vector_adapters import VectorEnvAdapter
-from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError, UnsupportedMethodError
+from tfpolicies.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    UnpicklableError,
+    UnsupportedMethodError,
+)
 from tfpolicies.export.model_card import export_facts
 from tfpolicies.models.size_check import limit_to_stored_weights
 from tfpolicies.models.work import limit_work
@@ -347,13 +354,33 @@ def _encode_sampler(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
     sampler = worker.sampler
     resets = worker.config.reset_episodes_at_checkpoint and worker.environments is not None
     stores_episodes = worker.has_episodes and not resets
-    state = sampler.get_state() if stores_episodes and sampler is not None else None
+    try:
+        state = sampler.get_state() if stores_episodes and sampler is not None else None
+    except EnvError as error:
+        _warn_of_new_episodes(f"{error} See the cause with tfpolicies.check_env(env).")
+        state = None
     if state is None:
         return None, {}
     arrays: dict[str, np.ndarray] = {}
     envs = encode_value(state.pop("envs"))
+    unresolved = find_unresolved(decode_value(envs))
+    if unresolved:
+        objects = ", ".join(sorted({value.name for value in unresolved.values()}))
+        _warn_of_new_episodes(
+            f"the `get_state` of the environment returns {objects}, which no file can hold. Return "
+            "numbers, texts, arrays, lists, tuples and dicts; of a generator, its "
+            "`bit_generator.state`."
+        )
+        return None, {}
     del state["rng"]  # stored separately
     return {"envs": envs, "running": encode_value(extract_arrays(state, arrays))}, arrays
+
+
+def _warn_of_new_episodes(reason: str) -> None:
+    warn_once(
+        "Checkpoints do not contain the running episodes, so a resumed run starts new ones: %s",
+        reason,
+    )
 
 
 def _encode_mapping_and_trainable(policies: WorkerPolicies) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from tfpolicies.algorithms.run_logger import RunLogger
 from tfpolicies.algorithms.training_loop import TrainingLoop, notify_callbacks
+from tfpolicies.analysis.diagnosis import diagnose
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.exit_codes import (
     DONE,
@@ -39,6 +40,7 @@ from tfpolicies.cli.run_settings import (
     find_run_to_resume,
     get_import_texts,
     get_own_loggers,
+    get_program,
     is_finished,
     make_new_settings,
     make_resume_command,
@@ -64,9 +66,9 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.export.model_card import ReturnFigure, add_evaluation
-from tfpolicies.reporting.progress_csv import read_progress
+from tfpolicies.reporting.progress_csv import read_progress_columns
 from tfpolicies.reporting.progress_display import CommandConsole, format_count, make_summary_table
-from tfpolicies.reporting.progress_row import RECENT_PREFIX, find_loss
+from tfpolicies.reporting.progress_row import RECENT_PREFIX, describe_times, find_loss
 from tfpolicies.reporting.run_folder import (
     ENDED_BY_CALLBACK,
     ENDED_BY_STEPS,
@@ -335,7 +337,7 @@ def _describe_progress(
     """Returns the figures of a run: steps, speed, and how well it learned."""
     unit = "rows" if job.settings.data else "steps"
     figures: dict[str, Any] = {
-        unit: last["env_steps"],
+        unit: int(last["env_steps"]),
         "seconds": round(last["time_s"], 1),
         f"{unit}/s": round(last["env_steps"] / last["time_s"]),
     }
@@ -360,7 +362,12 @@ def _print_summary(
     evaluation: Mapping[str, Any] | None,
 ) -> None:
     run, settings = job.run, job.settings
-    figures = _describe_progress(job, read_progress(run.progress_csv)[-1], evaluation)
+    columns = read_progress_columns(run.progress_csv)
+    last = {name: float(values[-1]) for name, values in columns.items()}
+    figures = _describe_progress(job, last, evaluation)
+    times = describe_times(columns)
+    if times:
+        figures["time"] = times
     files = {
         **exported.files,
         "learning curve": run.learning_curve,
@@ -377,6 +384,11 @@ def _print_summary(
     score = job.records.best_score
     notes = {} if math.isinf(score) else {"best checkpoint": f"mean return {score:,.2f}"}
     print_files(job.console, files, notes)
+    causes = diagnose(run.path).causes
+    if causes:
+        count = format_count(len(causes), "cause")
+        text = f"The run may not learn as it could ({count} found, first: {causes[0].title}):"
+        print_hint(job.console, text, [*get_program(), "doctor", shorten_path(run.path)])
     if get_import_texts(settings) or get_own_loggers(settings):
         text = "To train longer, name your code again:"
         print_hint(job.console, text, [*make_resume_command(run), "--steps", "..."])

@@ -33,6 +33,7 @@ _COMPAT_MODULE = "tfpolicies.compat"
 _RLLIB_MODULES = ("ray.rllib", "ray.tune.registry")  # none of their names should remain
 _AIR_MODULE = "ray.air"  # newer versions of Ray remove more and more of it
 _WORKER_SETTINGS = ("num_rollout_workers", "num_workers", "evaluation_num_workers")
+_RAY_CALLS = {"ray.init", "ray.shutdown", "ray.is_initialized"}
 _RAY_ADVICE = "install `tfpolicies[ray]`, or set it to 0 to sample in one process."
 _RLLIB_NAME = re.compile(r"ray\.(rllib|tune\.registry)\.[\w.]+")
 
@@ -52,6 +53,8 @@ class PortedScript(NamedTuple):
     remarks: list[Remark]
     remote_workers: list[tuple[int, str]]
     """Settings that start workers with Ray, with their lines."""
+    unneeded: list[tuple[int, str]]
+    """Statements that only start and stop Ray, with their lines."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; exit status 1 if a file would change, or a name cannot be ported",
+        help="write nothing; exit status 1 if anything is left to change, also by hand",
     )
     parser.add_argument("--diff", action="store_true", help="write nothing; show what would change")
 
@@ -85,10 +88,12 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}:{line}: {rllib_name} was not changed: {advice}")
         for line, setting in script.remote_workers:
             print(f"{name}:{line}: {setting} needs Ray: {_RAY_ADVICE}")
+        for line, statement in script.unneeded:
+            print(f"{name}:{line}: `{statement}` is not needed: remove it.")
     verb = "would change" if args.check or args.diff else "changed"
     print(f"{verb.capitalize()}: {len(changed)} of {len(new)}.")
-    all_remarks = [remark for script in new.values() for remark in script.remarks]
-    return int(args.check and bool(changed or all_remarks))
+    needs_work = any(script.remarks or script.unneeded for script in new.values())
+    return int(args.check and (bool(changed) or needs_work))
 
 
 def port_script(source: bytes, name: str = "the script") -> PortedScript:
@@ -112,6 +117,7 @@ def port_script(source: bytes, name: str = "the script") -> PortedScript:
         new.decode().encode(encoding),
         sorted(script.make_remarks()),
         sorted(script.find_remote_workers()),
+        sorted(script.find_unneeded_statements()),
     )
 
 
@@ -141,6 +147,9 @@ def _parse(source: bytes) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about the user's script do not matter here
         return ast.parse(source.decode())
+
+
+_RAY = _ImportedName("ray", "", "")
 
 
 class _Script:
@@ -338,6 +347,16 @@ class _Script:
                 number = getattr(node_value, "value", None)
                 if name in _WORKER_SETTINGS and type(number) is int and number > 0:
                     yield node_value.lineno, f"{name}={number}"
+
+    def find_unneeded_statements(self) -> Iterator[tuple[int, str]]:
+        """Yields statements that start and stop Ray, and its import if nothing else uses it."""
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in _RAY_CALLS:
+                yield node.lineno, f"{ast.unparse(node.func)}()"
+        names = {f"ray.{name}" for name in self.find_attributes("ray")}
+        for node in self.imports:
+            if names and names <= _RAY_CALLS and _list_imported_names(node) == [_RAY]:
+                yield node.lineno, "import ray"
 
     def find_unported(self, old: _ImportedName) -> Iterator[tuple[str, str]]:
         """Yields the names of an import that are not replaced, with advice."""

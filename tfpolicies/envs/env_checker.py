@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 
 from tfpolicies.base.type_aliases import Structure
+from tfpolicies.envs.episode_state import get_layer_states, set_layer_states
 from tfpolicies.envs.fault_tolerance import (
     ENV_FAILURES,
     describe_invalid_reward,
@@ -23,9 +25,11 @@ from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv
 from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
 from tfpolicies.errors import EnvError, SpaceMismatchError, show_value
+from tfpolicies.storage.json_values import decode_value, encode_value, find_unresolved
 
 _BOOL_TYPES = (bool, np.bool_)
 _MAX_REPEATED_STEPS = 20
+_STEPS_BEFORE_STATE = 3  # steps before an episode is stored and continued
 
 
 def check_env(
@@ -40,7 +44,9 @@ def check_env(
 
     Masks of Discrete actions, under the key `action_mask_key` of Dict observations, are respected.
     At the end, the first 20 steps of the first episode are repeated with the same seed and actions,
-    and must have the same results. The environment is left in the middle of an episode.
+    and must have the same results. If the environment has `get_state` and `set_state`, which
+    checkpoints then use, an episode must continue in the same way from a state that was stored. The
+    environment is left in the middle of an episode.
 
     Args:
         env: a `gymnasium.Env`, a `MultiAgentEnv` or an environment of PettingZoo.
@@ -81,6 +87,7 @@ def check_env(
             obs = checker.reset(None)
     if repeatable:
         _require_same_results(checker, seed, calls)
+        _require_episode_state(checker, seed)
 
 
 def _require_same_results(
@@ -100,16 +107,68 @@ def _require_same_results(
             checker.reset(seed)
         else:
             checker.step(actions)
-        for name in {**first_results, **checker.results}:
-            first, second = (x.get(name) for x in (first_results, checker.results))
-            if not data_equivalence(first, second):
-                raise EnvError(
-                    f"{name} {f'in step {step}' if step else 'of `reset`'} is not repeatable: with "
-                    f"seed={seed} and the same actions it was {show_value(first, 100)}, then "
-                    f"{show_value(second, 100)}. Begin `reset` with `super().reset(seed=seed)`, "
-                    "set all attributes of an episode there, and draw from `self.np_random`. If "
-                    "the environment cannot repeat, as hardware, give repeatable=False."
-                )
+        difference = _find_difference(first_results, checker.results)
+        if difference is not None:
+            name, first, second = difference
+            raise EnvError(
+                f"{name} {f'in step {step}' if step else 'of `reset`'} is not repeatable: with "
+                f"seed={seed} and the same actions it was {show_value(first, 100)}, then "
+                f"{show_value(second, 100)}. Begin `reset` with `super().reset(seed=seed)`, "
+                "set all attributes of an episode there, and draw from `self.np_random`. If "
+                "the environment cannot repeat, as hardware, give repeatable=False."
+            )
+
+
+def _find_difference(
+    first_results: Mapping[str, Any], results: Mapping[str, Any]
+) -> tuple[str, Any, Any] | None:
+    """Returns name and values of the first result that differs."""
+    for name in {**first_results, **results}:
+        first, second = first_results.get(name), results.get(name)
+        if not data_equivalence(first, second):
+            return name, first, second
+    return None
+
+
+def _require_episode_state(checker: _SingleAgentChecker | _MultiAgentChecker, seed: int) -> None:
+    """Continues an episode twice from its stored state, if there is one; compares the results."""
+    if get_layer_states(checker.env) is None:
+        return
+    obs, over, steps = checker.reset(seed), False, 0
+    while not over and steps < _STEPS_BEFORE_STATE:
+        obs, over = checker.step(checker.choose_actions(obs))
+        steps += 1
+    if over:
+        obs = checker.reset(seed)
+    stored = decode_value(encode_value(get_layer_states(checker.env)))
+    unresolved = find_unresolved(stored)
+    if unresolved:
+        raise EnvError(
+            f"`get_state` returns {next(iter(unresolved.values())).name}, which no checkpoint can "
+            "hold. Return numbers, texts, arrays, lists, tuples and dicts; of a generator, its "
+            "`bit_generator.state`."
+        )
+    progress = copy.deepcopy(checker.progress)
+    calls: list[tuple[Any, dict[str, Any]]] = []
+    over = False
+    while not over and len(calls) < _MAX_REPEATED_STEPS:
+        actions = checker.choose_actions(obs)
+        recorded_actions = copy.deepcopy(actions)
+        obs, over = checker.step(actions)
+        calls.append((recorded_actions, copy.deepcopy(checker.results)))
+    checker.progress = progress
+    set_layer_states(checker.env, stored)
+    for step, (actions, first_results) in enumerate(calls, 1):
+        checker.step(actions)
+        difference = _find_difference(first_results, checker.results)
+        if difference is not None:
+            name, first, second = difference
+            raise EnvError(
+                f"After `set_state` with the result of `get_state`, an episode continues in "
+                f"another way: {name} in step {step} was {show_value(first, 100)}, then "
+                f"{show_value(second, 100)}. Include everything that later steps depend on, also "
+                "`self.np_random.bit_generator.state`, and restore all of it in `set_state`."
+            )
 
 
 def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) -> None:
@@ -158,12 +217,14 @@ class _SingleAgentChecker:
 
     Attributes:
         results: the values that the last call returned, by name.
+        progress: what it knows of the running episode.
     """
 
     def __init__(self, env: gym.Env, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
         self._mask_key = mask_key
         self.results: dict[str, Any] = {}
+        self.progress: Any = None
         for name in ("observation_space", "action_space"):
             _require_space(getattr(env, name, None), f"`{name}` of {type(env).__name__}")
         self._seeded_action_space = _copy_and_seed(env.action_space, rng)
@@ -206,11 +267,21 @@ class _SingleAgentChecker:
         return obs, bool(terminated or truncated)
 
 
+@dataclass
+class _EpisodeProgress:
+    """What is known of a running episode with several agents."""
+
+    steps_without_obs: int = 0  # steps in which no agent could act
+    done_agents: set[Any] = field(default_factory=set)
+    observed_agents: set[Any] = field(default_factory=set)
+
+
 class _MultiAgentChecker:
     """Plays an environment with several agents.
 
     Attributes:
         results: the values that the last call returned, by name.
+        progress: what it knows of the running episode.
     """
 
     def __init__(self, env: MultiAgentEnv, rng: np.random.Generator, mask_key: str) -> None:
@@ -224,9 +295,7 @@ class _MultiAgentChecker:
 
     def reset(self, seed: int | None) -> dict[Any, Any]:
         """Begins an episode; returns the observations of the agents that act first."""
-        self._steps_without_obs = 0  # steps in which no agent could act
-        self._done_agents: set[Any] = set()
-        self._observed_agents: set[Any] = set()
+        self.progress = _EpisodeProgress()
         obs, _ = _call_env("reset", lambda: self._envs.reset(0, seed))
         self._check_observations(obs, "reset")
         self.results = {f"The observation of agent {agent!r}": x for agent, x in obs.items()}
@@ -235,7 +304,7 @@ class _MultiAgentChecker:
     def _check_observations(self, obs: Mapping[Any, Any], call: str) -> None:
         for agent, agent_obs in obs.items():
             self._check_agent_id(agent, f"an observation of `{call}`")
-            if agent in self._done_agents:
+            if agent in self.progress.done_agents:
                 raise EnvError(
                     f"Agent {agent!r} got an observation in `{call}` after it was done in the same "
                     "episode. Leave it out, or return it under another id."
@@ -243,7 +312,7 @@ class _MultiAgentChecker:
             self._check_agent_spaces(agent)
             space = self.env.get_observation_space(agent)
             _require_element(space, agent_obs, f"The observation of agent {agent!r} in `{call}`")
-        self._observed_agents |= set(obs)
+        self.progress.observed_agents |= set(obs)
 
     def _check_agent_id(self, agent: Hashable, subject: str) -> None:
         if agent == ALL or (self._ids and agent not in self._ids):
@@ -282,7 +351,7 @@ class _MultiAgentChecker:
                     self._check_agent_id(agent, f"a flag in `{name}`")
                 _require_flag(flag, f"`{name}[{agent!r}]`")
                 if flag:
-                    self._done_agents.add(agent)
+                    self.progress.done_agents.add(agent)
         self.results = {
             **{f"The observation of agent {agent!r}": x for agent, x in obs.items()},
             **{f"The reward of agent {agent!r}": float(x) for agent, x in rewards.items()},
@@ -292,17 +361,19 @@ class _MultiAgentChecker:
         over = bool(terminateds[ALL] or truncateds[ALL])
         if (
             not over
-            and self._observed_agents
-            and self._observed_agents <= self._done_agents
-            and self._ids <= self._done_agents
+            and self.progress.observed_agents
+            and self.progress.observed_agents <= self.progress.done_agents
+            and self._ids <= self.progress.done_agents
         ):
             raise EnvError(
                 "All agents are done, but '__all__' is False in `terminateds` and in `truncateds`. "
                 "Set it in the step in which the last agent is done."
             )
-        pending_obs = {agent: x for agent, x in obs.items() if agent not in self._done_agents}
-        self._steps_without_obs = 0 if pending_obs else self._steps_without_obs + 1
-        if self._steps_without_obs > 100 and not over:
+        pending_obs = {
+            agent: x for agent, x in obs.items() if agent not in self.progress.done_agents
+        }
+        self.progress.steps_without_obs = 0 if pending_obs else self.progress.steps_without_obs + 1
+        if self.progress.steps_without_obs > 100 and not over:
             raise EnvError(
                 "No agent had an observation for 100 steps, so none can act. Give an "
                 "observation to the agents whose turn it is, or end the episode."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tfpolicies.envs.episode_state import get_episode_state, has_episode_state, set_episode_state
 from tfpolicies.envs.fault_tolerance import (
     ENV_FAILURES,
     EnvCopies,
@@ -85,14 +86,14 @@ class MultiAgentEnvAdapter(EnvCopies):
         return result
 
     def get_state(self) -> list[Any] | None:
-        getters = [getattr(env, "get_state", None) for env in self.envs]
-        states = [getter() if callable(getter) else None for getter in getters]
-        return None if any(state is None for state in states) else states
+        if not all(map(has_episode_state, self.envs)):
+            return None
+        return [get_episode_state(env) for env in self.envs]
 
     def set_state(self, states: Sequence[Any]) -> None:
         """Restores a result of `get_state`."""
         for env, state in zip(self.envs, states, strict=True):
-            env.set_state(state)
+            set_episode_state(env, state)
 
 
 def _is_valid_result(result: MultiAgentStepResult | Sequence[Any]) -> bool:

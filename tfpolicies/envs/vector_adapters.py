@@ -27,7 +27,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from tfpolicies.base.finite_checks import require_real
 from tfpolicies.base.type_aliases import Structure
@@ -35,6 +34,13 @@ from tfpolicies.envs.autoreset import (
     AutoresetModeDetector,
     get_declared_mode,
     get_final_observations,
+)
+from tfpolicies.envs.episode_state import (
+    get_episode_state,
+    get_layer_states,
+    has_episode_state,
+    set_episode_state,
+    set_layer_states,
 )
 from tfpolicies.envs.fault_tolerance import (
     ENV_FAILURES,
@@ -118,17 +124,20 @@ class VectorEnvAdapter(abc.ABC):
     def get_state(self) -> list[Any] | None:
         """Returns the state of each environment, or None if one cannot return its whole state.
 
-        The method `get_state` of an environment returns it, or that of a wrapper, for all that it
-        wraps. Wrappers without `get_state` are supported only if they are Gymnasium's time limit or
-        checks.
+        Raises:
+            EnvError: if the `get_state` of an environment fails.
         """
-        states = [_get_layer_states(env) for env in self.get_sub_environments()]
+        states = [get_layer_states(env) for env in self.get_sub_environments()]
         return None if any(state is None for state in states) else states
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Restores a result of `get_state`."""
+        """Restores a result of `get_state`.
+
+        Raises:
+            EnvError: if the `set_state` of an environment fails.
+        """
         for env, state in zip(self.get_sub_environments(), states, strict=True):
-            _restore_layers(env, state)
+            set_layer_states(env, state)
 
 
 class CustomVectorEnv(abc.ABC):
@@ -147,26 +156,6 @@ class CustomVectorEnv(abc.ABC):
     @abc.abstractmethod
     def get_sub_environments(self) -> list[Any]:
         """Returns the environments, by index; or []."""
-
-
-def _get_layer_states(env: gym.Env) -> list[Any] | None:
-    """Returns the states of an environment's layers from the outermost in, or None."""
-    get_state = getattr(env, "get_state", None)
-    if callable(get_state):
-        return [get_state()]
-    if not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):
-        return None
-    inner = _get_layer_states(env.env)
-    elapsed_steps = env._elapsed_steps if isinstance(env, TimeLimit) else None
-    return None if inner is None else [elapsed_steps, *inner]
-
-
-def _restore_layers(env: Any, layers: Sequence[Any]) -> None:
-    for elapsed_steps in layers[:-1]:
-        if isinstance(env, TimeLimit):
-            env._elapsed_steps = elapsed_steps
-        env = env.env
-    env.set_state(layers[-1])
 
 
 _NO_FAILURES: Mapping[int, Exception] = {}
@@ -531,7 +520,7 @@ class GymVectorEnvAdapter(VectorEnvAdapter):
     def get_state(self) -> list[Any] | None:
         if self._has_own_state():
             ended = np.zeros(self.num_envs, bool) if self._ended is None else self._ended
-            return [self.env.get_state(), ended.tolist()]  # type: ignore[attr-defined]
+            return [get_episode_state(self.env), ended.tolist()]
         if self.mode in _NEXT_STEP_MODES:
             return None  # only the vector environment knows which of its parts wait for a reset
         return super().get_state()
@@ -541,11 +530,11 @@ class GymVectorEnvAdapter(VectorEnvAdapter):
             super().set_state(states)
             return
         state, ended = states
-        self.env.set_state(state)  # type: ignore[attr-defined]
+        set_episode_state(self.env, state)
         self._ended = np.array(ended, bool) if any(ended) else None
 
     def _has_own_state(self) -> bool:
-        return callable(getattr(self.env, "get_state", None))
+        return has_episode_state(self.env)
 
     def close(self) -> None:
         self.env.close()

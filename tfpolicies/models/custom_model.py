@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.base.type_aliases import TensorStructure
+from tfpolicies.base.warn_once import warn_once
 from tfpolicies.errors import ModelError
 from tfpolicies.models.actor_critic_model import (
     ActorCritic,
@@ -41,7 +42,6 @@ from tfpolicies.models.ports import InputPorts, get_model_leaves
 from tfpolicies.models.preprocessing import is_image
 from tfpolicies.models.tanh_detection import ends_in_tanh, warn_about_tanh
 from tfpolicies.models.view_requirements import get_view_inputs
-from tfpolicies.models.warn_once import warn_once
 
 Factory: TypeAlias = Callable[..., keras.Model]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from tfpolicies.models.warn_once import warn_once
+from tfpolicies.base.warn_once import warn_once
 
 _PASS_THROUGH_OPERATIONS = (
     "Rescaling",

@@ -201,7 +201,8 @@ class TFPolicy(TFPolicyHooks):
         It has a new generator, so that the two do not make the same choices; everything else in
         `get_state` is equal. The copy is not frozen; that of a frozen policy has new optimizers,
         and new weights in networks that do not act, such as critics of SAC. Attributes that a
-        subclass adds are copied by `copy.deepcopy`. It takes microseconds, because the Program is shared.
+        subclass adds are copied by `copy.deepcopy`. It takes microseconds, because the Program is
+        shared.
 
         Args:
             policy_id: of the copy; None for the same. Together with `seed` it seeds the generator.

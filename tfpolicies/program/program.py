@@ -89,7 +89,7 @@ class Program:
 
     def new_state(
         self,
-        hyperparameters: Sequence[float],
+        hyperparameters: Sequence[float] | np.ndarray,
         weight_seed: int,
         rng_seed: int,
         template: keras.Model | None = None,
@@ -170,7 +170,7 @@ class _StateFactory:
 
     def make(
         self,
-        hyperparameters: Sequence[float],
+        hyperparameters: Sequence[float] | np.ndarray,
         weight_seed: int,
         rng_seed: int,
         template: keras.Model | None,

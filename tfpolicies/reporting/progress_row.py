@@ -38,8 +38,8 @@ def make_progress_row(result: Mapping[str, Any]) -> dict[str, float]:
     number `episode_<name>`, `recent_returns/<name>` for the newest episodes,
     `evaluation/episode_<name>` if the iteration evaluated, `custom/<name>` for `custom_metrics` of
     callbacks (and `evaluation/custom/<name>`), `env_steps_trained`, `learner/<policy
-    id>/<statistic>` and `policy/<policy id>/<figure>` (`policy_metrics`, and with several policies
-    `return_mean`, `return_min` and `return_max` of their agents), sorted.
+    id>/<statistic>`, `policy/<policy id>/<figure>` (`policy_metrics`, and with several policies
+    `return_mean`, `return_min` and `return_max` of their agents), and `time/<part>_s`, sorted.
     Numbers missing in the result are NaN; learner statistics that are not single numbers are left
     out.
 
@@ -76,8 +76,42 @@ def make_progress_row(result: Mapping[str, Any]) -> dict[str, float]:
         "env_steps_trained": result.get("num_env_steps_trained"),
         "policy": _get_policy_figures(result),
         "recent_returns": result.get("recent_returns"),
+        "time": _get_times(result),
     }
     return row | dict(sorted(_flatten(more_columns, "")))
+
+
+def _get_times(result: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the seconds of an iteration that sampling, its environments and learning took."""
+    milliseconds, parts = result.get("timers", {}), result.get("sampler_perf", {})
+    names = {"sample": "sample_time_ms", "learn": "learn_time_ms"}
+    times = {f"{x}_s": milliseconds[key] / 1e3 for x, key in names.items() if key in milliseconds}
+    total = sum(parts.values())
+    if times and total > 0:
+        times["env_s"] = times["sample_s"] * parts["mean_env_wait_ms"] / total
+    return times
+
+
+def describe_times(columns: Mapping[str, Iterable[float]]) -> str:
+    """Describes which shares of the time environments, the rest of sampling, and learning took.
+
+    Args:
+        columns: values of some iterations by column of `progress.csv`.
+
+    Returns:
+        The description; "" if the columns do not tell.
+
+    >>> times = {"time/sample_s": [3.0, 5.0], "time/env_s": [3.0, 4.0], "time/learn_s": [1.0, 1.0]}
+    >>> describe_times(times)
+    '70% environments, 10% other sampling, 20% learning'
+    """
+    names = ("env", "sample", "learn")
+    sums = [sum(x for x in columns.get(f"time/{name}_s", ()) if x == x) for name in names]
+    env, sample, learn = sums
+    if not env or not sample + learn:
+        return ""
+    shares = [part / (sample + learn) for part in (env, sample - env, learn)]
+    return "{:.0%} environments, {:.0%} other sampling, {:.0%} learning".format(*shares)
 
 
 def _get_policy_figures(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

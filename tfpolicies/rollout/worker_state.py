@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
-from tfpolicies.errors import WeightsError
+from tfpolicies.errors import EnvError, WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.base_worker import BaseWorker
 from tfpolicies.rollout.observation_filters import ObservationFilters
 from tfpolicies.rollout.policy_changes import PolicyAddition, PolicyTransaction
 from tfpolicies.rollout.worker_policies import WorkerPolicies
+from tfpolicies.storage.json_values import find_unresolved
+
+logger = logging.getLogger("tfpolicies")
 
 
 def get_worker_state(policies: WorkerPolicies, filters: ObservationFilters) -> dict[str, Any]:
@@ -86,7 +90,8 @@ def restore_sampling(
         rng: the sampler's generator. A worker without environments has none in its checkpoint; this
             worker keeps its own then.
         global_vars: the counters of the run.
-        sampler_state: of the running episodes; None for new ones.
+        sampler_state: of the running episodes; None for new ones. They also start, with a warning,
+            if the environments cannot continue the others.
     """
     worker.seeds.num_calls = num_seed_calls
     worker.global_vars = dict(global_vars)
@@ -96,6 +101,16 @@ def restore_sampling(
         sampler_state = None  # of another input, such as data before the run went online
     if rng is not None:
         worker.sampler.rng = rng
-    worker.has_episodes = sampler_state is not None
-    if sampler_state is not None:
+    worker.has_episodes = False
+    if sampler_state is None:
+        return
+    try:
+        unresolved = find_unresolved(sampler_state["envs"])
+        if unresolved:  # of earlier versions
+            raise EnvError(f"their state contains {next(iter(unresolved.values())).name}.")
         worker.sampler.set_state(sampler_state)
+        worker.has_episodes = True
+    except EnvError as error:
+        logger.warning(
+            "The episodes of the checkpoint cannot be continued, so new ones start: %s", error
+        )

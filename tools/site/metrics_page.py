@@ -11,6 +11,9 @@ COLUMNS = {
     "run without an environment",
     "time_s": "seconds of training so far, without pauses between processes",
     "steps_per_s": "environment steps per second in this iteration",
+    "time/sample_s": "seconds of the iteration in which episodes were played",
+    "time/env_s": "seconds of these in which environments were stepped or waited for, estimated",
+    "time/learn_s": "seconds of the iteration in which policies learned",
     "episode_reward_mean": "mean return of the last 100 episodes "
     "(`metrics_num_episodes_for_smoothing`), or of the iteration's if these are more",
     "episode_reward_min": "smallest return of these episodes",

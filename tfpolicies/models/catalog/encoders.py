@@ -11,13 +11,13 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.base.type_aliases import Setting
+from tfpolicies.base.warn_once import warn_once
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.initializers import KernelInitializers
 from tfpolicies.models.catalog.layers import NamedTensors, Tensor, apply_dense
 from tfpolicies.models.model_config import Settings, as_pair
 from tfpolicies.models.preprocessing import get_encoded_shape
 from tfpolicies.models.spaces import Leaf, Leaves
-from tfpolicies.models.warn_once import warn_once
 
 # By (height, width); the filters reduce each to one pixel, except 64 x 64 to 3 x 3.
 CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {

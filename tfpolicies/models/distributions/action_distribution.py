@@ -13,6 +13,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.base.type_aliases import TensorStructure
+from tfpolicies.base.warn_once import warn_once
 from tfpolicies.errors import SpaceError, UnsupportedSpaceError
 from tfpolicies.models.distributions import noise
 from tfpolicies.models.distributions.base import (
@@ -33,7 +34,6 @@ from tfpolicies.models.spaces import (
     is_float_box,
     unflatten,
 )
-from tfpolicies.models.warn_once import warn_once
 
 
 class ProductDistribution:
