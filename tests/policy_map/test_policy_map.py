@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 
 from helpers.differences import find_differences, get_owned, require_same
 from helpers.factories import OBS, PLANE, TWO, assert_equal, batch_for, make, rows_of
@@ -21,6 +22,8 @@ from tfpolicies import (
     PPOConfig,
     PPOTF1Policy,
     PPOTF2Policy,
+    SACTF1Policy,
+    SACTF2Policy,
 )
 from tfpolicies.errors import (
     ConfigError,
@@ -30,6 +33,7 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.testing import random_batch
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -745,6 +749,33 @@ def test_a_frozen_policy_acts_and_observes_nothing():
     twin = m.copy_policy("a", "b")
     fill(twin, 3)
     assert_equal(m["a"].get_weights(), alone.get_weights())
+
+
+@pytest.mark.parametrize("policy_class", [SACTF2Policy, SACTF1Policy, PPOTF1Policy])
+def test_a_frozen_policy_keeps_only_the_variables_that_acting_reads(policy_class, tmp_path):
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    quick = {"inference": "tf", "jit_compile": False, "model": {"fcnet_hiddens": [4]}, "seed": 3}
+    m, alone = PolicyMap(), policy_class(OBS, space, quick)
+    m["a"] = policy_class(OBS, space, quick)
+    batch = random_batch(alone.copy(), 8)
+    for policy in (m["a"], alone):
+        policy.learn_on_batch(batch)
+    num_bytes = m["a"].driver.state.layout.num_bytes
+    assert m.freeze("a").driver.state.layout.num_bytes < 0.4 * num_bytes
+    actor = [slot.key for slot in alone.program.layout.get_weight_slots("model")]
+    assert list(m["a"].get_weights()) == actor
+    assert "_optimizer_variables" not in m["a"].get_state()
+    actions = [policy.compute_actions(ROWS).actions for policy in (m["a"], alone)]
+    np.testing.assert_array_equal(*actions)
+    expected = {key: alone.get_weights()[key] for key in actor}
+    m["a"].export_checkpoint(tmp_path / "a")
+    loaded = policy_class.from_checkpoint(tmp_path / "a")
+    for policy in (m.copy_policy("a", "b"), loaded):
+        assert_equal({key: policy.get_weights()[key] for key in actor}, expected)
+        assert not policy.driver.is_frozen
+        policy.learn_on_batch(batch)
+    outputs = [tf.nest.flatten(policy.model(ROWS))[0] for policy in (m["a"], alone)]
+    np.testing.assert_array_equal(*outputs)
 
 
 def test_a_refused_update_calls_no_callback():

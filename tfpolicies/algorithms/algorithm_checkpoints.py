@@ -47,6 +47,7 @@ from tfpolicies.config.settings_allowlist import (
 from tfpolicies.distributed import worker_protocol
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.envs.env_factory import EnvContext, make_any_environments
+from tfpolicies.envs.env_registry import ENVIRONMENTS
 from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import (
     CheckpointError,
@@ -56,6 +57,7 @@ from tfpolicies.errors import (
     UnsupportedMethodError,
 )
 from tfpolicies.export.model_card import export_facts
+from tfpolicies.models.registry import MODELS
 from tfpolicies.models.size_check import limit_to_stored_weights
 from tfpolicies.models.work import limit_work
 from tfpolicies.offline.experience_io import UnavailableData
@@ -266,8 +268,18 @@ def save(
 
 def _warn_unserializable(algorithm: AlgorithmProtocol, stored_algorithm: StoredAlgorithm) -> None:
     """Warns once about the objects a caller must pass again when loading the checkpoint."""
+    if not algorithm.warns_about_unserializable:
+        return
+    registered_names = _find_registered_names(algorithm.config)
+    if registered_names:
+        algorithm.warns_about_unserializable = False
+        logger.warning(
+            "This checkpoint refers to registered names: %s. Register them before you load it in "
+            "another process.",
+            ", ".join(registered_names),
+        )
     unserializable = stored_algorithm.get_unserializable()
-    if unserializable is not None and algorithm.warns_about_unserializable:
+    if unserializable is not None:
         algorithm.warns_about_unserializable = False
         logger.warning(
             "This checkpoint does not store these objects, since a file must not choose "
@@ -276,6 +288,15 @@ def _warn_unserializable(algorithm: AlgorithmProtocol, stored_algorithm: StoredA
             type(algorithm).__name__,
             unserializable.call,
         )
+
+
+def _find_registered_names(config: AlgorithmConfig) -> list[str]:
+    """Returns the environment and the models of an algorithm that are registered names."""
+    configs = [config, *(spec.config for spec in config.policies.values())]
+    models = [(x.get("model") or {}).get("custom_model") for x in configs if x is not None]
+    names = {f"the environment {config['env']!r}": ENVIRONMENTS.find(config["env"])}
+    names |= {f"the model {model!r}": MODELS.find(model) for model in models}
+    return [name for name, value in names.items() if value is not None]
 
 
 def reduce_algorithm(algorithm: AlgorithmProtocol) -> tuple[Any, tuple[Any, ...]]:
