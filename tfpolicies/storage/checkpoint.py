@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import CheckpointError, UnknownPolicyError
+from tfpolicies.storage.content_file import ContentFile
 from tfpolicies.storage.hdf5_bytes import check_arrays, pack_arrays, unpack_arrays
 from tfpolicies.storage.manifest import (
     ARRAY_FILE,
@@ -44,7 +45,7 @@ from tfpolicies.storage.manifest import (
     parse_manifest,
     sha256,
 )
-from tfpolicies.storage.segment_files import Segment, SegmentFile, SegmentFileRef
+from tfpolicies.storage.segment_files import Segment, SegmentFileRef
 from tfpolicies.system.atomic import (
     is_temporary,
     make_folder,
@@ -334,7 +335,7 @@ def _load_checkpoint(
 
 
 def _make_segment(root: Path, entry: dict[str, Any]) -> Segment:
-    file = SegmentFile(root / entry["file"], entry["sha256"], entry["bytes"])
+    file = ContentFile(root / entry["file"], entry["sha256"], entry["bytes"])
     if not file.exists:
         raise _VanishedError(
             f"{str(file.path)!r} is missing or truncated, though the manifest lists it."

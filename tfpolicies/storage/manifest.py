@@ -136,7 +136,7 @@ def _find_excess(text: bytes) -> str | None:
     return None
 
 
-def sha256(content: bytes) -> str:
+def sha256(content: bytes | memoryview) -> str:
     """Returns 64 hexadecimal digits, by which files are named and checked."""
     return hashlib.sha256(content).hexdigest()
 

@@ -7,48 +7,18 @@ link if it is in another folder, and nothing is packed or hashed again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tfpolicies.errors import CheckpointError
+from tfpolicies.storage.content_file import ContentFile
 from tfpolicies.storage.hdf5_bytes import check_arrays, pack_arrays, unpack_arrays
 from tfpolicies.storage.manifest import SEGMENT, sha256
-from tfpolicies.system.atomic import replace_on_success, write_atomically
-from tfpolicies.system.regular_files import get_size, open_regular, read_content
-
-
-class SegmentFile(NamedTuple):
-    """A file that holds a segment."""
-
-    path: Path
-    sha256: str
-    size: int
-
-    @property
-    def exists(self) -> bool:
-        """True if there is a file of this name and size."""
-        try:
-            return self.path.stat().st_size == self.size
-        except OSError:
-            return False
-
-    def read(self) -> bytes:
-        try:
-            with open_regular(self.path) as file:
-                content = read_content(file, self.size) if get_size(file) == self.size else b""
-        except OSError as error:
-            raise CheckpointError(f"{str(self.path)!r} cannot be read: {error}.") from error
-        if sha256(content) != self.sha256:
-            raise CheckpointError(
-                f"{str(self.path)!r} is damaged: its size or its SHA-256 differs from the one in "
-                "the manifest. Use another checkpoint, or copy the file again."
-            )
-        return content
+from tfpolicies.system.atomic import write_atomically
 
 
 @dataclass(eq=False)
@@ -59,7 +29,7 @@ class SegmentFileRef:
         file: None if it was not written yet.
     """
 
-    file: SegmentFile | None = None
+    file: ContentFile | None = None
 
     @property
     def exists(self) -> bool:
@@ -109,15 +79,11 @@ class Segment:
             digest = sha256(image)
             path = folder / make_segment_name(digest)
             write_atomically(path, image)
-            self.file_ref.file = SegmentFile(path, digest, len(image))
-        file = self._get_file()
-        target = SegmentFile(folder / make_segment_name(file.sha256), file.sha256, file.size)
-        if not target.exists:
-            _link_or_copy(file, target.path)
-        self.file_ref.file = target
+            self.file_ref.file = ContentFile(path, digest, len(image))
+        target = self.file_ref.file = self._get_file().link_into(folder)
         return {"file": target.path.name, "sha256": target.sha256, "bytes": target.size}
 
-    def _get_file(self) -> SegmentFile:
+    def _get_file(self) -> ContentFile:
         if self.file_ref.file is None:
             raise CheckpointError("A segment has neither rows nor a file.")
         return self.file_ref.file
@@ -130,11 +96,3 @@ def make_segment_name(digest: str) -> str:
     'segment-03b1e51cc59b8a0f.h5'
     """
     return f"{SEGMENT}-{digest[:16]}.h5"
-
-
-def _link_or_copy(file: SegmentFile, path: Path) -> None:
-    try:
-        with replace_on_success(path) as temporary:
-            os.link(file.path, temporary)
-    except OSError:  # on another disk, or one without hard links
-        write_atomically(path, file.read())
