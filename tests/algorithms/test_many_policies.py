@@ -241,6 +241,12 @@ def test_a_policy_without_spaces_is_named():
         worker.add_policy("new", PPOTF2Policy)
     assert "new" not in worker.policy_map
 
+    def by_name(agent_id, episode=None, worker=None, **kwargs):
+        return {"a": "new", "b": "right"}[agent_id]
+
+    worker.add_policy("new", PPOTF2Policy, policy_mapping_fn=by_name)
+    assert worker.get_policy("new").observation_space == SPACE
+
 
 def test_callbacks_are_called_with_new_policies():
     policy_ids = []

@@ -378,7 +378,7 @@ def _encode_sampler(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
     try:
         state = sampler.get_state() if stores_episodes and sampler is not None else None
     except EnvError as error:
-        _warn_of_new_episodes(f"{error} See the cause with tfpolicies.check_env(env).")
+        _warn_of_new_episodes(f"{error} See the cause with tfpolicies.envs.check_env(env).")
         state = None
     if state is None:
         return None, {}

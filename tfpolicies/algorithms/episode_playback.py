@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,8 +122,18 @@ def record_episodes(
     seeds: Sequence[int],
     fps: float | None = None,
     max_steps: int = MAX_STEPS,
+    on_picture: Callable[[int, int], None] = lambda episode, step: None,
 ) -> Recording:
-    """Records one episode for each seed; see `record_video`."""
+    """Records one episode for each seed; see `record_video`.
+
+    Args:
+        setup: player and environment.
+        paths: the files.
+        seeds: of the episodes.
+        fps: as in `record_video`.
+        max_steps: as in `record_video`.
+        on_picture: called after each picture with the number of the episode, from 1, and the step.
+    """
     require_renderable(setup)
 
     def show(picture: np.ndarray, step: int, total: float) -> None:
@@ -131,6 +141,7 @@ def record_episodes(
             {"episode": f"{len(played_episodes) + 1} of {len(seeds)}"} if len(seeds) > 1 else {}
         )
         video.add_picture(picture, {**episode, "step": f"{step}", "return": _format_return(total)})
+        on_picture(len(played_episodes) + 1, step)
 
     played_episodes: list[RolloutMetrics] = []
     camera = VideoRecorder(show, max_steps)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tfpolicies.analysis.comparison_results import AXES, ComparisonResult, EnvComparison
+from tfpolicies.analysis.run_record import RunRecord
 from tfpolicies.analysis.run_summary import get_statistic
 from tfpolicies.analysis.seed_statistics import EstimatedCurve, interpolate
 from tfpolicies.reporting.learning_curve import format_number
@@ -106,6 +107,10 @@ def draw_curves(comparison: ComparisonResult, section: EnvComparison) -> Picture
             for index, curve in enumerate(curves):
                 if curve is not None:
                     _draw_curve(each, curve, index, has_band=len(curves) <= MAX_BANDS)
+                if curves is evaluations:
+                    _draw_single_evaluations(
+                        each, section.groups[index].group.runs, AXES[comparison.by], index
+                    )
             _note_if_empty(each, curves, frame)
         _label_x_axis(axes[-1], comparison.by, frame)
         return figure
@@ -286,6 +291,18 @@ def _draw_curve(axes: Axes, curve: EstimatedCurve, index: int, *, has_band: bool
         axes.plot(curve.grid[last_full - 1 :], curve.estimate[last_full - 1 :], **style)
         end = (curve.grid[last_full - 1], curve.estimate[last_full - 1])
         axes.plot(*end, "o", color=style["color"], markersize=5, zorder=4)
+
+
+def _draw_single_evaluations(
+    axes: Axes, runs: Sequence[RunRecord], column: str, index: int
+) -> None:
+    """Draws a dot for each run that was evaluated only once, which has no line."""
+    for run in runs:
+        returns = run.get_evaluation_returns()
+        is_evaluated = np.isfinite(returns)
+        if is_evaluated.sum() == 1:
+            point = run.get_column(column)[is_evaluated], returns[is_evaluated]
+            axes.plot(*point, "o", color=get_color(index)[0], markersize=5, zorder=4)
 
 
 def _note_if_empty(axes: Axes, curves: Sequence[EstimatedCurve | None], frame: _Frame) -> None:

@@ -111,7 +111,11 @@ def diagnose(run: str | PathLike[str] | RunRecord) -> Diagnosis:
         CheckpointError: if it is not a run folder, or its files are damaged.
     """
     record = run if isinstance(run, RunRecord) else read_run(run)
-    is_training = record.folder.is_in_use
+    return diagnose_record(record, is_training=record.folder.is_in_use)
+
+
+def diagnose_record(record: RunRecord, *, is_training: bool) -> Diagnosis:
+    """Diagnoses a run that was read; a process that ends its own run says so by `is_training`."""
     if not record.num_iterations:
         causes = [*_find_why_empty(record, is_training=is_training)]
         return Diagnosis(
@@ -120,7 +124,7 @@ def diagnose(run: str | PathLike[str] | RunRecord) -> Diagnosis:
             figures={"iterations": 0},
             is_training=is_training,
         )
-    history = RunHistory(record)
+    history = RunHistory(record, is_training=is_training)
     return Diagnosis(
         run=record.name,
         causes=tuple(_find_causes(history)),

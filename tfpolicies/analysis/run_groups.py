@@ -184,13 +184,29 @@ def _make_labels(groups: Sequence[RunGroup]) -> list[str]:
     for group in groups:
         same_algorithm = [x.settings for x in groups if x.algorithm == group.algorithm]
         names = sorted(find_differences(same_algorithm), key=_get_label_rank)
-        texts = [f"{name}={group.get_setting(name)}" for name in names]
+        texts = [f"{name}={_shorten_number(group.get_setting(name))}" for name in names]
         if len(texts) > _MAX_LABEL_SETTINGS:
             texts = [*texts[:_MAX_LABEL_SETTINGS], f"{len(texts) - _MAX_LABEL_SETTINGS} more"]
         label = ", ".join([get_algorithm_text(group.algorithm), *texts])
         same = sum(other.partition(" #")[0] == label for other in labels)
         labels.append(f"{label} #{same + 1}" if same else label)
     return labels
+
+
+def _shorten_number(text: str) -> str:
+    """Returns the text of a number with at most four digits; any other text unchanged.
+
+    >>> _shorten_number("7.333887161380886e-05"), _shorten_number("0.9999"), _shorten_number("8192")
+    ('7.334e-05', '0.9999', '8192')
+    >>> _shorten_number("default")
+    'default'
+    """
+    if text.isdigit():
+        return text
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text
 
 
 def _get_label_rank(name: str) -> int:

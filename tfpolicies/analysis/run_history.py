@@ -94,6 +94,7 @@ class RunHistory:
 
     Args:
         record: of the run; it has iterations.
+        is_training: whether a process still trains it.
 
     Attributes:
         settings: all settings of the algorithm, with plain values.
@@ -107,10 +108,10 @@ class RunHistory:
             several that learns, or of opponents that learn the one that gained most. Else "".
         is_self_play: whether there is one, and its returns need not rise when it learns, since its
             opponents learn as well.
-        is_training: whether a process still trains it.
+        is_training: as given.
     """
 
-    def __init__(self, record: RunRecord) -> None:
+    def __init__(self, record: RunRecord, *, is_training: bool) -> None:
         self.record = record
         self.settings, self._policy_facts = _read_settings(record)
         self.steps = record.get_column("env_steps")
@@ -125,7 +126,7 @@ class RunHistory:
         self.goal = self._get_goal()
         self.judged_policy, self.is_self_play = "", False
         self._judge_by_policy()
-        self.is_training = record.folder.is_in_use
+        self.is_training = is_training
 
     @property
     def score(self) -> Curve:
@@ -398,7 +399,7 @@ def _order(value: float) -> float:
 
 
 def _are_opponents(columns: Mapping[str, np.ndarray], policy_ids: Sequence[str]) -> bool:
-    """Returns whether some policies gain in an iteration what others lose.
+    """Returns whether some policies lose in the iterations in which others gain.
 
     >>> up = np.array([0.0, 2.0, 1.0, 3.0, 2.0, 4.0, 3.0, 5.0, 4.0, 6.0])
     >>> columns = {"policy/a/return_mean": up, "policy/b/return_mean": 1.0 - up}

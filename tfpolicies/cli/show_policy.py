@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from tfpolicies.system.paths import resolve_path
 if TYPE_CHECKING:
     from tfpolicies.algorithms.episode_playback import PlaySetup
 
+_SECONDS_BETWEEN_LINES = 10.0
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 """Environment variables of a display, a virtual one included."""
 
@@ -51,7 +53,7 @@ def record(args: argparse.Namespace) -> int:
         seeds = range(args.seed, args.seed + args.episodes)
         with console.status(f"recording {format_count(args.episodes, 'episode')}"):
             recording_result = episode_playback.record_episodes(
-                source, paths, seeds, args.fps, args.max_steps
+                source, paths, seeds, args.fps, args.max_steps, _RecordingProgress(console).show
             )
     figures: dict[str, Any] = {
         f"episode {i}": _describe_episode(total, length)
@@ -62,6 +64,19 @@ def record(args: argparse.Namespace) -> int:
     console.print(make_summary_table(make_title(source), figures))
     print_files(console, {path.suffix[1:].upper(): path for path in recording_result.paths})
     return DONE
+
+
+class _RecordingProgress:
+    """Prints how far a recording is, every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._printed_at = time.monotonic()
+
+    def show(self, episode: int, step: int) -> None:
+        if time.monotonic() - self._printed_at > _SECONDS_BETWEEN_LINES:
+            self._printed_at = time.monotonic()
+            self._console.print(f"episode {episode}: {step:,} steps drawn", highlight=False)
 
 
 def watch(args: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from tfpolicies.algorithms.run_logger import RunLogger
 from tfpolicies.algorithms.training_loop import TrainingLoop, notify_callbacks
-from tfpolicies.analysis.diagnosis import diagnose
+from tfpolicies.analysis.diagnosis import diagnose_record
+from tfpolicies.analysis.run_record import read_run
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.exit_codes import (
     DONE,
@@ -384,7 +385,7 @@ def _print_summary(
     score = job.records.best_score
     notes = {} if math.isinf(score) else {"best checkpoint": f"mean return {score:,.2f}"}
     print_files(job.console, files, notes)
-    causes = diagnose(run.path).causes
+    causes = diagnose_record(read_run(run.path), is_training=False).causes
     if causes:
         count = format_count(len(causes), "cause")
         text = f"The run may not learn as it could ({count} found, first: {causes[0].title}):"

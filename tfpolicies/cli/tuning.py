@@ -235,6 +235,7 @@ def _print_train_command(
     ]
     command = [*get_program(), "train", *env, "--algo", settings.algo, *code]
     command += ["--config", shorten_path(result.best_json), "--steps", str(options.steps)]
+    command += ["--no-tuned"] * settings.no_tuned
     if settings.data:
         command += ["--data", *(shorten_path(Path(path)) for path in settings.data)]
     console.print("\nTrain with the best settings:", highlight=False)

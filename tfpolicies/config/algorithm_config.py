@@ -275,6 +275,7 @@ class AlgorithmConfig(BaseConfig):
         env: EnvArgument = None,
         spaces: Mapping[str, Spaces] | None = None,
         default_policy_class: type | None = None,
+        policy_mapping_fn: Callable[..., str] | None = None,
     ) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
         """Returns the policies as complete specs, and the predicate of trained policies.
 
@@ -289,6 +290,7 @@ class AlgorithmConfig(BaseConfig):
             env: an environment that provides spaces.
             spaces: `{policy_id: (observation_space, action_space)}`.
             default_policy_class: the class of policies without an explicit one.
+            policy_mapping_fn: the mapping of agents; by default that of this config.
 
         Returns:
             The specs by id, and `f(policy_id, batch=None) -> bool`, or None if all policies are
@@ -300,7 +302,8 @@ class AlgorithmConfig(BaseConfig):
             ConfigError: for a space that is not given anywhere, a policy whose agents have
                 different spaces, or an invalid override.
         """
-        sources = SpaceResolver(self, env, spaces or {})
+        mapping_fn = policy_mapping_fn or self.policy_mapping_fn
+        sources = SpaceResolver(self, env, spaces or {}, mapping_fn)
         specs = {}
         for policy_id, spec in (
             self.policies if policies is None else make_policy_specs(policies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,6 +179,7 @@ class SpaceResolver:
     config: BaseConfig
     env: Any
     spaces: Mapping[str, Spaces]
+    policy_mapping_fn: Callable[..., str]
 
     def get_space(self, policy_id: str, i: int) -> gym.Space[Any] | None:
         """Returns a policy's observation (0) or action (1) space."""
@@ -228,7 +229,7 @@ class SpaceResolver:
 
     def _get_policy_id(self, agent: Hashable) -> str:
         try:
-            policy_id: str = self.config.policy_mapping_fn(agent, None, worker=None)
+            policy_id: str = self.policy_mapping_fn(agent, None, worker=None)
             return policy_id
         except Exception as error:
             raise ConfigError(

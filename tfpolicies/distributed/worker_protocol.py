@@ -61,9 +61,11 @@ def describe_envs(worker: RolloutWorker) -> EnvDescription:
     return EnvDescription(spaces, 0 if envs is None else envs.num_envs, is_multi_agent)
 
 
-def get_policy_spaces(worker: RolloutWorker, policy_id: str, spec: PolicySpec) -> tuple[Any, Any]:
+def get_policy_spaces(
+    worker: RolloutWorker, policy_id: str, spec: PolicySpec, policy_mapping_fn: Any
+) -> tuple[Any, Any]:
     """Returns the spaces that a policy would get in a worker."""
-    complete_spec = worker.policies.complete_specs({policy_id: spec})[policy_id]
+    complete_spec = worker.policies.complete_specs({policy_id: spec}, policy_mapping_fn)[policy_id]
     return complete_spec.observation_space, complete_spec.action_space
 
 

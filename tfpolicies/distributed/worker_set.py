@@ -388,8 +388,10 @@ class WorkerSet(Extensible):
         spaces = spec.observation_space, spec.action_space
         if None not in spaces or not healthy:
             return addition
-        arguments = worker_protocol.get_policy_spaces, addition.policy_id, spec
-        results = self._remotes.call(*arguments, indices=healthy[:1])
+        arguments = addition.policy_id, spec, addition.policy_mapping_fn
+        results = self._remotes.call(
+            worker_protocol.get_policy_spaces, *arguments, indices=healthy[:1]
+        )
         observation_space, action_space = next(iter(results.values()), spaces)
         spec = replace(spec, observation_space=observation_space, action_space=action_space)
         return replace(addition, spec=spec)

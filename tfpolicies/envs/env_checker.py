@@ -217,7 +217,7 @@ class _SingleAgentChecker:
 
     Attributes:
         results: the values that the last call returned, by name.
-        progress: what it knows of the running episode.
+        progress: state of the check in the running episode.
     """
 
     def __init__(self, env: gym.Env, rng: np.random.Generator, mask_key: str) -> None:
@@ -269,7 +269,7 @@ class _SingleAgentChecker:
 
 @dataclass
 class _EpisodeProgress:
-    """What is known of a running episode with several agents."""
+    """State of a check in a running episode with several agents."""
 
     steps_without_obs: int = 0  # steps in which no agent could act
     done_agents: set[Any] = field(default_factory=set)
@@ -281,7 +281,7 @@ class _MultiAgentChecker:
 
     Attributes:
         results: the values that the last call returned, by name.
-        progress: what it knows of the running episode.
+        progress: state of the check in the running episode.
     """
 
     def __init__(self, env: MultiAgentEnv, rng: np.random.Generator, mask_key: str) -> None:

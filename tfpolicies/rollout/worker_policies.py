@@ -78,13 +78,19 @@ class WorkerPolicies:
 
     # -- making -------------------------------------------------------------------------------
 
-    def complete_specs(self, policies: Mapping[str, PolicySpec] | None) -> dict[str, PolicySpec]:
+    def complete_specs(
+        self,
+        policies: Mapping[str, PolicySpec] | None,
+        policy_mapping_fn: MappingFn | None = None,
+    ) -> dict[str, PolicySpec]:
         """Returns specs with class, spaces and complete configs.
 
         Spaces are the environment's, before connectors.
 
         Args:
             policies: specs by policy id; None for those of the config.
+            policy_mapping_fn: the new mapping function, which tells whose spaces they have; None
+                for that of the config.
 
         Raises:
             ConfigError: if the spaces of a policy are unknown.
@@ -100,10 +106,13 @@ class WorkerPolicies:
             env=env,
             spaces=spaces or None,
             default_policy_class=worker.default_policy_class,
+            policy_mapping_fn=policy_mapping_fn,
         )
         return specs
 
-    def make_policy(self, policy_id: str, spec: PolicySpec) -> Policy:
+    def make_policy(
+        self, policy_id: str, spec: PolicySpec, policy_mapping_fn: MappingFn | None = None
+    ) -> Policy:
         """Creates a policy from a complete spec, adds it to the map, and notifies the callback.
 
         The spec's spaces are the environment's; the policy gets the spaces after its connectors.
@@ -118,7 +127,7 @@ class WorkerPolicies:
                 f"There is no class for the policy {policy_id!r}. Set one in its PolicySpec, or "
                 "give the worker a default_policy_class, for example PPOTF2Policy."
             )
-        spaces = self._require_spaces(policy_id, spec)
+        spaces = self._require_spaces(policy_id, spec, policy_mapping_fn)
         config: AlgorithmConfig = spec.config if spec.config is not None else self.config
         settings = _make_policy_settings(config, policy_class)
         connectors = make_connectors(config)
@@ -132,9 +141,11 @@ class WorkerPolicies:
         self._notify_created(policy_id, policy)
         return policy
 
-    def _require_spaces(self, policy_id: str, spec: PolicySpec) -> tuple[Any, Any]:
+    def _require_spaces(
+        self, policy_id: str, spec: PolicySpec, policy_mapping_fn: MappingFn | None
+    ) -> tuple[Any, Any]:
         if spec.observation_space is None or spec.action_space is None:
-            function: Any = self.policy_mapping_fn
+            function: Any = policy_mapping_fn or self.policy_mapping_fn
             has_function = function is not default_policy_mapping
             name = getattr(function, "__qualname__", repr(function)) if has_function else "not set"
             raise ConfigError(
@@ -207,8 +218,8 @@ class WorkerPolicies:
         if addition.spec is not None:
             spec = make_policy_specs({policy_id: addition.spec})[policy_id]
             require_policy_settings(self.config, policy_id, spec, None)
-            specs = self.complete_specs({policy_id: spec})
-            policy = self.make_policy(policy_id, specs[policy_id])
+            specs = self.complete_specs({policy_id: spec}, addition.policy_mapping_fn)
+            policy = self.make_policy(policy_id, specs[policy_id], addition.policy_mapping_fn)
         else:
             policy = self._put_policy(addition)
         if state is not None:

@@ -1,4 +1,4 @@
-"""Files of snapshots: what a policy acts with, in one file that processes map and share.
+"""Files of snapshots: the variables that a policy acts with, mapped and shared by processes.
 
 A file `snapshot-<16 digits of its SHA-256>.state` has a header of 64 bytes, a description in JSON,
 and the memory of the variables, which begins at a multiple of 64 bytes::
@@ -104,7 +104,7 @@ def map_snapshot(file: ContentFile) -> SnapshotContent:
 
 
 def _find_fault(file: ContentFile, content: np.ndarray) -> str:
-    """Returns what is wrong with the header or the checksum; "" if nothing is."""
+    """Returns the fault of a header or checksum; "" if there is none."""
     if content.size != file.size or content.size < _HEADER_BYTES:
         return f"it has {content.size} bytes instead of {file.size}"
     if sha256(content.data) != file.sha256:
