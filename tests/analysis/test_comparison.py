@@ -162,6 +162,23 @@ def test_labels_begin_with_well_known_settings_and_have_values_of_checkpoints(tm
     assert labels == ["PPO, lr=0.1, a=1, b=2, 2 more", "PPO, lr=5e-05, a=0, b=0, 2 more"]
 
 
+def test_groups_have_the_names_that_the_caller_gives(tmp_path, capsys):
+    for name, rate in (("a", 0.1), ("b", 0.2), ("c", 0.3)):
+        write_run(tmp_path / name, [1.0], config={"lr": rate})
+    paths = {"tuned": [tmp_path / "a"], "default": [tmp_path / "b"], "": [tmp_path / "c"]}
+    labels = [result.label for result in compare_runs(paths).groups]
+    assert labels == ["tuned", "default", "PPO, lr=0.3"]
+    paths = {"mixed": [tmp_path / "a", tmp_path / "b"]}
+    labels = [result.label for result in compare_runs(paths).groups]
+    assert labels == ["mixed: PPO, lr=0.1", "mixed: PPO, lr=0.2"]
+
+    words = [f"tuned={tmp_path / 'a'}", str(tmp_path / "b"), "--to", str(tmp_path / "page")]
+    assert main(["compare", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "tuned " in shown
+    assert "PPO, lr=0.2" in shown
+
+
 def test_settings_of_a_checkpoint_that_are_nested_too_deeply_are_not_shown(tmp_path):
     write_run(tmp_path / "changed", [1.0], config={"lr": 0.1})
     deep = {"x": 0.5}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 
 import numpy as np
@@ -53,7 +53,10 @@ class RunComparison(ComparisonResult):
 
 
 def compare_runs(
-    paths: str | PathLike[str] | Iterable[str | PathLike[str]],
+    paths: str
+    | PathLike[str]
+    | Iterable[str | PathLike[str]]
+    | Mapping[str, Iterable[str | PathLike[str]]],
     *,
     by: str = "steps",
     estimator: str = "iqm",
@@ -66,7 +69,8 @@ def compare_runs(
     score of a run is its mean return over the last tenth of its steps.
 
     Args:
-        paths: run folders, or folders of runs.
+        paths: run folders, or folders of runs; or lists of them by the name of their group. Runs of
+            one name that differ in settings are several groups.
         by: "steps" for environment steps on the x axis, "time" for seconds of training.
         estimator: "iqm" (interquartile mean), "median" or "mean".
 
@@ -77,12 +81,13 @@ def compare_runs(
     _check_choice("by", by, AXES)
     _check_choice("estimator", estimator, ESTIMATORS)
     is_single = isinstance(paths, str | PathLike)
-    records, damaged = read_runs([paths] if is_single else paths)  # type: ignore[list-item, arg-type]
+    records, damaged, names = read_runs([paths] if is_single else paths)  # type: ignore[list-item, arg-type]
     if not records:
         reasons = "; ".join(damaged.values())
         raise CheckpointError(f"None of the runs can be read: {reasons}")
     sections = tuple(
-        _compare_groups(env, groups, by, estimator) for env, groups in group_runs(records).items()
+        _compare_groups(env, groups, by, estimator)
+        for env, groups in group_runs(records, names).items()
     )
     return RunComparison(sections=sections, damaged=damaged, by=by, estimator=estimator)
 

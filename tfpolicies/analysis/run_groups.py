@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfpolicies.analysis.run_record import RunRecord, read_run
 from tfpolicies.base.type_aliases import Json
@@ -40,7 +40,8 @@ class RunGroup:
     """Runs with the same algorithm, environment and settings, apart from the seed.
 
     Attributes:
-        label: the algorithm and the settings in which it differs from others on its environment.
+        label: its name; or the algorithm and the settings in which it differs from others on its
+            environment.
         algorithm: as in `RunRecord`.
         env: as in `RunRecord`, or "recorded experience" or "unknown environment".
         settings: those that differ from the algorithm's defaults, as texts by dotted name.
@@ -79,30 +80,49 @@ class RunGroup:
         return f"RunGroup({self.label!r} on {self.env!r}, {len(self.runs)} runs)"
 
 
+class RunsRead(NamedTuple):
+    """The result of `read_runs`.
+
+    Attributes:
+        records: the runs, oldest first.
+        damaged: the reasons why others cannot be read, by path.
+        names: the names that the caller gave to runs, by folder.
+    """
+
+    records: list[RunRecord]
+    damaged: dict[str, str]
+    names: dict[Path, str]
+
+
 def read_runs(
-    paths: Iterable[str | PathLike[str]],
-) -> tuple[list[RunRecord], dict[str, str]]:
+    paths: Iterable[str | PathLike[str]] | Mapping[str, Iterable[str | PathLike[str]]],
+) -> RunsRead:
     """Reads the runs at some paths, and those in folders of runs.
 
-    Returns:
-        The runs, oldest first, and the reasons why others cannot be read, by path.
+    Args:
+        paths: the paths; or by name, "" for none.
 
     Raises:
         CheckpointError: if a path neither is a run nor holds one.
         UsageError: if there are no paths.
     """
-    paths = list(paths)
-    if not paths:
+    named_paths = paths if isinstance(paths, Mapping) else {"": paths}
+    names = {
+        folder: name
+        for name, paths_of_name in named_paths.items()
+        for path in paths_of_name
+        for folder in _find_folders(path)
+    }
+    if not names:
         raise UsageError("paths must name at least one run folder or folder of runs, got none.")
-    folders = {folder: None for path in paths for folder in _find_folders(path)}
     records, damaged = [], {}
-    for folder in folders:
+    for folder in names:
         try:
             records.append(_read_shallow_run(folder))
         except CheckpointError as error:
             damaged[show_text(shorten_path(folder), 300)] = show_text(str(error), 500)
     records.sort(key=lambda record: (record.created.replace(tzinfo=None), str(record.folder.path)))
-    return records, damaged
+    return RunsRead(records, damaged, names)
 
 
 def _read_shallow_run(folder: Path) -> RunRecord:
@@ -141,12 +161,20 @@ def _find_folders(path: str | PathLike[str]) -> list[Path]:
     return [*folders]
 
 
-def group_runs(records: Sequence[RunRecord]) -> dict[str, list[RunGroup]]:
-    """Returns the groups by environment; both in the order of their first run."""
+def group_runs(
+    records: Sequence[RunRecord], names: Mapping[Path, str]
+) -> dict[str, list[RunGroup]]:
+    """Returns the groups by environment; both in the order of their first run.
+
+    Args:
+        records: the runs.
+        names: of runs, by folder; runs of different names are in different groups.
+    """
     by_env: dict[str, dict[Any, list[RunRecord]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         settings = get_settings(record)
-        key = (record.algorithm, tuple(sorted(settings.items())))
+        name = names.get(record.folder.path, "")
+        key = (name, record.algorithm, tuple(sorted(settings.items())))
         by_env[get_env_text(record)][key].append(record)
     return {env: _make_groups(env, runs_by_key) for env, runs_by_key in by_env.items()}
 
@@ -161,9 +189,9 @@ def _make_groups(env: str, runs_by_key: Mapping[Any, list[RunRecord]]) -> list[R
             runs=tuple(sorted(runs, key=lambda run: -1 if run.seed is None else run.seed)),
             checkpoint_settings=_read_checkpoint_settings(runs),
         )
-        for (algorithm, items), runs in runs_by_key.items()
+        for (_, algorithm, items), runs in runs_by_key.items()
     ]
-    labels = _make_labels(groups)
+    labels = _add_names(_make_labels(groups), [name for name, _, _ in runs_by_key])
     return [replace(group, label=label) for group, label in zip(groups, labels, strict=True)]
 
 
@@ -191,6 +219,21 @@ def _make_labels(groups: Sequence[RunGroup]) -> list[str]:
         same = sum(other.partition(" #")[0] == label for other in labels)
         labels.append(f"{label} #{same + 1}" if same else label)
     return labels
+
+
+def _add_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns labels in which names replace the rest, where only one group has the name.
+
+    >>> _add_names(["PPO, lr=0.1", "PPO, lr=0.2", "PPO, lr=0.3"], ["best", "", "best"])
+    ['best: PPO, lr=0.1', 'PPO, lr=0.2', 'best: PPO, lr=0.3']
+    >>> _add_names(["PPO, lr=0.1", "PPO, lr=0.2"], ["best", "default"])
+    ['best', 'default']
+    """
+    named = [
+        (name if names.count(name) == 1 else f"{name}: {label}") if name else label
+        for label, name in zip(labels, names, strict=True)
+    ]
+    return [f"{x} #{named[:i].count(x) + 1}" if x in named[:i] else x for i, x in enumerate(named)]
 
 
 def _shorten_number(text: str) -> str:

@@ -273,8 +273,8 @@ def _add_tune_arguments(parser: _Parser) -> None:
 
 
 def _add_compare_arguments(parser: _Parser) -> None:
-    runs = "run folders, or folders of runs; of one run it is a report"
-    parser.add_value("runs", "RUNS", runs, nargs="+")
+    runs = "run folders, or folders of runs; of one run it is a report. A name is that of the group"
+    parser.add_value("runs", "[NAME=]RUNS", runs, nargs="+")
     to = "folder to write the page and the pictures into (default: comparison)"
     parser.add_value("--to", "DIR", to, default="comparison")
     by = "x axis: environment steps, or seconds of training (default steps)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -27,12 +28,27 @@ def compare(args: argparse.Namespace) -> int:
     console = CommandConsole()
     folder = resolve_path(args.to)
     with console.status("reading runs"):
-        comparison = compare_runs(args.runs, by=args.by, estimator=args.estimate)
+        comparison = compare_runs(_group_by_name(args.runs), by=args.by, estimator=args.estimate)
     with console.status("drawing"):
         files = comparison.write(folder)
     print_comparison(console, comparison)
     print_comparison_files(console, files)
     return DONE
+
+
+def _group_by_name(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the paths of `NAME=RUNS` by name; those without a name have "".
+
+    >>> _group_by_name(["tuned=runs/a", "runs/b", "tuned=runs/c"])
+    {'tuned': ['runs/a', 'runs/c'], '': ['runs/b']}
+    """
+    paths: dict[str, list[str]] = {}
+    for text in texts:
+        name, is_named, path = text.partition("=")
+        if not is_named or "/" in name or resolve_path(text).exists():
+            name, path = "", text
+        paths.setdefault(name, []).append(path)
+    return paths
 
 
 def print_comparison(console: Console, comparison: ComparisonResult) -> None:
