@@ -331,6 +331,9 @@ def test_running_episodes_with_connectors_have_no_state():
         def get_state(self):
             return {}
 
+        def set_state(self, state):
+            self.restored = state
+
     plain = sampler_of(Saved(), rollout_fragment_length=2)
     assert plain.get_state() is not None
     policies = {"p": stacking(), "q": Walker()}
