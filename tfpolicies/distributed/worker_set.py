@@ -363,11 +363,11 @@ class WorkerSet(Extensible):
         if self._remotes is None:
             return local.add_in_transaction(transaction, addition)
         self._remotes.sync_registries()
-        addition = self._add_remote_spaces(addition)
         mapping_fn, policies_to_train = addition.policy_mapping_fn, addition.is_policy_to_train
         self._require_sendable(
             {"policy_mapping_fn": mapping_fn, "policies_to_train": policies_to_train}
         )
+        addition = self._add_remote_spaces(addition)
         previous = local.mapping_and_trainable
         policy = local.add_in_transaction(transaction, addition)
         remote_addition = addition.with_state(worker_protocol.get_inference_state(policy))
