@@ -16,6 +16,7 @@ from gymnasium.vector import VectorEnv
 
 from tfpolicies.envs.env_registry import ENVIRONMENTS, EnvSource
 from tfpolicies.envs.envpool import get_task, is_envpool_name, make_envpool_environments
+from tfpolicies.envs.episode_state import accepts_arguments
 from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.envs.pettingzoo import (
@@ -322,7 +323,7 @@ def get_gym_spec(name: str) -> gym.envs.registration.EnvSpec:
 
 def _make_context_creator(create: Callable[..., Any]) -> Callable[[EnvContext], Any]:
     """Returns a registered creator that always takes the context, if it takes an argument."""
-    if isinstance(create, type) and not _takes_an_argument(create):
+    if isinstance(create, type) and not accepts_arguments(create, None):
         return lambda context: create()
     return create
 
@@ -401,16 +402,6 @@ def _make_unusable_error(source: EnvSource, result: object) -> EnvError:
         f"PettingZoo environment, but gave {type(result).__name__}. Subclass gymnasium.Env or "
         "MultiAgentEnv, or wrap it."
     )
-
-
-def _takes_an_argument(env_class: type) -> bool:
-    try:
-        inspect.signature(env_class).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # Python cannot determine the signature
-        return True
-    return True
 
 
 def takes_no_arguments(create: object) -> bool:

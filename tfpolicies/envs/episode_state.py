@@ -27,14 +27,15 @@ def has_episode_state(env: object) -> bool:
     False
     """
     getter, setter = (getattr(env, name, None) for name in ("get_state", "set_state"))
-    return _accepts(getter) and _accepts(setter, None)
+    return accepts_arguments(getter) and accepts_arguments(setter, None)
 
 
-def _accepts(method: Callable[..., Any] | None, *args: object) -> bool:
-    if not callable(method):
+def accepts_arguments(function: Callable[..., Any] | None, *args: object) -> bool:
+    """Whether a function or class can be called with positional arguments; False for None."""
+    if not callable(function):
         return False
     try:
-        inspect.signature(method).bind(*args)
+        inspect.signature(function).bind(*args)
     except TypeError:
         return False
     except ValueError:  # Python cannot determine the signature
