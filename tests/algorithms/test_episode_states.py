@@ -144,8 +144,8 @@ def test_a_state_that_cannot_be_restored_starts_new_episodes(
 @pytest.mark.parametrize(
     ("env_class", "message"),
     [
-        (WithoutGenerator, r"an episode continues in another way: The observation in step 1 was"),
-        (WithObject, r"`get_state` returns numpy\..*Generator, which no checkpoint can hold"),
+        (WithoutGenerator, r"an episode continues in another way. The observation in step 1 was"),
+        (WithObject, r"`get_state` returns numpy\..*Generator, which no file can hold"),
         (Failing, r"`get_state` of Failing failed"),
     ],
 )

@@ -48,6 +48,7 @@ from tfpolicies.distributed import worker_protocol
 from tfpolicies.distributed.tune import make_default_config
 from tfpolicies.envs.env_factory import EnvContext, make_any_environments
 from tfpolicies.envs.env_registry import ENVIRONMENTS
+from tfpolicies.envs.episode_state import encode_episode_states
 from tfpolicies.envs.vector_adapters import VectorEnvAdapter
 from tfpolicies.errors import (
     CheckpointError,
@@ -375,33 +376,21 @@ def _encode_sampler(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
     sampler = worker.sampler
     resets = worker.config.reset_episodes_at_checkpoint and worker.environments is not None
     stores_episodes = worker.has_episodes and not resets
+    arrays: dict[str, np.ndarray] = {}
     try:
         state = sampler.get_state() if stores_episodes and sampler is not None else None
+        if state is None:
+            return None, arrays
+        envs = encode_episode_states(state.pop("envs"))
     except EnvError as error:
-        _warn_of_new_episodes(f"{error} See the cause with tfpolicies.envs.check_env(env).")
-        state = None
-    if state is None:
-        return None, {}
-    arrays: dict[str, np.ndarray] = {}
-    envs = encode_value(state.pop("envs"))
-    unresolved = find_unresolved(decode_value(envs))
-    if unresolved:
-        objects = ", ".join(sorted({value.name for value in unresolved.values()}))
-        _warn_of_new_episodes(
-            f"the `get_state` of the environment returns {objects}, which no file can hold. Return "
-            "numbers, texts, arrays, lists, tuples and dicts; of a generator, its "
-            "`bit_generator.state`."
+        warn_once(
+            "Checkpoints do not contain the running episodes, so a resumed run starts new ones: "
+            "%s See the cause with tfpolicies.envs.check_env(env).",
+            error,
         )
-        return None, {}
+        return None, arrays
     del state["rng"]  # stored separately
     return {"envs": envs, "running": encode_value(extract_arrays(state, arrays))}, arrays
-
-
-def _warn_of_new_episodes(reason: str) -> None:
-    warn_once(
-        "Checkpoints do not contain the running episodes, so a resumed run starts new ones: %s",
-        reason,
-    )
 
 
 def _encode_mapping_and_trainable(policies: WorkerPolicies) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 
 from tfpolicies.base.type_aliases import Structure
-from tfpolicies.envs.episode_state import get_layer_states, set_layer_states
+from tfpolicies.envs.episode_state import encode_episode_states, get_layer_states, set_layer_states
 from tfpolicies.envs.fault_tolerance import (
     ENV_FAILURES,
     describe_invalid_reward,
@@ -25,7 +25,7 @@ from tfpolicies.envs.multi_agent_adapter import MultiAgentEnvAdapter
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv
 from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
 from tfpolicies.errors import EnvError, SpaceMismatchError, show_value
-from tfpolicies.storage.json_values import decode_value, encode_value, find_unresolved
+from tfpolicies.storage.json_values import decode_value
 
 _BOOL_TYPES = (bool, np.bool_)
 _MAX_REPEATED_STEPS = 20
@@ -102,31 +102,39 @@ def _require_same_results(
         seed: of the episode.
         calls: actions and results; the first are those of `reset`.
     """
-    for step, (actions, first_results) in enumerate(calls):
-        if step == 0:
-            checker.reset(seed)
-        else:
-            checker.step(actions)
-        difference = _find_difference(first_results, checker.results)
+    checker.reset(seed)
+    difference = _find_difference("of `reset`", calls[0][1], checker.results)
+    difference = difference or _replay_steps(checker, calls[1:])
+    if difference is not None:
+        raise EnvError(
+            f"The environment is not repeatable with seed={seed} and the same actions. "
+            f"{difference}. Begin `reset` with `super().reset(seed=seed)`, set all attributes of "
+            "an episode there, and draw from `self.np_random`. If the environment cannot repeat, "
+            "as hardware, give repeatable=False."
+        )
+
+
+def _replay_steps(
+    checker: _SingleAgentChecker | _MultiAgentChecker,
+    calls: Sequence[tuple[Any, Mapping[str, Any]]],
+) -> str | None:
+    """Repeats steps; returns a text about the first result that differs, or None."""
+    for step, (actions, first_results) in enumerate(calls, 1):
+        checker.step(actions)
+        difference = _find_difference(f"in step {step}", first_results, checker.results)
         if difference is not None:
-            name, first, second = difference
-            raise EnvError(
-                f"{name} {f'in step {step}' if step else 'of `reset`'} is not repeatable: with "
-                f"seed={seed} and the same actions it was {show_value(first, 100)}, then "
-                f"{show_value(second, 100)}. Begin `reset` with `super().reset(seed=seed)`, "
-                "set all attributes of an episode there, and draw from `self.np_random`. If "
-                "the environment cannot repeat, as hardware, give repeatable=False."
-            )
+            return difference
+    return None
 
 
 def _find_difference(
-    first_results: Mapping[str, Any], results: Mapping[str, Any]
-) -> tuple[str, Any, Any] | None:
-    """Returns name and values of the first result that differs."""
+    place: str, first_results: Mapping[str, Any], results: Mapping[str, Any]
+) -> str | None:
+    """Returns a text about the first result that differs, or None."""
     for name in {**first_results, **results}:
         first, second = first_results.get(name), results.get(name)
         if not data_equivalence(first, second):
-            return name, first, second
+            return f"{name} {place} was {show_value(first, 100)}, then {show_value(second, 100)}"
     return None
 
 
@@ -140,14 +148,7 @@ def _require_episode_state(checker: _SingleAgentChecker | _MultiAgentChecker, se
         steps += 1
     if over:
         obs = checker.reset(seed)
-    stored = decode_value(encode_value(get_layer_states(checker.env)))
-    unresolved = find_unresolved(stored)
-    if unresolved:
-        raise EnvError(
-            f"`get_state` returns {next(iter(unresolved.values())).name}, which no checkpoint can "
-            "hold. Return numbers, texts, arrays, lists, tuples and dicts; of a generator, its "
-            "`bit_generator.state`."
-        )
+    stored = decode_value(encode_episode_states(get_layer_states(checker.env)))
     progress = copy.deepcopy(checker.progress)
     calls: list[tuple[Any, dict[str, Any]]] = []
     over = False
@@ -158,17 +159,13 @@ def _require_episode_state(checker: _SingleAgentChecker | _MultiAgentChecker, se
         calls.append((recorded_actions, copy.deepcopy(checker.results)))
     checker.progress = progress
     set_layer_states(checker.env, stored)
-    for step, (actions, first_results) in enumerate(calls, 1):
-        checker.step(actions)
-        difference = _find_difference(first_results, checker.results)
-        if difference is not None:
-            name, first, second = difference
-            raise EnvError(
-                f"After `set_state` with the result of `get_state`, an episode continues in "
-                f"another way: {name} in step {step} was {show_value(first, 100)}, then "
-                f"{show_value(second, 100)}. Include everything that later steps depend on, also "
-                "`self.np_random.bit_generator.state`, and restore all of it in `set_state`."
-            )
+    difference = _replay_steps(checker, calls)
+    if difference is not None:
+        raise EnvError(
+            "After `set_state` with the result of `get_state`, an episode continues in another "
+            f"way. {difference}. Include everything that later steps depend on, also "
+            "`self.np_random.bit_generator.state`, and restore all of it in `set_state`."
+        )
 
 
 def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) -> None:

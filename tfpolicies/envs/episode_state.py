@@ -15,6 +15,7 @@ from typing import Any
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from tfpolicies.errors import EnvError
+from tfpolicies.storage.json_values import decode_value, encode_value, find_unresolved
 
 
 def has_episode_state(env: object) -> bool:
@@ -67,6 +68,26 @@ def set_episode_state(env: Any, state: Any) -> None:
         env.set_state(state)
     except Exception as error:
         raise EnvError(f"`set_state` of {_get_name(env)} failed: {error!r}.") from error
+
+
+def encode_episode_states(states: Any) -> Any:
+    """Returns results of `get_state` as JSON values, which `decode_value` reads.
+
+    Raises:
+        EnvError: if they contain an object that no file can hold.
+
+    >>> encode_episode_states([{"level": 3}])
+    [{'level': 3}]
+    """
+    encoded = encode_value(states)
+    unresolved = find_unresolved(decode_value(encoded))
+    if unresolved:
+        objects = ", ".join(sorted({value.name for value in unresolved.values()}))
+        raise EnvError(
+            f"`get_state` returns {objects}, which no file can hold. Return numbers, texts, "
+            "arrays, lists, tuples and dicts; of a generator, its `bit_generator.state`."
+        )
+    return encoded
 
 
 def get_layer_states(env: Any) -> list[Any] | None:
