@@ -68,7 +68,7 @@ def test_an_unknown_pair_names_the_nearest_entries():
     nearest = "TD3 on MountainCarContinuous-v0, DDPG on MountainCarContinuous-v0"
     assert suggest_tuned("SAC", "MountainCarContinuous-v0") == nearest
     assert suggest_tuned("SAC", "my_module:Drone") == ""
-    with pytest.raises(ConfigError, match=r"SAC on my_module:Drone; none are near\."):
+    with pytest.raises(ConfigError, match=r"SAC on my_module:Drone\. `tfpolicies list tuned`"):
         SACConfig.from_tuned("my_module:Drone")
 
 

@@ -44,9 +44,9 @@ def require_tuned(algo: str, env: str) -> TunedSettings:
     entry = find_tuned(algo, env)
     if entry is None:
         nearest = suggest_tuned(algo, env)
-        suggestion = f"nearest are {nearest}" if nearest else "none are near"
+        suggestion = f"; nearest are {nearest}" if nearest else ""
         raise ConfigError(
-            f"There are no tuned settings for {algo} on {env}; {suggestion}. `tfpolicies list "
+            f"There are no tuned settings for {algo} on {env}{suggestion}. `tfpolicies list "
             "tuned` lists all of them."
         )
     return entry

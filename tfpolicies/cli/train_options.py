@@ -233,7 +233,8 @@ class TrainSettings:
     )
     num_envs: int | None = _option(
         MODEL_GROUP,
-        "environments stepped together",
+        f"environments stepped together (default: the tuned number, or {_DEFAULT_NUM_ENVS}, "
+        "or 1 with a replay buffer)",
         setting="num_envs_per_worker",
         type=positive_int,
     )
@@ -519,8 +520,8 @@ class TrainSettings:
             return f"Settings: {file}{defaults}."
         if entry is None:
             nearest = suggest_tuned(self._algorithm_name, self.env or "")
-            hint = f"nearest: {nearest}" if nearest else "none are near"
-            return f"Settings: {file}{defaults}; none are tuned for {self.title} ({hint})."
+            hint = f" (nearest: {nearest})" if nearest else ""
+            return f"Settings: {file}{defaults}; none are tuned for {self.title}{hint}."
         return (
             f"Settings: {file}tuned for {self.title} by {entry.source}, for {entry.steps:,} steps; "
             f"this run has {self.steps:,}. Use --no-tuned to start with {defaults}."

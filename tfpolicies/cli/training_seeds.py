@@ -83,7 +83,16 @@ def train_seeds(arguments: dict[str, Any]) -> int:
         print_hint(console, "To train longer, use:", [*resume, "--steps", "..."])
         return DONE
     count = len(training.commands)
-    training.run(min(parallel or count_free_cores(), count))
+    if parallel is None:
+        parallel = count_free_cores()
+        if parallel < count:
+            console.print(
+                f"Free cores and memory suffice for {parallel} of {count} seeds at once; "
+                "--parallel sets another number.",
+                highlight=False,
+                soft_wrap=True,
+            )
+    training.run(min(parallel, count))
     return training.report()
 
 
