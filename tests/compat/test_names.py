@@ -322,6 +322,13 @@ def test_a_trainer_of_a_dict_and_an_environment_comes_back_from_its_checkpoint(t
     assert (type(restored), restored.iteration) == (compat.PGTrainer, 1)
 
 
+def test_a_default_config_is_the_one_of_the_trainer():
+    assert compat.TD3Trainer.get_default_config() == compat.TD3_DEFAULT_CONFIG
+    assert compat.TD3_DEFAULT_CONFIG is compat.TD3_DEFAULT_CONFIG
+    with pytest.raises(AttributeError, match="OTHER_DEFAULT_CONFIG"):
+        _ = compat.OTHER_DEFAULT_CONFIG
+
+
 def test_a_trainer_refuses_contradicting_environments():
     for config in ({"env": "b"}, PPOConfig().environment("b")):
         with pytest.raises(ConfigError, match="'a' as an argument and 'b' in the config"):

@@ -16,7 +16,7 @@ _NAMES = {
     "tfpolicies.compat.action_dist": "ActionDistribution",
     "tfpolicies.compat.agents": (
         "build_trainer get_algorithm_class get_trainable_cls get_trainer_class "
-        + " ".join(f"{name}Trainer" for name in get_registered_names())
+        + " ".join(f"{name}Trainer {name}_DEFAULT_CONFIG" for name in get_registered_names())
     ),
     "tfpolicies.compat.annotations": (
         "AlgorithmConfigDict Deprecated EnvActionType EnvObsType EnvType ModelConfigDict "

@@ -77,11 +77,21 @@ def build_trainer(
 
 
 def __getattr__(name: str) -> Any:
-    """Returns `<algorithm>Trainer`, made from a registered algorithm on first use."""
-    algorithm = name.removesuffix("Trainer")
-    if algorithm == name or algorithm not in get_registered_names():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Returns `<algorithm>Trainer` or `<algorithm>_DEFAULT_CONFIG`, made on first use."""
+    for suffix, make in (("Trainer", _make_trainer), ("_DEFAULT_CONFIG", _make_default_config)):
+        algorithm = name.removesuffix(suffix)
+        if algorithm != name and algorithm in get_registered_names():
+            globals()[name] = make(algorithm)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _make_trainer(algorithm: str) -> Any:
     text = f"{algorithm}; see `_Trainer` for the arguments."
     members = {"__module__": __name__, "__doc__": text}
-    globals()[name] = type(name, (_Trainer, find_algorithm(algorithm)), members)
-    return globals()[name]
+    return type(f"{algorithm}Trainer", (_Trainer, find_algorithm(algorithm)), members)
+
+
+def _make_default_config(algorithm: str) -> dict[str, Any]:
+    settings: dict[str, Any] = find_algorithm(algorithm).config_class().to_dict()
+    return settings

@@ -186,9 +186,10 @@ class _Script:
         """Returns the module that replaces one of RLlib's; "" if none has all of its used names."""
         if module in MODULES and bound_name:
             return MODULES[module]
-        modules = {
-            REPLACEMENTS.get((module, name), ("",))[0] for name in self.find_attributes(bound_name)
+        replacements = {
+            name: REPLACEMENTS.get((module, name)) for name in self.find_attributes(bound_name)
         }
+        modules = {new[0] if new and new[1] == name else "" for name, new in replacements.items()}
         return modules.pop() if len(modules) == 1 else ""
 
     def find_attributes(self, bound_name: str) -> set[str]:
@@ -364,8 +365,10 @@ class _Script:
             yield old.full_name, _get_advice(old)
         elif old.full_name in MODULES:
             for name in self.find_attributes(old.bound_name) - {""}:
-                if (old.full_name, name) not in REPLACEMENTS:
-                    yield f"{old.full_name}.{name}", _make_reference(old.full_name)
+                module, new_name = REPLACEMENTS.get((old.full_name, name), ("", ""))
+                if new_name != name:
+                    place = f"use `{module}.{new_name}`" if new_name else ""
+                    yield f"{old.full_name}.{name}", place or _make_reference(old.full_name)
 
 
 def _get_advice(old: _ImportedName) -> str:
@@ -389,4 +392,4 @@ def _must_come_first(node: ast.stmt) -> bool:
 
 
 def _make_reference(name: str) -> str:
-    return f'see "{find_section(name)}" in docs/migrate/rllib.md'
+    return f'see "{find_section(name)}" on the page "From RLlib\'s TensorFlow stack"'
