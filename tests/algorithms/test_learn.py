@@ -296,6 +296,16 @@ def test_iterations_after_the_checkpoint_are_named_when_a_run_resumes(tmp_path, 
     assert read_iterations(tmp_path) == [1, 2, 3, 4]
 
 
+def test_a_run_without_a_checkpoint_starts_again_and_says_so(tmp_path, capsys):
+    learn(build(), 2, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "latest")
+    capsys.readouterr()
+    learn(build(), 1, tmp_path, progress=True)
+    text = f"The run in {tmp_path} has no checkpoint yet: training starts again.\n"
+    assert text in capsys.readouterr().out
+    assert read_iterations(tmp_path) == [1]
+
+
 def test_an_algorithm_that_trained_continues_its_own_run_and_no_other(tmp_path):
     first, other, new = tmp_path / "first", tmp_path / "other", tmp_path / "new"
     algorithm = build()

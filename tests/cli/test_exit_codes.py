@@ -174,7 +174,9 @@ def test_a_fault_in_the_first_iteration_leaves_no_checkpoint(here, capsys, refus
     errors = capsys.readouterr().err
     assert "Nothing was trained yet." in errors, errors
     assert not the_run(here).has_checkpoint
-    assert "has no checkpoint yet; name it to restart it." in refuse(["train", ENV, "--resume"])
+    path = the_run(here).path.relative_to(here)
+    hint = f"To restart {path}, use `tfpolicies train --resume {path}`."
+    assert hint in refuse(["train", ENV, "--resume"])
     text = refuse(["evaluate", "runs"])
     assert "No run in 'runs' has a checkpoint yet. Restart the newest one with `tfpolicies" in text
 

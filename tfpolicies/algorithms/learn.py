@@ -123,6 +123,8 @@ def learn(
             stack.callback(setattr, evaluator, "explore", None)
             if algorithm.config.evaluation_interval is not None:
                 print_line(_GREEDY_NOTICE)
+        if run is not None and run.progress_csv.exists() and not run.has_checkpoint:
+            print_line(f"The run in {run.path} has no checkpoint yet: training starts again.")
         run_logger = NullRunLogger() if run is None else RunLogger(run, algorithm, options)
         stack.callback(run_logger.close)
         if isinstance(run_logger, RunLogger) and run_logger.run.has_checkpoint:

@@ -25,16 +25,17 @@ def describe_run(algorithm: AlgorithmProtocol) -> dict[str, Any]:
 
     They are `algorithm`, a name such as `"PPO"` or `"module:Class"`; `env`, the name of the
     environment or None; `seed`; `config`, the settings that differ from the algorithm's defaults
-    (in nested settings, only the keys that differ); and `commit`, that of the repository of the
-    current folder, or None.
+    (in nested settings, only the keys that differ; without resolved values of "auto"); and
+    `commit`, that of the repository of the current folder, or None.
     """
     config = algorithm.config
     changed = get_changed_settings(config.to_dict(), algorithm.get_default_config().to_dict())
+    left_out = {*_DESCRIBED_ELSEWHERE, *config.get_auto_settings()}
     return {
         "algorithm": get_algorithm_name(type(algorithm)),
         "env": None if config.env is None else get_env_name(config.env),
         "seed": config.seed,
-        "config": {name: x for name, x in changed.items() if name not in _DESCRIBED_ELSEWHERE},
+        "config": {name: x for name, x in changed.items() if name not in left_out},
         "commit": find_commit("."),
     }
 

@@ -133,9 +133,8 @@ def draw_final_returns(section: EnvComparison) -> Picture:
         for index, result in enumerate(section.groups):
             color = get_color(index)[0]
             scores = result.scores[np.isfinite(result.scores)]
-            axes.plot(
-                scores, [index + 0.24] * len(scores), "o", color=color, markersize=4, alpha=0.6
-            )
+            heights = index + 0.24 + np.linspace(-0.06, 0.06, len(scores))  # equal scores are seen
+            axes.plot(scores, heights, "o", color=color, markersize=4, alpha=0.6)
             low, high = result.final.low, result.final.high
             if math.isfinite(low):
                 axes.hlines(index, low, high, color=color, linewidth=3)

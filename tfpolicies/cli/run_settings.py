@@ -134,7 +134,9 @@ def find_run_to_resume(path: str) -> RunFolder:
         return run
     unsaved_runs = [shorten_path(run.path) for run in find_runs(path)]
     hint = (
-        f" {unsaved_runs[0]} has no checkpoint yet; name it to restart it." if unsaved_runs else ""
+        f" To restart {unsaved_runs[0]}, use `tfpolicies train --resume {unsaved_runs[0]}`."
+        if unsaved_runs
+        else ""
     )
     raise CheckpointError(
         f"--resume needs a run folder, or a folder of runs, but {path!r} has no run with a "

@@ -76,7 +76,8 @@ class _RecordingProgress:
     def show(self, episode: int, step: int) -> None:
         if time.monotonic() - self._printed_at > _SECONDS_BETWEEN_LINES:
             self._printed_at = time.monotonic()
-            self._console.print(f"episode {episode}: {step:,} steps drawn", highlight=False)
+            count = format_count(step, "step")
+            self._console.print(f"episode {episode}: {count} drawn so far", highlight=False)
 
 
 def watch(args: argparse.Namespace) -> int:

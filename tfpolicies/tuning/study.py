@@ -33,6 +33,7 @@ MIN_TRIALS_FOR_PRUNING = 5
 _WARMUP_SHARE = 1 / 3  # of the evaluations of a trial, in which it is not pruned
 _NAME = "tfpolicies"  # of the study in the journal
 _MIN_TRIALS_FOR_IMPORTANCE = 8
+_MIN_DIFFERENCE = 1e-6  # between the highest and the lowest importance, if they tell anything
 _BETTER_SHARE = 1 / 3  # of the trials, which PED-ANOVA compares with all
 _MAX_JOURNAL_BYTES = 1 << 28
 
@@ -210,7 +211,8 @@ class Study:
 
         They are those of PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255), which compares the
         better third of the trials with all of them. A pruned trial counts with its last evaluation,
-        and a failed one does not. Empty with fewer than 8 trials.
+        and a failed one does not. Empty with fewer than 8 trials, and if all shares are equal, as
+        when most returns are.
         """
         optuna = self._optuna
         results = [(x, _get_last_return(x)) for x in self._study.get_trials(deepcopy=False)]
@@ -228,7 +230,9 @@ class Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # rare values make a share uncertain
             shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
-        return {name: float(share) for name, share in shares.items()}
+        importances = {name: float(share) for name, share in shares.items()}
+        is_telling = len(importances) < 2 or np.ptp([*importances.values()]) > _MIN_DIFFERENCE
+        return importances if is_telling else {}
 
     def _read(self, number: int) -> Any:
         return self._study.get_trials(deepcopy=False)[number]
