@@ -15,6 +15,7 @@ from helpers.keras_models import unregistered_layer
 from helpers.multi_agent_envs import World, flags
 from helpers.workers import make_small_config
 from tfpolicies import PG, Algorithm, DefaultCallbacks, PGConfig, PGTF2Policy, Policy
+from tfpolicies.algorithms import run_logger
 from tfpolicies.algorithms.run_logger import RunLogger, TrainingOptions
 from tfpolicies.cli import main
 from tfpolicies.errors import FolderInUseError, NonFiniteError, UsageError
@@ -455,7 +456,14 @@ def test_a_run_whose_callback_removes_the_mean_return_continues(change):
 # -- ends -------------------------------------------------------------------------------------
 
 
-def test_an_error_in_a_callback_saves_the_last_whole_iteration(tmp_path):
+@pytest.mark.parametrize("snapshots_take_long", [False, True])
+def test_an_error_in_a_callback_saves_the_last_whole_iteration(
+    tmp_path, monkeypatch, snapshots_take_long
+):
+    if snapshots_take_long:
+        monkeypatch.setattr(run_logger, "_FAST_SNAPSHOT_SECONDS", 0)
+        monkeypatch.setattr(run_logger, "_MAX_SNAPSHOT_TIME_SHARE", 1e-9)
+
     def break_in_the_second(algorithm, result):
         if algorithm.iteration == 2:
             raise ZeroDivisionError("mine")

@@ -71,7 +71,7 @@ class NullRunLogger:
 
     is_video_due = False
 
-    def _do_nothing(self, row: Mapping[str, float] | None = None) -> None:
+    def _do_nothing(self, *arguments: object, **options: object) -> None:
         """Does nothing."""
 
     snapshot = before_iteration = log_row = record_video = save = finish = emergency_save = (
@@ -143,15 +143,19 @@ class RunLogger:
     def close(self) -> None:
         self._events.close()
 
-    def snapshot(self) -> None:
+    def snapshot(self, *, is_last: bool = False) -> None:
         """Takes a snapshot of the algorithm, for `emergency_save`.
 
         If that takes long, as with large models or stored replay buffers, it is not done in every
         iteration.
+
+        Args:
+            is_last: whether training ends now, so that it is done in any case.
         """
         from tfpolicies.algorithms.algorithm_checkpoints import make_snapshot
 
-        if time.monotonic() < self._snapshot_due_at:
+        is_new = self._snapshot_iteration != self._algorithm.iteration
+        if time.monotonic() < self._snapshot_due_at and not (is_last and is_new):
             return
         started_at = time.thread_time()
         self._snapshot, self._snapshot_iteration = (

@@ -186,8 +186,12 @@ class TrainingLoop:
             speed = _SPEED_SMOOTHING * self._speed + (1 - _SPEED_SMOOTHING) * speed
         self._speed = speed
         self.run_logger.snapshot()
-        return_values = [callbacks.on_iteration_end(algorithm=self.algorithm, row=dict(row))]
-        return_values += [callback(self.algorithm, self.result) for callback in self._callbacks]
+        try:
+            return_values = [callbacks.on_iteration_end(algorithm=self.algorithm, row=dict(row))]
+            return_values += [callback(self.algorithm, self.result) for callback in self._callbacks]
+        except Exception:
+            self.run_logger.snapshot(is_last=True)
+            raise
         return not any(value is False for value in return_values)
 
     def _warn_if_sum_is_constant(self, score: float) -> None:
