@@ -102,7 +102,7 @@ def make_policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> Che
         "config": encode_config(_drop_environment(policy.config), _get_factory_model(policy)),
         "automatic": sorted(policy.driver.auto_settings),
         "policy_id": policy.policy_id,
-        "program": _get_fingerprint(policy),
+        "program": get_fingerprint(policy),
         "finite": _find_non_finite(arrays) is None,
         "state": {
             key: encode_value(value)
@@ -187,7 +187,7 @@ def _warn_of_other_device(stored: str | None, policy: Any) -> None:
         )
 
 
-def _get_fingerprint(policy: Any, saved: Collection[str] | None = None) -> str | None:
+def get_fingerprint(policy: Any, saved: Collection[str] | None = None) -> str | None:
     """Returns a hash that tells whether states fit a policy; None for custom policies."""
     program = policy.driver.program
     return program and program_fingerprint(program.spec, program.layout.slots, saved)
@@ -339,7 +339,7 @@ class StoredPolicy:
                 name: stored_settings.get(name) for name in policy.auto_settings
             }
             _warn_of_other_device(manifest.get("device"), policy)
-        if _get_fingerprint(policy, self._get_saved_hyperparameters(policy)) != program:
+        if get_fingerprint(policy, self._get_saved_hyperparameters(policy)) != program:
             raise CheckpointError(
                 f"{self.source} does not fit {policy_class.__name__}: the variables differ from "
                 "the saved ones, or a hyperparameter is missing. Load it with the class and model "

@@ -32,9 +32,12 @@ from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, Usage
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map import stacked_acting
 from tfpolicies.policy_map.policy_store import PolicyStore, StoreEntry
+from tfpolicies.policy_map.snapshots import describe_snapshot, make_snapshot_policy
 from tfpolicies.policy_map.state_cache import CacheStatistics, StateCache
 from tfpolicies.program.policy_state import PolicyState
+from tfpolicies.storage.content_file import ContentFile
 from tfpolicies.storage.pickling import refuse_pickling
+from tfpolicies.storage.snapshot_file import write_snapshot
 from tfpolicies.storage.stash import make_entry_name
 
 logger = logging.getLogger("tfpolicies")
@@ -241,7 +244,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             entry = self._cache.remove(state)
             kept_name = None if replaced_as is None else entry.recorded_name
             if replaced_as is not None and kept_name is not None:
-                self._store.supersede(replaced_as, StoreEntry(entry.stash, kept_name))
+                self._store.supersede(replaced_as, StoreEntry(self._store.stash, kept_name))
             if entry.is_owned or entry.stash is self._store.stash:
                 for name in entry.entry_names - {kept_name}:
                     entry.stash.remove(name)
@@ -543,6 +546,93 @@ class PolicyMap(MutableMapping[str, Policy]):
                     self._cache.freeze(state, policy_id, entry.name, entry.stash, is_owned=is_owned)
         return policy
 
+    def write_snapshot(self, policy_id: str, folder: str | Path) -> ContentFile:
+        """Writes the file of a snapshot: the description of a policy, and the variables that act.
+
+        Args:
+            policy_id: of the policy.
+            folder: of the file, which is named by its content; made if it is missing.
+
+        Returns:
+            The file, for `add_snapshot` in this or any other process.
+
+        Raises:
+            UsageError: for a custom policy.
+            StashError: if the file cannot be written.
+        """
+        with self._lock:
+            policy, state = self[policy_id], self._get_own_state(policy_id)
+            if state is None:
+                raise UsageError(
+                    f"There can be no snapshot of {policy!r}: its variables are unknown."
+                )
+            with state.lock:
+                description, memory = describe_snapshot(policy), state.pack_acting()
+        try:
+            return write_snapshot(Path(folder), description, memory)
+        except OSError as error:
+            raise StashError(
+                f"The snapshot of {policy_id!r} cannot be written: {error}. Give another `folder`, "
+                "or free some space."
+            ) from error
+
+    def add_snapshot(self, policy_id: str, file: ContentFile, prototype: Policy) -> Policy:
+        """Adds a snapshot: a policy that acts as another did when the file was written.
+
+        It is frozen. Its variables are loaded when it first acts, by mapping the file, so that all
+        processes of a machine share them. Noise is drawn from its own generator, seeded by its id.
+
+        Args:
+            policy_id: of the snapshot.
+            file: written by `write_snapshot`.
+            prototype: the policy of which the file was written, or one with the same model. The
+                snapshot copies its attributes; later changes of the prototype do not matter.
+
+        Returns:
+            The policy.
+
+        Raises:
+            UsageError: if there is a policy of this id, or `prototype` has another model.
+            CheckpointError: if the file is missing or damaged.
+
+        >>> import gymnasium as gym
+        >>> import tempfile
+        >>> from tfpolicies import PPOTF2Policy
+        >>> spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+        >>> m = PolicyMap()
+        >>> m["main"] = PPOTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}})
+        >>> file = m.write_snapshot("main", tempfile.mkdtemp())
+        >>> m.add_snapshot("main_1", file, m["main"]).driver.is_frozen, m.in_memory()
+        (True, ['main'])
+        """
+        validate_policy_id(policy_id, error=True)
+        if policy_id in self:
+            raise UsageError(
+                f"There is a policy {policy_id!r} already. Choose another id for the snapshot, or "
+                f"remove the policy first: `del policy_map[{policy_id!r}]`."
+            )
+        policy = make_snapshot_policy(policy_id, file, prototype)
+        state, files, name = policy._pageable, self._store.snapshots, make_entry_name(policy_id)
+        with self._lock:
+            state.freeze(policy_id)
+            files.add(name, file)
+            callback = _make_eviction_callback(policy, state)
+            self._cache.add_stored(name, state, callback, files, is_owned=True)
+            self._policies[policy_id] = policy
+            self._store.mark_replaced(policy_id)
+        return policy
+
+    def get_snapshot_file(self, policy_id: str) -> ContentFile | None:
+        """Returns the file of a snapshot; None if the policy is not one.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; also a KeyError.
+        """
+        state = self._get_cached_state(self.get_handle(policy_id))
+        entry = None if state is None else self._cache[state]
+        files = self._store.snapshots
+        return None if entry is None or entry.stash is not files else files[entry.name]
+
     # -- the stash ----------------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -572,12 +662,12 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _flush(self, policy: Policy, state: PolicyState) -> None:
         entry = self._cache[state]
-        if entry.stash is self._store.frozen_stash:
+        if entry.stash in (self._store.frozen_stash, self._store.snapshots):
             return
         ids = [policy_id for policy_id, other in self._policies.items() if other is policy]
         with state.lock:
             self._cache.write(state)
-            self._store.write_record(StoreEntry(entry.stash, entry.name), ids, policy)
+            self._store.write_record(StoreEntry(self._store.stash, entry.name), ids, policy)
             self._cache.mark_recorded(state)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from tfpolicies.errors import FolderInUseError, StashError, TfPoliciesError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_checkpoints import make_policy_from_record, make_policy_record
+from tfpolicies.policy_map.snapshots import SnapshotFiles
 from tfpolicies.storage.stash import HEADER_BYTES, RecordSummary, Stash
 from tfpolicies.system.atomic import make_folder, remove_leftovers
 from tfpolicies.system.folder_lock import FolderLock, exclusive_access
@@ -60,6 +61,7 @@ class PolicyStore:
         self.worker_index = worker_index
         self.is_persistent = path is not None
         self.unloaded: dict[str, StoreEntry] = {}
+        self.snapshots = SnapshotFiles()
         self._classes = tuple(classes)
         self._model_work_limit = model_work_limit
         self._deleted: set[str] = set()  # in this map; others may still have frozen ones

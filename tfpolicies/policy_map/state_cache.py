@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -51,6 +51,22 @@ class CacheStatistics(NamedTuple):
         return self.hits / total if total else 1.0
 
 
+class StoredStates(Protocol):
+    """The place that states of a cache are loaded from: a `Stash`, or files of snapshots."""
+
+    def read(self, name: str, size: int) -> np.ndarray:
+        """Returns the variables of an entry, uint8 `[size]`."""
+
+    def map(self, name: str, size: int) -> np.ndarray:
+        """Returns the variables of an entry as a read-only memory map."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is an entry of a name."""
+
+    def remove(self, name: str) -> None:
+        """Removes an entry if it exists."""
+
+
 @dataclass(eq=False)
 class CacheEntry:
     """One state in the cache.
@@ -73,7 +89,7 @@ class CacheEntry:
     ordered_at: int = 0  # last use of the state according to the heap
 
     def __post_init__(self) -> None:
-        self.stash = self.cache.stash
+        self.stash: StoredStates = self.cache.stash
 
     @property
     def is_frozen(self) -> bool:
@@ -172,17 +188,17 @@ class StateCache:
         name: str,
         state: PolicyState,
         on_eviction: Callable[[], None],
-        stash: Stash,
+        stash: StoredStates,
         *,
         is_owned: bool,
     ) -> None:
-        """Adds a state that is in a stash; its variables in memory are released.
+        """Adds a state that is stored; its variables in memory are released.
 
         Args:
             name: of its entry.
             state: the state; a frozen one is mapped.
             on_eviction: called when the state is evicted from memory.
-            stash: the stash.
+            stash: where it is stored.
             is_owned: whether this map may remove the entry.
         """
         with state.lock, self._lock:
@@ -331,7 +347,7 @@ class StateCache:
             is_recorded = entry.name == entry.recorded_name
             name = make_entry_name(get_policy_id(entry.name)) if is_recorded else entry.name
             started_at = time.perf_counter()
-            entry.stash.write(name, entry.state.memory)
+            self.stash.write(name, entry.state.memory)
             self._seconds += time.perf_counter() - started_at
             entry.name, entry.written_version = name, entry.state.version
             self._counts["writes"] += 1
