@@ -174,6 +174,24 @@ def test_a_parquet_file_has_the_same_columns_as_in_this_process(tmp_path):
     source.close()
 
 
+def test_a_parquet_file_is_read_without_pandas_which_takes_seconds_to_import(tmp_path, monkeypatch):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    slow = tmp_path / "slow" / "pandas"
+    slow.mkdir(parents=True)
+    code = "import time\nwhile time.process_time() < 60:\n    pass\n"
+    (slow / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(slow.parent)
+    times = np.arange(2).astype("datetime64[us]")
+    columns = {"x": [[0.5], [1.5]], "text": ["a", "b"], "time": times, "done": [False, True]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    source = IsolatedFiles("parquet", [str(tmp_path / "a.parquet")])
+    (chunk,) = read_chunks(source)
+    source.close()
+    assert np.stack(chunk.columns["x"]).tolist() == [[0.5], [1.5]]
+    assert chunk.columns["text"].tolist() == ["a", "b"]
+    assert chunk.columns["done"].tolist() == [False, True]
+
+
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_file_that_was_deleted_is_named(tmp_path, trusted):
     paths = [write_json_lines(tmp_path / name, {"x": [1]}) for name in ("a.json", "b.json")]

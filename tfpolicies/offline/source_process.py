@@ -11,6 +11,7 @@ import mmap
 import os
 import resource
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -122,6 +123,7 @@ def serve(connection_file: int, memory_files: Sequence[int]) -> None:
 def _import_parser(kind: str) -> None:
     try:
         if kind == "parquet":
+            sys.modules["pandas"] = None  # type: ignore[assignment]  # pyarrow imports it: seconds
             import pyarrow.parquet  # noqa: F401
         else:
             import lz4.frame  # noqa: F401

@@ -137,23 +137,29 @@ def _copy_pictures(block: CodeBlock) -> None:
         shutil.copyfile(path, PICTURES / name)
 
 
-def run_in_process(page: Path, folder: Path, *, quick: bool) -> subprocess.CompletedProcess[str]:
+def run_in_process(
+    page: Path, folder: Path, *, quick: bool, programs: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs a page in a new process; returns its exit status and output.
 
     Args:
         page: the file.
         folder: the working directory.
         quick: whether the replacements for quick runs are made.
+        programs: a folder whose `python` and `tfpolicies` are used, such as `WarmStart().bin`; None
+            for those of this process.
     """
     bin_folder = Path(sys.executable).parent
+    folders = [*([] if programs is None else [programs]), bin_folder, os.environ["PATH"]]
+    python = sys.executable if programs is None else str(programs / "python")
     variables = {
-        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(map(str, folders)),
         "PYTHONPATH": str(ROOT),
         "MPLBACKEND": "agg",
     }
     mode = ["--quick"] if quick else []
     return subprocess.run(
-        [sys.executable, "-m", "tools.site.run_page", str(page), "--in", str(folder), *mode],
+        [python, "-m", "tools.site.run_page", str(page), "--in", str(folder), *mode],
         env={**os.environ, **variables},
         cwd=ROOT,
         text=True,
