@@ -6,7 +6,13 @@ from tools.site.code_blocks import ROOT, get_pages, read_code_blocks
 from tools.site.run_page import run_in_process
 from tools.site.warm_start import WarmStart
 
-PAGES = [page for page in get_pages() if any(not b.not_run for b in read_code_blocks(page))]
+SLOW = ["docs/tutorials/ray.md", "docs/howto/compare.md", "docs/howto/tuning.md", "README.md"]
+"""Pages that start many processes: they come first, so that no worker is left with one."""
+
+PAGES = sorted(
+    (page for page in get_pages() if any(not b.not_run for b in read_code_blocks(page))),
+    key=lambda page: str(page.relative_to(ROOT)) not in SLOW,
+)
 
 
 @pytest.fixture(scope="session")
