@@ -104,6 +104,17 @@ def test_settings_are_those_of_the_file_and_not_of_the_prototype(tmp_path):
     assert old.get_hyperparameter("lr") == np.float32(0.2)
 
 
+def test_a_prototype_that_has_diverged_does_not_matter(tmp_path):
+    m = PolicyMap()
+    m["main"] = make_learned()
+    expected, file = act(m["main"]), m.write_snapshot("main", tmp_path)
+    with m["main"].driver.allow_non_finite():
+        fill(m["main"], np.nan)
+    snapshot = m.add_snapshot("main_1", file, m["main"])
+    for values, reference in zip(act(snapshot), expected, strict=True):
+        np.testing.assert_array_equal(values, reference)
+
+
 def test_noise_depends_on_the_id_and_the_worker_but_not_on_the_file(tmp_path):
     m, file = make_map_with_snapshot(tmp_path)
     m.add_snapshot("main_2", file, m["main"])

@@ -123,7 +123,8 @@ def learn(
             stack.callback(setattr, evaluator, "explore", None)
             if algorithm.config.evaluation_interval is not None:
                 print_line(_GREEDY_NOTICE)
-        if run is not None and run.progress_csv.exists() and not run.has_checkpoint:
+        has_rows = run is not None and run.progress_csv.exists()
+        if run is not None and has_rows and not (run.has_checkpoint or algorithm.iteration):
             print_line(f"The run in {run.path} has no checkpoint yet: training starts again.")
         run_logger = NullRunLogger() if run is None else RunLogger(run, algorithm, options)
         stack.callback(run_logger.close)

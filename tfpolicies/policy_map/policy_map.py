@@ -606,14 +606,14 @@ class PolicyMap(MutableMapping[str, Policy]):
         (True, ['main'])
         """
         validate_policy_id(policy_id, error=True)
-        if policy_id in self:
-            raise UsageError(
-                f"There is a policy {policy_id!r} already. Choose another id for the snapshot, or "
-                f"remove the policy first: `del policy_map[{policy_id!r}]`."
-            )
-        policy = make_snapshot_policy(policy_id, file, prototype)
-        state, files, name = policy._pageable, self._store.snapshots, make_entry_name(policy_id)
         with self._lock:
+            if policy_id in self:
+                raise UsageError(
+                    f"There is a policy {policy_id!r} already. Choose another id for the snapshot, "
+                    f"or remove the policy first: `del policy_map[{policy_id!r}]`."
+                )
+            policy = make_snapshot_policy(policy_id, file, prototype)
+            state, files, name = policy._pageable, self._store.snapshots, make_entry_name(policy_id)
             state.freeze(policy_id)
             files.add(name, file)
             callback = _make_eviction_callback(policy, state)

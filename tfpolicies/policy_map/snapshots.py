@@ -13,7 +13,11 @@ import numpy as np
 
 from tfpolicies.errors import CheckpointError, StashError, UsageError
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.policy_checkpoints import get_fingerprint, make_policy_record
+from tfpolicies.policy.policy_checkpoints import (
+    get_fingerprint,
+    make_policy_record,
+    set_stored_state,
+)
 from tfpolicies.storage.content_file import ContentFile
 from tfpolicies.storage.json_values import decode_value
 from tfpolicies.storage.snapshot_file import map_snapshot
@@ -93,5 +97,5 @@ def make_snapshot_policy(policy_id: str, file: ContentFile, prototype: Any) -> P
         )
     policy: Policy = prototype.copy(policy_id)
     settings = {key: decode_value(value) for key, value in description["state"].items()}
-    policy.set_state({**policy.get_state(), **settings})
+    set_stored_state(policy, {**policy.get_state(), **settings})  # a prototype may have diverged
     return policy
